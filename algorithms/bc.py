@@ -1,0 +1,57 @@
+"""Behaviour cloning; with `dataset.top_fraction` < 1 it is %BC, cloning the best trajectories only (`configs/algo/percent_bc.yaml`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.settings import setting
+from offrl.data.samplers import Batch
+from offrl.nn import make_policy
+from offrl.optim import Params
+from offrl.registry import register
+
+
+@dataclass
+class BCConfig:
+    """Settings of BC."""
+
+    name: str = "bc"
+    learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
+    batch_size: int = setting(256, "transitions in a batch", low=1)
+    hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
+    policy: str = setting(
+        "deterministic",
+        "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood (discrete actions: always categorical)",
+        choices=("deterministic", "gaussian", "tanh_gaussian"),
+    )
+    dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99)
+    init: str = setting("torch", "initial weights: torch (uniform) or orthogonal", choices=("torch", "orthogonal"))
+
+
+@register("algo", "bc")
+class BC(Algorithm):
+    """Minimise |pi(s) - a|**2 (mean over batch and action dimensions), or -log pi(a|s) for a stochastic policy."""
+
+    Config = BCConfig
+
+    def build(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        return {
+            "actor": make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout, init=c.init)
+        }
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        dist = self.apply("actor", actor, batch["observations"], key)
+        loss = self.modules["actor"].bc_loss(dist, batch["actions"]).mean()
+        return loss, {"actor/loss": loss}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
+    def act(self, state: TrainState, carry: Any, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Any]:
+        dist, policy = self.apply("actor", state.params["actor"], obs), self.modules["actor"]
+        return policy.sample(dist, key) if explore else policy.mode(dist), carry

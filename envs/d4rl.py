@@ -1,0 +1,124 @@
+"""D4RL's names: where each data set lies, which returns score 0 and 100, and which environment scores a policy today.
+
+The numbers are data (`d4rl.json`); `d4rl` and old gym are never imported. docs/environments.md says what differs from D4RL's environments.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from offrl.registry import register
+from offrl.tasks import Task
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What data sets of one robot share."""
+
+    env_id: str | None
+    observations: int | None
+    actions: int | None
+    note: str = ""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+_GYM = "stands for gym's {}-v2 on mujoco-py: same model and reward, newer physics, so scores may differ by a few points"
+_HAND = "gymnasium-robotics' hand with D4RL's own rewards and endings, newer physics"
+_GONE = "no current environment reproduces it"
+_FAMILIES = {
+    "hopper": _Family("Hopper-v4", 11, 3, _GYM.format("Hopper")),
+    "halfcheetah": _Family("HalfCheetah-v4", 17, 6, _GYM.format("HalfCheetah")),
+    "walker2d": _Family("Walker2d-v4", 17, 6, _GYM.format("Walker2d")),
+    "ant": _Family("offrl.envs.compat:offrl/D4RL-Ant-v0", 111, 8, "Ant-v4 with D4RL's 84 contact forces, which are all zero in its data"),
+    "maze2d": _Family("offrl.envs.mazes:offrl/D4RL-Maze2d-v0", 4, 2, "D4RL's point maze rebuilt on today's MuJoCo"),
+    "antmaze": _Family(
+        "offrl.envs.mazes:offrl/D4RL-AntMaze-v0", 29, 8, "D4RL's ant maze rebuilt on today's MuJoCo; a new goal each episode"
+    ),
+    "kitchen": _Family(
+        "offrl.envs.compat:offrl/D4RL-Kitchen-v0", 60, 9, "FrankaKitchen-v1 with D4RL's observation and noise, newer physics"
+    ),
+    "pen": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 45, 24, _HAND, {"hand": "pen"}),
+    "hammer": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 46, 26, _HAND, {"hand": "hammer"}),
+    "door": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 39, 28, _HAND, {"hand": "door"}),
+    "relocate": _Family("offrl.envs.compat:offrl/D4RL-Adroit-v0", 39, 30, _HAND, {"hand": "relocate"}),
+    "minigrid": _Family(None, None, None, _GONE),
+    "flow": _Family(None, None, None, _GONE),
+    "carla": _Family(None, None, None, _GONE),
+    "bullet": _Family(None, None, None, _GONE + " (PyBullet)"),
+}
+_ONE_SCALE = ("hopper", "halfcheetah", "walker2d", "ant", "pen", "hammer", "door", "relocate")  # same reference scores for all their data
+
+
+@functools.cache
+def table() -> dict[str, tuple[str, float, float, int | None]]:
+    """name -> (URL, return that scores 0, return that scores 100, steps of an episode), for every D4RL data set."""
+    data = json.loads((Path(__file__).parent / "d4rl.json").read_text())
+    return {name: (data["root"] + path, low, high, steps) for name, (path, low, high, steps) in data["tasks"].items()}
+
+
+@register("task", "d4rl")
+def lookup(name: str) -> Task | None:
+    """The task of a D4RL data set by its exact name, such as "hopper-medium-v2"; None for any other name."""
+    if name not in table():
+        return None
+    url, low, high, steps = table()[name]
+    family = _FAMILIES[name.partition("-")[0]]
+    return Task(
+        name=name,
+        env_id=family.env_id,
+        env_kwargs={**family.kwargs, **_variant(name)},
+        max_episode_steps=steps,
+        ref_min=low,
+        ref_max=high,
+        ref_label="D4RL",
+        observation_dim=family.observations,
+        action_dim=family.actions,
+        url=url,
+        note=family.note,
+    )
+
+
+@register("task_guess", "d4rl")
+def guess(stem: str) -> Task | None:
+    """The task that a file called `stem` probably belongs to, or None: "hopper_medium", "walker2d-mine-v2", a name of D4RL's own files.
+
+    The result keeps the file's name and has no URL. Callers check its dimensions against the data before they trust it.
+    """
+    name = re.sub(r"\.(hdf5|h5|npz)$", "", stem.lower()).replace("_", "-")
+    found = _nearest_known(name)
+    return replace(found, name=name, url=None) if found is not None else None
+
+
+def _nearest_known(name: str) -> Task | None:
+    known = table()
+    for candidate in (name, name + "-v2", name + "-v1", name + "-v0"):
+        if candidate in known:
+            return lookup(candidate)
+    for other, (url, *_) in known.items():  # files keep odd names: Ant_maze_big-maze_noisy_..., mini_kitchen_...
+        if url.rsplit("/", 1)[1].partition(".")[0].lower().replace("_", "-") == name:
+            return lookup(other)
+    family = name.partition("-")[0]
+    if family in _ONE_SCALE:
+        return lookup(next(n for n in reversed(known) if n.startswith(family + "-")))
+    longest = max((n for n in known if (name + "-").startswith(n.rpartition("-")[0] + "-")), key=lambda n: (len(n), n), default=None)
+    return lookup(longest) if longest else None
+
+
+def _variant(name: str) -> dict[str, Any]:
+    """What distinguishes the environments of one family: the maze and its reward, the kitchen's tasks."""
+    words = name.split("-")[1:-1]
+    if name.startswith("maze2d-"):
+        size = next(w for w in words if w in ("open", "umaze", "medium", "large"))
+        return {"maze": size + ("-eval" if "eval" in words else ""), "dense": "dense" in words}
+    if name.startswith("antmaze-"):
+        size = next(w for w in words if w in ("umaze", "medium", "large"))
+        return {"maze": size + ("-eval" if "eval" in words else "")}
+    if name.startswith("kitchen-"):
+        third = ["bottom burner", "light switch"] if "mixed" in words else ["light switch", "slide cabinet"]
+        return {"tasks": ["microwave", "kettle", *third]}
+    return {}

@@ -1,0 +1,115 @@
+"""What an algorithm is: pure functions of ONE seed. The training step adds the replica axis, speed and everything else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from offrl import rng
+from offrl.data.dataset import DataSpec
+from offrl.data.samplers import Batch, Sampler, TransitionSampler
+from offrl.optim import Adam, OptState, Params
+
+Metrics = dict[str, Tensor]
+Tree = Any  # nested dictionaries, lists and tuples of tensors
+Carry = Any  # what a policy remembers between steps of an episode; None for a memoryless one
+LossFn = Callable[..., tuple[Tensor, Metrics]]
+
+
+class TrainState(NamedTuple):
+    """Everything that changes during training, for one seed."""
+
+    params: dict[str, Params]  # module name -> {parameter name: tensor}
+    target: dict[str, Params]  # Polyak copies; never optimised
+    opt: dict[str, OptState]
+    extra: Tree  # e.g. a Lagrange multiplier's state, running statistics
+    frozen: Tree  # e.g. a trained world model; not copied per step
+    step: Tensor  # [] int64, updates done
+    key: Tensor  # [] int64 random key of the seed
+
+
+class Algorithm(ABC):
+    """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions."""
+
+    Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.setting`
+    targets: ClassVar[tuple[str, ...]] = ()  # modules that have a Polyak copy
+    acting: ClassVar[tuple[str, ...]] = ("actor",)  # modules that `act` needs; a policy file holds these
+    period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
+    vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
+    discrete: ClassVar[bool] = True  # whether discrete actions are supported
+
+    def __init__(self, config: Any, spec: DataSpec) -> None:
+        self.config, self.spec = config, spec
+        with torch.random.fork_rng(devices=[]):
+            self.modules = self.build()  # only their structure is used: `apply` is handed the parameters
+
+    @abstractmethod
+    def build(self) -> dict[str, nn.Module]:
+        """Ordinary modules by name; their initial parameters are the state's."""
+
+    @abstractmethod
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        """One update. Pure: returns the new state and scalar metrics; no branch on a tensor, no host copy."""
+
+    @abstractmethod
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        """Actions [B, A] in [-1, 1] (or [B] int64) for normalised observations [B, O], and the next carry."""
+
+    def sampler(self) -> Sampler:
+        """Where batches come from; uniform transitions unless overridden."""
+        return TransitionSampler()
+
+    def start(self, batch: int) -> Carry:
+        """The carry at the start of `batch` episodes."""
+        return None
+
+    def optimizer(self, name: str) -> Adam:
+        """The optimiser of a module; the same for all unless overridden."""
+        return Adam(learning_rate=self.config.learning_rate)
+
+    def init(self, seed: int) -> TrainState:
+        """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            modules = self.build()
+        params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
+        return TrainState(
+            params=params,
+            target={n: {k: v.clone() for k, v in params[n].items()} for n in self.targets},
+            opt={n: self.optimizer(n).init(p) for n, p in params.items()},
+            extra={},
+            frozen={},
+            step=torch.zeros((), dtype=torch.int64),
+            key=rng.make_key(seed),
+        )
+
+    def apply(self, name: str, params: Params, *x: Any) -> Any:
+        """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
+        return functional_call(self.modules[name], params, x)
+
+    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
+        """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""
+        grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(state.params[name], state, *x)
+        params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
+        return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
+
+    def polyak(self, state: TrainState, name: str, rate: float | Tensor) -> TrainState:
+        """target <- target + rate (online - target)."""
+        target = {k: torch.lerp(v, state.params[name][k], rate) for k, v in state.target[name].items()}
+        return state._replace(target={**state.target, name: target})
+
+    def encode(self, actions: Tensor) -> Tensor:
+        """Actions as network input: [B, A] as they are, discrete [B] as one-hot [B, K]."""
+        if not self.spec.discrete:
+            return actions
+        return nn.functional.one_hot(actions, self.spec.num_actions).to(torch.float32)
+
+    @property
+    def encoded_action_dim(self) -> int:
+        """Width of `encode(actions)`."""
+        return self.spec.num_actions if self.spec.discrete else self.spec.action_dim

@@ -1,0 +1,69 @@
+"""Training from Python; the command line is a thin layer over `train_from`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from offrl import runs
+from offrl.compose import compose
+from offrl.config import TrainConfig
+from offrl.data.dataset import Dataset
+from offrl.data.load import load_dataset
+from offrl.data.transforms import apply_transforms
+from offrl.runs import Run
+from offrl.train import train as run_training
+
+
+def train(
+    algo: str = "iql",
+    dataset: str | Path | Dataset = "builtin",
+    *,
+    seeds: int | list[int] = 4,
+    steps: int | None = None,
+    env: str | Callable[[], Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Run:
+    """Train `algo` on a data set, all seeds at once, score it, and return the run.
+
+    dataset: whatever the command line takes, or a `Dataset`. seeds: how many, or which. env: a Gymnasium id, a function that makes an
+    environment, or "none"; by default the data set's own. settings: any other setting by its name on the command line, such as
+    {"algo.temperature": 5.0, "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). The same call
+    continues a run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would refuse.
+    """
+    values: dict[str, Any] = {"algo": algo, "seeds": seeds, **more, **(settings or {})}
+    if steps is not None:
+        values["steps"] = steps
+    if isinstance(env, str):
+        values["eval.env"] = env
+    given = dataset if isinstance(dataset, Dataset) else None
+    values["dataset"] = dataset.spec.name if isinstance(dataset, Dataset) else str(dataset)
+    return train_from(values, given, env if callable(env) else None)[0]
+
+
+def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None) -> list[Run]:
+    """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first."""
+    config = compose(values)
+    result = [_train_one(config, dataset, env)]
+    for name in config.compare:
+        if name != config.algo.name:
+            kept = {k: v for k, v in values.items() if not k.startswith(("algo.", "experiment", "resume", "name"))}
+            other = compose({**kept, "algo": name, "steps": config.steps, "compare": []})
+            result.append(_train_one(other, dataset, env))
+    result[0].plot(result[1:])
+    return result
+
+
+def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], Any] | None) -> Run:
+    data = load_dataset(config.dataset) if dataset is None else apply_transforms([dataset], config.dataset)
+    if env is not None:
+        task = runs.with_factory(data.spec.task, env, data.spec.name)
+        data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
+    run_dir = runs.directory(config, data)
+    run_training(config, data, run_dir)
+    run = Run(run_dir)
+    run.plot()
+    return run

@@ -1,0 +1,166 @@
+"""Checkpoints that are either whole or not there: one safetensors file each, written aside, synced, and renamed into place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl.errors import UserError, warn
+
+VERSION = 1  # of the layout below; a reader refuses what is newer
+FOLDER = "checkpoints"
+
+
+def flatten(tree: Any) -> dict[str, Tensor]:
+    """{path: tensor} with paths such as "params/critic/head.weight", in a fixed order."""
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return {"/".join(_name(k) for k in path): leaf for path, leaf in leaves}
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key))))
+
+
+def unflatten(template: Any, flat: Mapping[str, Tensor], where: str) -> Any:
+    """The inverse of `flatten`; `template` gives the structure. Raises UserError naming the first tensor that is missing or differs."""
+    names = flatten(template)
+    if missing := [n for n in names if n not in flat]:
+        raise UserError(f"{where} has no '{missing[0]}': it was written by another version of the algorithm, or for other settings")
+    for name, leaf in names.items():
+        if flat[name].shape != leaf.shape or flat[name].dtype != leaf.dtype:
+            raise UserError(
+                f"{where}: '{name}' is {flat[name].dtype} {tuple(flat[name].shape)} where these settings need "
+                f"{leaf.dtype} {tuple(leaf.shape)}"
+            )
+    _, structure = pytree.tree_flatten(template)
+    return pytree.tree_unflatten([flat[n].to(leaf.device) for n, leaf in names.items()], structure)
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], survivor: str = "") -> None:
+    """Write one safetensors file atomically, with `meta` as JSON and a checksum in its header.
+
+    Raises UserError when it cannot be written (a full disk, say); what stood at `path` before is then untouched. `survivor` is added
+    to the message.
+    """
+    tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    header = {"offrl": json.dumps({"version": VERSION, "sha256": _digest(tensors), **meta})}
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(safetensors.torch.save(tensors, header))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"could not write {path}: {error.strerror}.{survivor}") from None
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and meta of a file by `write`. Raises UserError when it is missing, damaged, or from a newer version."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get("offrl")
+            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - not a dictionary
+        if header is None:
+            raise UserError(f"{path} was not written by offrl")
+        meta = json.loads(header)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (OSError, safetensors.SafetensorError, ValueError) as error:
+        raise UserError(f"{path} is damaged and cannot be read ({str(error).splitlines()[0]})") from None
+    if meta["version"] > VERSION:
+        raise UserError(f"{path} was written by a newer offrl (layout {meta['version']}, this one reads up to {VERSION}); upgrade offrl")
+    if meta["sha256"] != _digest(tensors):
+        raise UserError(f"{path} is damaged: its checksum does not match")
+    return tensors, meta
+
+
+def save(run_dir: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], keep: int) -> None:
+    """Add the checkpoint of `step`, point `latest` at it, and delete all but the newest `keep` (0 keeps all)."""
+    folder = run_dir / FOLDER
+    previous = steps(run_dir)
+    survivor = f" The checkpoint of step {previous[-1]:,} survives; free some space and run the same command to continue." if previous else ""
+    path = folder / f"step_{step:09d}.safetensors"
+    write(path, tensors, {**meta, "step": step}, survivor)
+    write_text(folder / "latest", path.name + "\n", survivor)
+    for old in steps(run_dir)[:-keep] if keep else []:
+        (folder / f"step_{old:09d}.safetensors").unlink(missing_ok=True)
+
+
+def steps(run_dir: Path) -> list[int]:
+    """The steps of all checkpoints, ascending."""
+    return sorted(int(m[1]) for p in (run_dir / FOLDER).glob("step_*") if (m := re.fullmatch(r"step_(\d+)\.safetensors", p.name)))
+
+
+def load_latest(run_dir: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest readable checkpoint, or None where there is none. A damaged one is named in a warning and passed over."""
+    damaged: list[str] = []
+    for path in _newest_first(run_dir):
+        try:
+            return read(path)
+        except UserError as error:
+            damaged.append(str(error))
+            warn(f"{error}; trying the one before")
+    if damaged:
+        raise UserError(f"no checkpoint in {run_dir / FOLDER} can be read; start anew with another name= or remove the folder")
+    return None
+
+
+def _newest_first(run_dir: Path) -> Iterator[Path]:
+    """The checkpoint that `latest` points at, then the others."""
+    paths = [run_dir / FOLDER / f"step_{s:09d}.safetensors" for s in reversed(steps(run_dir))]
+    try:
+        pointed = run_dir / FOLDER / (run_dir / FOLDER / "latest").read_text(encoding="utf-8").strip()
+    except OSError:
+        pointed = None
+    if pointed in paths:  # a file newer than the pointer is whole as well (it was renamed into place), but its run had not noted it yet
+        paths.remove(pointed)
+        paths.insert(0, pointed)
+    yield from paths
+
+
+def write_text(path: Path, text: str, survivor: str = "") -> None:
+    """Replace a small text file atomically. Raises UserError when it cannot be written."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"could not write {path}: {error.strerror}.{survivor}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(name.encode())
+        sha.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

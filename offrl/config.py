@@ -1,0 +1,59 @@
+"""Typed settings of a run. Imports no torch, so that help and mistakes in a command are quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from offrl.data.config import DatasetConfig
+from offrl.errors import UserError
+from offrl.evalconfig import EvalConfig
+from offrl.settings import setting
+
+
+@dataclass
+class CheckpointConfig:
+    """When to save, and how much to keep."""
+
+    every: int | None = setting(None, "updates between checkpoints; null: with every evaluation and at least 20 times a run", low=1)
+    keep: int = setting(2, "how many checkpoints to keep; 0 keeps all", low=0)
+
+
+@dataclass
+class TrainConfig:
+    """Everything that decides a run. `algo` is a dataclass of its own, one for each algorithm."""
+
+    algo: Any = field(default=None, metadata={"help": "the algorithm's settings; `offrl list algo=NAME` shows them"})
+    dataset: DatasetConfig = field(default_factory=DatasetConfig, metadata={"help": "the data and its transforms"})
+    eval: EvalConfig = field(default_factory=EvalConfig, metadata={"help": "the environment and how often to score in it"})
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata={"help": "saving"})
+    experiment: str = setting("auto", "per-data-set settings from configs/experiment: auto (by data set), none, or algo/name")
+    match: list[str] = setting([], "set by an experiment: patterns of the data sets' names that it is for")
+    seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds; all train at once")
+    steps: int = setting(1_000_000, "updates of each seed", low=1)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    compile: str = setting("auto", "how the step runs: auto picks by device and length", choices=("auto", "eager", "compiled"))
+    threads: int = setting(1, "torch threads on CPU; more than 1 pays only where no other job runs", low=1)
+    log_every: int = setting(1_000, "updates between two lines of metrics", low=1)
+    compare: list[str] = setting([], "algorithms to train as well, with their own default settings, for the final table")
+    runs_dir: str = setting("runs", "where run directories are made")
+    name: str | None = setting(None, "the run directory's name; null: algorithm, data set and a hash of the settings")
+    resume: str | None = setting(None, "a run directory to continue")
+    quiet: bool = setting(False, "print the final table only")
+
+
+# What may change when a run is continued: these do not alter a single update.
+FREE = ("steps", "runs_dir", "name", "resume", "quiet", "compile", "device", "threads", "compare", "checkpoint", "eval", "log_every",
+        "match", "experiment")
+
+
+def seed_list(seeds: Any) -> list[int]:
+    """`4` -> [0, 1, 2, 3]; a list stays. Raises UserError for anything else, or for repeated or negative seeds."""
+    if isinstance(seeds, bool) or not isinstance(seeds, (int, list, tuple, range)):
+        raise UserError(f"seeds={seeds!r} must be a number of seeds or a list of seeds, such as 4 or [3,7]")
+    values = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not values or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in values):
+        raise UserError(f"seeds={seeds!r} must hold at least one seed, each a whole number of 0 or more")
+    if len(set(values)) != len(values):
+        raise UserError(f"seeds={seeds!r} names a seed twice")
+    return values

@@ -1,0 +1,174 @@
+"""Faults of recorded data, each with where it is. Loading refuses the corrupting ones; `offrl data inspect` shows them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from offrl.data.mmap import chunks
+from offrl.data.raw import FLAGS, RawData, action_range, find_ends, jumps
+from offrl.errors import UserError, warn
+
+TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with the data, at its first occurrence."""
+
+    kind: str  # missing | empty | length | shape | nan | actions | overlap | jump | ends
+    severity: str  # "corrupting": training on it would go wrong; "warning": most likely not
+    message: str  # what is wrong, how often; without the file's name
+    episode: int | None = None
+    row: int | None = None
+    cure: str = ""
+
+    @property
+    def place(self) -> str:
+        parts = [f"{k} {v}" for k, v in (("episode", self.episode), ("row", self.row)) if v is not None]
+        return f" (first at {', '.join(parts)})" if parts else ""
+
+    def __str__(self) -> str:
+        return f"{self.message}{self.place}{'; ' + self.cure if self.cure else ''}"
+
+
+def refuse(raw: RawData, faults: list[Fault], check: bool = True) -> None:
+    """Raise UserError for the first corrupting fault. With `check` off only for those without which nothing can be built."""
+    for fault in faults:
+        if fault.severity == "corrupting" and (check or fault.kind in ("missing", "empty", "length", "shape")):
+            more = sum(f.severity == "corrupting" for f in faults) - 1
+            raise UserError(f"{raw.where}: {fault}" + (f" [and {more} more: offrl data inspect]" if more else ""))
+        warn(f"{raw.where}: {fault}")
+
+
+def find_faults(raw: RawData, clip_actions: bool = False) -> list[Fault]:
+    """Everything wrong with the columns, the corrupting faults first. Never raises for faulty data."""
+    columns, rows = raw.columns, raw.rows
+    missing = [k for k in ("observations", "actions", "rewards") if k not in columns]
+    faults = [Fault("missing", "corrupting", f"there are no {k}", cure=f"set dataset.fields.{k} to their key in the file") for k in missing]
+    if not missing and rows == 0:
+        faults.append(Fault("empty", "corrupting", "the data set has no rows"))
+    faults += _shapes(raw)
+    if any(f.severity == "corrupting" for f in faults):
+        return faults + _not_finite(raw, None)
+    ends = find_ends(raw)
+    faults += _not_finite(raw, ends) + _actions(raw, ends, clip_actions) + _ends(raw, ends)
+    return sorted(faults, key=lambda f: f.severity != "corrupting")
+
+
+def _episode(ends: np.ndarray | None, row: int) -> int | None:
+    """The episode that holds `row`."""
+    return int(ends[:row].sum()) if ends is not None and row < len(ends) else None
+
+
+def _shapes(raw: RawData) -> list[Fault]:
+    faults, rows = [], raw.rows
+    for name, column in (raw.columns | ({"episode_ends": raw.episode_ends} if raw.episode_ends is not None else {})).items():
+        if len(column) != rows:
+            message = f"'{name}' has {len(column)} rows but 'observations' has {rows}"
+            faults.append(
+                Fault("length", "corrupting", message, row=min(rows, len(column)), cure="one row per step is needed in every column")
+            )
+        rank = 1 if name in (*FLAGS, "rewards") else 1 if name == "actions" and raw.discrete else 2 if name == "actions" else None
+        if rank is not None and column.ndim != rank and not (name == "actions" and raw.discrete is None):
+            faults.append(Fault("shape", "corrupting", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected"))
+    successors, observations = raw.columns.get("next_observations"), raw.columns.get("observations")
+    if successors is not None and observations is not None and successors.shape[1:] != observations.shape[1:]:
+        message = f"'next_observations' has shape {list(successors.shape)}, 'observations' {list(observations.shape)}"
+        faults.append(Fault("shape", "corrupting", message))
+    if not faults and rows and raw.final_observations is not None:
+        episodes = int(find_ends(raw).sum())
+        if len(raw.final_observations) != episodes:
+            message = f"'final_observations' has {len(raw.final_observations)} rows but there are {episodes} episodes"
+            faults.append(Fault("length", "corrupting", message))
+    return faults
+
+
+def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
+    faults = []
+    for name, column in raw.columns.items():
+        if column.dtype.kind != "f":
+            continue
+        count, first = 0, -1
+        for part in chunks(len(column)):
+            block = column[part]
+            if not np.isfinite(block.sum(dtype=np.float64)):  # one pass without a temporary; exact search only where it pays
+                bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
+                count += len(bad)
+                first = part.start + int(bad[0]) if first < 0 and len(bad) else first
+        if count:
+            value = column[first].reshape(-1)
+            what = "NaN" if np.isnan(value).any() else "infinite values"
+            message = f"'{name}' has {what} in {count} row{'s' if count > 1 else ''}"
+            cure = "remove those episodes, or set dataset.check=false to load them all the same"
+            faults.append(Fault("nan", "corrupting", message, _episode(ends, first), first, cure))
+    return faults
+
+
+def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
+    actions = raw.columns["actions"]
+    if actions.dtype.kind in "iu" and actions.ndim == 1:
+        limit = raw.num_actions or np.iinfo(np.int64).max
+        bad = np.flatnonzero((actions < 0) | (actions >= limit))
+        if not len(bad):
+            return []
+        row = int(bad[0])
+        message = f"'actions' holds {int(actions[row])}, which is no number from 0 to {f'{limit - 1}' if raw.num_actions else '...'}"
+        return [Fault("actions", "corrupting", f"{message} ({len(bad)} rows)", _episode(ends, row), row)]
+    low, high = action_range(raw)
+    if clip_actions:
+        return []
+    slack = TOLERANCE * (high - low)
+    count, first, dimension, value = 0, -1, 0, 0.0
+    for part in chunks(len(actions)):
+        block = actions[part]
+        if (np.fmin.reduce(block, 0) >= low - slack).all() and (np.fmax.reduce(block, 0) <= high + slack).all():
+            continue
+        outside = (block < low - slack) | (block > high + slack)
+        bad = np.flatnonzero(outside.any(1))
+        count += len(bad)
+        if first < 0 and len(bad):
+            first, dimension = part.start + int(bad[0]), int(outside[bad[0]].argmax())
+            value = float(block[bad[0], dimension])
+    if not count:
+        return []
+    message = (
+        f"'actions' leaves the environment's range in {count} row{'s' if count > 1 else ''}: "
+        f"dimension {dimension} is {value:.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
+    )
+    cure = "set dataset.clip_actions=true to clip them, or the right dataset.action_low and dataset.action_high"
+    return [Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]
+
+
+def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
+    faults, columns = [], raw.columns
+    marked = [k for k in FLAGS if k in columns] + (["episode_ends"] if raw.episode_ends is not None else [])
+    episodes = int(ends.sum())
+    if episodes == 1 and not raw.last_complete and raw.source != "arrays":
+        if not marked:
+            message = "nothing marks where episodes end, so that successors and returns would run across them"
+            cure = (
+                "set dataset.fields.terminations, truncations, episode_ends or episode_ids (or dataset.check=false for one endless episode)"
+            )
+            faults.append(Fault("ends", "corrupting", message, cure=cure))
+        else:
+            faults.append(
+                Fault("ends", "warning", f"no row of {' or '.join(marked)} is set: all {raw.rows} rows are taken for one episode", 0, 0)
+            )
+    elif not raw.last_complete and (marked or episodes > 1):
+        message = f"the last of {episodes} episodes has no end mark; it is closed as a time-out"
+        faults.append(Fault("ends", "warning", message, episodes - 1, raw.rows - 1))
+    if all(k in columns for k in FLAGS):
+        both = np.flatnonzero(columns["terminations"] & columns["truncations"])
+        if len(both):
+            message = f"{len(both)} row(s) are marked both as termination and as time-out; they count as terminations"
+            faults.append(Fault("overlap", "warning", message, _episode(ends, int(both[0])), int(both[0])))
+    if "next_observations" in columns and marked:
+        found = np.flatnonzero(jumps(raw) & ~ends)
+        if len(found):
+            message = (
+                f"{len(found)} stored successor(s) differ from the next row's observation inside an episode: an end mark may be missing"
+            )
+            faults.append(Fault("jump", "warning", message, _episode(ends, int(found[0])), int(found[0])))
+    return faults

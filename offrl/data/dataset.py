@@ -1,0 +1,184 @@
+"""What every source becomes: contiguous columns, one row per time step, and the episodes they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl.tasks import Task
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Shapes, ranges and names: all that a network, a policy file or an evaluation must know about the data."""
+
+    observation_shape: tuple[int, ...]
+    action_dim: int  # A for continuous actions; 1 for discrete ones
+    discrete: bool = False
+    num_actions: int = 0  # of a discrete action
+    action_low: tuple[float, ...] = ()  # the environment's range [A]; columns["actions"] are scaled from it to [-1, 1]
+    action_high: tuple[float, ...] = ()
+    name: str = ""
+    source: str = "arrays"  # d4rl | minari | ogbench | d3rlpy | file | arrays | builtin
+    version: str = ""
+    task: Task | None = None
+    observation_mean: tuple[float, ...] | None = None  # set when the observations were normalised: (s - mean) / std,
+    observation_std: tuple[float, ...] | None = None  # where std already holds the epsilon. Evaluation does the same.
+
+    @property
+    def observation_dim(self) -> int:
+        return int(np.prod(self.observation_shape)) if self.observation_shape else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for a JSON file. The task's `env_factory`, a function, is left out."""
+        data = asdict(replace(self, task=None))
+        if self.task is not None:
+            data["task"] = asdict(replace(self.task, env_factory=None))
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DataSpec:
+        """The inverse of `to_json`. Keys it does not know, from a newer version, are ignored."""
+        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        for key, value in values.items():
+            if isinstance(value, list):
+                values[key] = tuple(value)
+        if isinstance(values.get("task"), Mapping):
+            task = {f.name: values["task"][f.name] for f in fields(Task) if f.name in values["task"]}
+            task["observation_keys"] = tuple(task.get("observation_keys") or ())
+            values["task"] = Task(**task)
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Columns with one row per step. Every row of an episode is kept, the last one too; `transition_rows` are the ones TD learning may use.
+
+    Columns, all of length R: observations and next_observations float32 (uint8 stays uint8) [R, *O], actions float32 [R, A] in [-1, 1] or
+    int64 [R], rewards float32 [R], terminations, truncations, successor_known bool [R]; optionally achieved_goals, desired_goals,
+    returns_to_go and the user's own. Episodes tile the rows: episode e is rows episode_start[e] to episode_end[e] - 1.
+    """
+
+    columns: dict[str, Tensor]
+    episode_start: Tensor  # [E] int64
+    episode_end: Tensor  # [E] int64, exclusive
+    spec: DataSpec
+    fingerprint: str = ""  # sha256 of the data before transforms; the same on every machine
+    raw_returns: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # [E] float64, of the rewards as recorded
+    complete: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [E] bool; False: the data stop inside the episode
+    transforms: tuple[str, ...] = ()  # what was done to the data, in order
+    notes: tuple[str, ...] = ()  # what a person should know about how the data were read
+    mapped: bool = False  # the columns are memory-mapped files
+
+    def __len__(self) -> int:
+        return len(self.columns["rewards"])
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.episode_start)
+
+    @property
+    def device(self) -> torch.device:
+        return self.columns["rewards"].device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.numel() * c.element_size() for c in self.columns.values())
+
+    def episode_returns(self) -> Tensor:
+        """Undiscounted sum of the (transformed) rewards of each episode, [E] float64 on the CPU."""
+        rewards = self.columns["rewards"].cpu().numpy()
+        return torch.from_numpy(np.add.reduceat(rewards, self.episode_start.cpu().numpy(), dtype=np.float64))
+
+    def episode_lengths(self) -> Tensor:
+        """Rows of each episode, [E] int64."""
+        return self.episode_end - self.episode_start
+
+    def transition_rows(self) -> Tensor:
+        """Rows that hold a whole transition: the successor is known, or not needed because the episode ended there. int64."""
+        return torch.nonzero(self.columns["successor_known"] | self.columns["terminations"]).squeeze(-1)
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data on another device. Memory-mapped columns are read in whole."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        columns = {k: c.to(device) for k, c in self.columns.items()}
+        start, end = self.episode_start.to(device), self.episode_end.to(device)
+        return replace(self, columns=columns, episode_start=start, episode_end=end, mapped=False)
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers and names for a log: plain Python values."""
+        returns, lengths = self.raw_returns, self.episode_lengths().double()
+        task = self.spec.task
+        return {
+            "name": self.spec.name,
+            "source": self.spec.source,
+            "version": self.spec.version,
+            "fingerprint": self.fingerprint,
+            "transforms": list(self.transforms),
+            "notes": list(self.notes),
+            "rows": len(self),
+            "transitions": len(self.transition_rows()),
+            "episodes": self.num_episodes,
+            "return_mean": float(returns.mean()),
+            "return_min": float(returns.min()),
+            "return_max": float(returns.max()),
+            "length_mean": float(lengths.mean()),
+            "observation_shape": list(self.spec.observation_shape),
+            "actions": f"discrete {self.spec.num_actions}" if self.spec.discrete else f"continuous {self.spec.action_dim}",
+            "environment": task.env_id if task else None,
+            "memory_mb": round(self.nbytes / 1e6, 1),
+            "memory_mapped": self.mapped,
+        }
+
+    @staticmethod
+    def from_arrays(
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        terminations: Any = None,
+        truncations: Any = None,
+        next_observations: Any = None,
+        episode_ends: Any = None,
+        *,
+        action_low: float | Sequence[float] | None = None,
+        action_high: float | Sequence[float] | None = None,
+        num_actions: int | None = None,
+        name: str = "arrays",
+        task: Task | None = None,
+        env: str | None = None,
+        clip_actions: bool = False,
+        check: bool = True,
+        **extra: Any,
+    ) -> Dataset:
+        """A data set from arrays with one row per step, in time order, episode after episode.
+
+        observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a discrete action space
+        of `num_actions`; rewards [R]; terminations, truncations [R] flags; next_observations like observations. `episode_ends` marks the
+        last row of each episode, as flags [R] or as row numbers, where the flags do not. With none of the three there is one episode.
+        `action_low`, `action_high`: the environment's range. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows.
+        Raises UserError, naming column, episode and row, when the data would corrupt training.
+        """
+        from offrl.data.config import DatasetConfig
+        from offrl.data.raw import assemble, raw_from_arrays
+
+        values = {
+            "observations": observations,
+            "actions": actions,
+            "rewards": rewards,
+            "terminations": terminations,
+            "truncations": truncations,
+            "next_observations": next_observations,
+            **extra,
+        }
+        raw = raw_from_arrays({k: v for k, v in values.items() if v is not None}, episode_ends, name)
+        raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
+        raw.action_low, raw.action_high = action_low, action_high
+        raw.num_actions = num_actions or 0
+        return assemble(raw, DatasetConfig(name=name, clip_actions=clip_actions, check=check))

@@ -1,0 +1,239 @@
+"""Downloads that survive broken connections: resumed, checked, and visible under their name only when whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError, warn
+
+BLOCK = 1 << 20
+ATTEMPTS = 4
+
+
+def cache_dir(configured: str | None = None) -> Path:
+    """The folder for downloads and memory-mapped columns: the setting, $OFFRL_CACHE, or ~/.cache/offrl."""
+    return Path(configured or os.environ.get("OFFRL_CACHE") or "~/.cache/offrl").expanduser()
+
+
+def fetch(
+    url: str, folder: Path, check: Callable[[Path], None], mirror: str | None = None, what: str = "data set", timeout: float = 30.0
+) -> Path:
+    """The file of `url` in `folder`, downloaded unless it is there.
+
+    check: raises UserError when the file is not what it should be. mirror: a URL prefix or a folder that is asked instead of `url`'s server
+    (default $OFFRL_MIRROR). Raises UserError when the file cannot be had; what was downloaded so far stays, and the next call continues.
+    """
+    name = url.rsplit("/", 1)[1]
+    target = folder / name
+    if _intact(target):
+        return target
+    mirror = mirror or os.environ.get("OFFRL_MIRROR")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder / f"{name}.lock"):
+            if _intact(target):  # another process downloaded it while this one waited
+                return target
+            part = folder / f"{name}.part"
+            if mirror and "://" not in mirror:
+                shutil.copyfile(_in_folder(Path(mirror).expanduser(), url, what), part)
+            else:
+                _download(_candidates(url, mirror), part, what, target, timeout)
+            try:
+                check(part)
+            except UserError as error:
+                _remove(part)
+                raise UserError(
+                    f"the {what} downloaded from {mirror or url} is damaged and was removed ({error}); try again or use dataset.mirror"
+                ) from None
+            record = {"url": url, "size": part.stat().st_size, "sha256": _sha256(part)}
+            _record(target).write_text(json.dumps(record))
+            os.replace(part, target)
+            _remove(part)
+    except OSError as error:
+        raise UserError(
+            f"cannot store {target}: {error.strerror or error}; set dataset.cache_dir or $OFFRL_CACHE to another folder"
+        ) from None
+    return target
+
+
+def _record(target: Path) -> Path:
+    return target.with_name(target.name + ".json")
+
+
+def _intact(target: Path) -> bool:
+    """True if the file is there, with the size it had when it was checked. A file put there by hand has no record and is trusted."""
+    if not target.is_file():
+        return False
+    try:
+        size = json.loads(_record(target).read_text())["size"]
+    except (OSError, ValueError, KeyError):
+        return True
+    if target.stat().st_size == size:
+        return True
+    warn(f"{target} has {target.stat().st_size} bytes instead of {size}: downloading it again")
+    return False
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _remove(part: Path) -> None:
+    for path in (part, part.with_name(part.name + ".json")):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One download of a file at a time; where the system has no file locks, none."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the file stays: removing it would let a third process in beside the second
+        yield
+
+
+def _in_folder(mirror: Path, url: str, what: str) -> Path:
+    """The file in a mirror that is a folder: under the last two parts of the URL, or the last one."""
+    parts = url.split("/")
+    for candidate in (mirror / parts[-2] / parts[-1], mirror / parts[-1]):
+        if candidate.is_file():
+            return candidate
+    raise UserError(f"the mirror folder {mirror} has no {parts[-1]}; put the {what} from {url} there")
+
+
+def _candidates(url: str, mirror: str | None) -> list[str]:
+    if not mirror:
+        return [url]
+    parts = url.split("/")
+    return [f"{mirror.rstrip('/')}/{parts[-2]}/{parts[-1]}", f"{mirror.rstrip('/')}/{parts[-1]}"]
+
+
+def _download(urls: list[str], part: Path, what: str, target: Path, timeout: float) -> None:
+    """Bytes of the first address that has the file into `part`, continuing where an earlier attempt stopped."""
+    reason = ""
+    for url in urls:
+        attempt = 0
+        while attempt < ATTEMPTS:
+            before = part.stat().st_size if part.exists() else 0
+            try:
+                _attempt(url, part, timeout)
+                return
+            except urllib.error.HTTPError as error:
+                reason = f"the server answered {error.code} {error.reason}"
+                if error.code in (400, 401, 403, 404, 410):
+                    break
+            except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+                reason = str(getattr(error, "reason", "") or error or type(error).__name__)
+                if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError) and before == 0 and not part.exists():
+                    break  # no route to the server at all: waiting does not help
+            progressed = part.exists() and part.stat().st_size > before
+            attempt = 0 if progressed else attempt + 1
+            time.sleep(min(0.2 * 2**attempt, 2.0))
+    have = f"; {part.stat().st_size} bytes are kept and the next attempt continues" if part.exists() and part.stat().st_size else ""
+    raise UserError(
+        f"cannot download the {what} {urls[0]} ({reason}){have}. "
+        f"Without a network: put the file at {target}, or set dataset.mirror (or $OFFRL_MIRROR) to a folder or URL that has it"
+    )
+
+
+def _attempt(url: str, part: Path, timeout: float) -> None:
+    """One request. Returns when the file is whole; raises what the connection raises otherwise."""
+    state = part.with_name(part.name + ".json")
+    have = part.stat().st_size if part.exists() else 0
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(state.read_text())
+    if have and known.get("url") != url:
+        _remove(part)  # the start of another file
+        have, known = 0, {}
+    request = urllib.request.Request(url, headers={"User-Agent": "offrl", "Accept-Encoding": "identity"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+        if known.get("version"):
+            request.add_header("If-Range", known["version"])
+    try:
+        response = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # nothing after what we have: whole, or the file on the server became shorter
+            whole = error.headers.get("Content-Range", "").rpartition("/")[2]
+            if whole == str(have):
+                return
+            _remove(part)
+            raise ConnectionError("the file on the server has changed") from None
+        raise
+    with response:
+        length = response.headers.get("Content-Length")
+        if response.status == 206:
+            span = response.headers.get("Content-Range", "")
+            if not span.startswith(f"bytes {have}-"):
+                _remove(part)
+                raise ConnectionError("the server sent another part of the file than was asked for")
+            total = int(span.rpartition("/")[2]) if span.rpartition("/")[2].isdigit() else have + int(length or 0)
+        else:
+            have = 0
+            total = int(length) if length else 0
+        etag = response.headers.get("ETag", "")
+        version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
+        state.write_text(json.dumps({"url": url, "version": version, "total": total}))
+        with part.open("ab" if have else "wb") as file, _progress(part.name.removesuffix(".part"), total, have) as advance:
+            while True:
+                try:
+                    block = response.read(BLOCK)
+                except http.client.IncompleteRead as error:
+                    file.write(error.partial)
+                    raise
+                if not block:
+                    break
+                file.write(block)
+                advance(len(block))
+    size = part.stat().st_size
+    if total and size < total:
+        raise ConnectionError(f"the connection closed after {size} of {total} bytes")
+    if total and size > total:
+        _remove(part)
+        raise ConnectionError("more bytes arrived than were announced")
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; a line every five seconds otherwise."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+        parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*parts, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(name, total=total or None, completed=done)
+            yield lambda count: progress.advance(task, count)
+        return
+    last = time.monotonic()
+    reached = done
+
+    def advance(count: int) -> None:
+        nonlocal last, reached
+        reached += count
+        if time.monotonic() - last > 5.0:
+            last = time.monotonic()
+            print(f"offrl: downloading {name}: {reached / 1e6:.0f} of {total / 1e6:.0f} MB", file=sys.stderr, flush=True)
+
+    yield advance

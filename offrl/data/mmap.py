@@ -1,0 +1,163 @@
+"""Where columns are put: in memory, or in files that the operating system pages in as they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.errors import UserError
+
+MANIFEST = "manifest.json"
+
+
+def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
+    """Slices that cover `rows`: work on big columns needs temporary memory for one of them only."""
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
+
+class Memory:
+    """Gives out arrays: plain ones until `budget` bytes are used, then memory-mapped ones in a new folder under `cache`."""
+
+    def __init__(self, budget: float = float("inf"), cache: Path | None = None) -> None:
+        self.budget, self.cache = budget, cache
+        self.used = 0
+        self.folder: Path | None = None
+        self.files: dict[int, str] = {}  # address of the data -> file name
+        self._keep: list[np.ndarray] = []  # an address stays taken as long as its array lives
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An uninitialised array. `name` only serves to recognise the file."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        self.used += size
+        if self.used <= self.budget or self.cache is None or size < 4096:
+            return np.empty(shape, dtype)
+        try:
+            if self.folder is None:
+                self.cache.mkdir(parents=True, exist_ok=True)
+                self.folder = Path(tempfile.mkdtemp(prefix="building-", dir=self.cache))
+            file = f"{len(self.files)}-{''.join(c if c.isalnum() or c == '_' else '-' for c in name)}.npy"
+            array = np.lib.format.open_memmap(self.folder / file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+            if hasattr(os, "posix_fallocate"):  # a full disk must be an error here, not a SIGBUS at some later write
+                with open(self.folder / file, "r+b") as handle:
+                    os.posix_fallocate(handle.fileno(), 0, size)
+        except OSError as error:
+            self.discard()
+            raise UserError(f"cannot write memory-mapped columns under {self.cache}: {error.strerror}; set dataset.cache_dir") from None
+        self.files[array.ctypes.data] = file
+        self._keep.append(array)
+        return array
+
+    def discard(self) -> None:
+        """Remove the files; for a load that failed."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
+        self.files.clear()
+        self._keep.clear()
+
+    def finish(self, dataset: Dataset, target: Path) -> Dataset:
+        """Write what is not in a file yet, move the folder to `target` in one step and open it there."""
+        if self.folder is None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
+        for array in self._keep:
+            array.flush()  # type: ignore[attr-defined]
+        manifest: dict[str, Any] = {"columns": {}}
+        for name, column in dataset.columns.items():
+            values = column.numpy()
+            file = self.files.get(values.ctypes.data)
+            if file is None:
+                file = f"column-{len(manifest['columns'])}.npy"
+                np.save(self.folder / file, values)
+            manifest["columns"][name] = {"file": file, "rows": len(values)}
+        keep = {c["file"] for c in manifest["columns"].values()}
+        for stale in self.folder.iterdir():
+            if stale.name not in keep:
+                stale.unlink()
+        np.savez(
+            self.folder / "episodes.npz",
+            start=dataset.episode_start.numpy(),
+            end=dataset.episode_end.numpy(),
+            raw_returns=dataset.raw_returns.numpy(),
+            complete=dataset.complete.numpy(),
+        )
+        manifest |= {
+            "spec": dataset.spec.to_json(),
+            "fingerprint": dataset.fingerprint,
+            "transforms": dataset.transforms,
+            "notes": dataset.notes,
+            "nbytes": dataset.nbytes,
+        }
+        (self.folder / MANIFEST).write_text(json.dumps(manifest))
+        if target.exists():  # another process was faster, or an older build is being replaced
+            shutil.rmtree(target, ignore_errors=True)
+        try:
+            os.replace(self.folder, target)
+        except OSError:
+            if not (target / MANIFEST).exists():
+                raise
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = None
+        return open_mapped(target)
+
+
+def mapped_bytes(folder: Path) -> int | None:
+    """The size of the columns kept in `folder`, or None when no finished data set is there."""
+    try:
+        return int(json.loads((folder / MANIFEST).read_text())["nbytes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def open_mapped(folder: Path) -> Dataset:
+    """A data set written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the files."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    columns = {
+        name: torch.from_numpy(np.load(folder / c["file"], mmap_mode="c", allow_pickle=False)[: c["rows"]])
+        for name, c in manifest["columns"].items()
+    }
+    with np.load(folder / "episodes.npz", allow_pickle=False) as episodes:
+        e = {key: torch.from_numpy(episodes[key]) for key in episodes.files}
+    return Dataset(
+        columns=columns,
+        episode_start=e["start"],
+        episode_end=e["end"],
+        spec=DataSpec.from_json(manifest["spec"]),
+        fingerprint=manifest["fingerprint"],
+        raw_returns=e["raw_returns"],
+        complete=e["complete"],
+        transforms=tuple(manifest["transforms"]),
+        notes=tuple(manifest["notes"]),
+        mapped=True,
+    )
+
+
+def free_bytes(device: str = "cpu") -> float:
+    """Free memory of the host, within the control group's limit, and of the CUDA device if `device` names one: the smaller."""
+    free = float("inf")
+    try:
+        with open("/proc/meminfo") as file:
+            info = dict(line.split(":", 1) for line in file)
+        free = float(info["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        if hasattr(os, "sysconf"):
+            free = float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE") / 2
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            free = min(free, float(limit) - float(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    if device.startswith("cuda") and torch.cuda.is_available():
+        free = min(free, float(torch.cuda.mem_get_info(torch.device(device))[0]))
+    return max(free, 0.0)

@@ -1,0 +1,390 @@
+"""What a run writes down and shows: metrics.jsonl, scores.csv, timing.jsonl, TensorBoard, a progress bar, the final table.
+
+`metrics.jsonl` and `scores.csv` hold nothing that depends on the clock, so that a run that was killed and resumed ends with the same
+bytes as one that was not. Times and speeds go to `timing.jsonl`.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError
+
+SCORE_COLUMNS = (
+    "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset", "environment",
+)  # fmt: skip
+TENSORBOARD_SEEDS = 8  # with more replicas than this TensorBoard gets only the means; metrics.jsonl always has every replica
+PLAIN_INTERVAL = 10.0  # seconds between progress lines when the output is not a terminal
+Interval = tuple[float, float, float]  # mean, low, high
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def write_error(error: OSError, path: Path) -> UserError:
+    """The one-line message for a write that failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"disk full while writing {path}; the last checkpoint survives: free some space, then run the same command again")
+    return UserError(f"cannot write {path}: {error.strerror or error}; give another run directory, or fix its permissions")
+
+
+class _LineFile:
+    """An append-only text file that holds whole lines only: a line that does not fit on the disk is taken back."""
+
+    def __init__(self, path: Path, step_of: Callable[[bytes], int], keep_to: int, header: str = "") -> None:
+        """Keeps the lines whose step is at most `keep_to` (and the header); a half-written or unreadable line goes."""
+        self.path = path
+        head = header.encode()
+        kept, old = [head], b""
+        try:
+            if path.exists():
+                old = path.read_bytes()
+                for line in old.splitlines(keepends=True):
+                    try:
+                        if line.endswith(b"\n") and line != head and step_of(line) <= keep_to:
+                            kept.append(line)
+                    except (ValueError, KeyError, TypeError):  # what a crash of the whole machine leaves behind
+                        continue
+            new = b"".join(kept)
+            if new != old or not path.exists():
+                part = path.with_name(path.name + ".part")
+                with open(part, "wb") as out:
+                    out.write(new)
+                    out.flush()
+                    os.fsync(out.fileno())
+                os.replace(part, path)
+            self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
+        except OSError as error:
+            raise write_error(error, path) from None
+
+    def write(self, text: str) -> None:
+        data = text.encode()
+        size = os.fstat(self.file.fileno()).st_size
+        try:
+            while data:
+                data = data[self.file.write(data) :]
+        except OSError as error:
+            os.ftruncate(self.file.fileno(), size)
+            raise write_error(error, self.path) from None
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            raise write_error(error, self.path) from None
+
+
+def _json_step(line: bytes) -> int:
+    return int(json.loads(line)["step"])
+
+
+def _csv_step(line: bytes) -> int:
+    return int(line.split(b",", 1)[0])
+
+
+def _floats(values: Iterable[Any]) -> list[float | None]:
+    """Python floats; None (JSON's null) for what JSON cannot say: NaN and the infinities."""
+    numbers = [float(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
+    return [v if math.isfinite(v) else None for v in numbers]
+
+
+def _cell(value: Any) -> str:
+    """A CSV cell; floats so that reading them back gives the same bits."""
+    if value is None:
+        return ""
+    if isinstance(value, (str, Integral)) and not isinstance(value, bool):  # NumPy's integers are Integral, not int
+        return " ".join(str(value).split("\n"))
+    number = float(value)
+    return repr(number) if math.isfinite(number) else ""
+
+
+# -------------------------------------------------------------------------------------------------------------- the log
+
+
+class RunLog:
+    """Everything one run writes besides checkpoints. Use it as a context manager, or call `close`.
+
+    Write a step's metrics and scores before its checkpoint (and call `sync` in between): a resumed run drops what came after the
+    checkpoint and writes it again.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        resume_step: int | None,
+        quiet: bool,
+        total_steps: int,
+        seeds: Sequence[int],
+        title: str,
+    ) -> None:
+        """`resume_step`: the step of the checkpoint that the run goes on from; None for a new run, which starts with empty files.
+
+        Raises UserError when `run_dir` cannot be written to.
+        """
+        self.run_dir = Path(run_dir)
+        self.seeds = tuple(seeds)
+        keep_to = -1 if resume_step is None else resume_step
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(error, self.run_dir) from None
+        self._metrics = _LineFile(self.run_dir / "metrics.jsonl", _json_step, keep_to)
+        self._scores = _LineFile(self.run_dir / "scores.csv", _csv_step, keep_to, header=",".join(SCORE_COLUMNS) + "\n")
+        self._timing = _LineFile(self.run_dir / "timing.jsonl", _json_step, keep_to)
+        self._purge_step = keep_to + 1
+        self._board: Any = None
+        self._show = _progress(title, total_steps, len(self.seeds), resume_step or 0, quiet)
+        self._closed = False
+
+    def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Training metrics at `step`: name -> one value per replica, in the order of `seeds`. What is not finite becomes null."""
+        rows = {name: _floats(column) for name, column in values.items()}
+        self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
+        self._tensorboard(step, rows)
+
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Evaluation results at `step`: one row per seed with the keys of SCORE_COLUMNS (`step` is filled in, the rest stays empty)."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            if unknown := set(row) - set(SCORE_COLUMNS):
+                raise ValueError(f"scores.csv has no column {sorted(unknown)}")
+            writer.writerow([_cell({**row, "step": int(step)}.get(name)) for name in SCORE_COLUMNS])
+        self._scores.write(text.getvalue())
+        board = {"eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score"}
+        columns = {tag: [row.get(key) for row in rows] for tag, key in board.items()}
+        self._tensorboard(step, {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)})
+
+    def timing(self, step: int, **seconds: float) -> None:
+        """Durations (seconds) and speeds at `step`."""
+        self._timing.write(json.dumps({"step": int(step), **{k: round(float(v), 4) for k, v in seconds.items()}}) + "\n")
+
+    def progress(self, step: int, steps_per_second: float, extra: str = "") -> None:
+        """Show how far the run is. `extra` is the last evaluation's result; a new one is always shown."""
+        self._show.update(step, steps_per_second, extra)
+
+    def say(self, message: str) -> None:
+        """One line for the reader, above the progress bar. Nothing when quiet."""
+        self._show.say(message)
+
+    def sync(self) -> None:
+        """Make what was written survive a power failure. Call it before a checkpoint that relies on it is put in place."""
+        self._metrics.sync()
+        self._scores.sync()
+
+    def close(self) -> None:
+        """Take the progress bar down and close the files. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._show.stop()
+        for lines in (self._metrics, self._scores, self._timing):
+            lines.file.close()
+        if self._board is not None:
+            try:
+                self._board.close()
+            except OSError as error:
+                raise write_error(error, self.run_dir / "tensorboard") from None
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tensorboard(self, step: int, rows: Mapping[str, Sequence[float | None]]) -> None:
+        """`<name>/mean` over the replicas that have a value, and `seed_<s>/<name>` for a small number of replicas."""
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter  # 1.1 s to import
+
+            self._board = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=self._purge_step)
+        labels = [f"seed_{s}" for s in self.seeds]
+        if len(set(labels)) < len(labels):  # a grid trains the same seed with several settings
+            labels = [f"replica_{i}" for i in range(len(labels))]
+        try:
+            for name, row in rows.items():
+                finite = [v for v in row if v is not None]
+                if finite:
+                    self._board.add_scalar(f"{name}/mean", sum(finite) / len(finite), step)
+                if 1 < len(row) == len(labels) <= TENSORBOARD_SEEDS:
+                    for label, value in zip(labels, row, strict=True):
+                        if value is not None:
+                            self._board.add_scalar(f"{label}/{name}", value, step)
+            self._board.flush()
+        except OSError as error:
+            raise write_error(error, self.run_dir / "tensorboard") from None
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+
+def duration(seconds: float) -> str:
+    """`75` -> `1 min 15 s`."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _speed(rate: float, replicas: int) -> str:
+    def digits(x: float) -> str:
+        return f"{x:,.0f}" if x >= 10 else f"{x:.1f}"
+
+    return f"{digits(rate)} updates/s" + (f" x {replicas} seeds = {digits(rate * replicas)}/s" if replicas > 1 else "")
+
+
+class _Quiet:
+    def update(self, step: int, rate: float, extra: str) -> None: ...
+    def say(self, message: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class _Plain(_Quiet):
+    """Lines for a log file: at most one in PLAIN_INTERVAL seconds, but every evaluation and the end."""
+
+    def __init__(self, title: str, total: int, replicas: int) -> None:
+        self.total, self.replicas = total, replicas
+        self.next_line, self.last_extra, self.last_step = time.monotonic() + PLAIN_INTERVAL / 5, "", -1
+        self.say(title)
+
+    def update(self, step: int, rate: float, extra: str) -> None:
+        news = bool(extra) and extra != self.last_extra
+        if not news and time.monotonic() < self.next_line and not (step >= self.total > self.last_step):
+            return
+        if step == self.last_step and not news:
+            return
+        self.next_line, self.last_step = time.monotonic() + PLAIN_INTERVAL, step
+        left = f"  ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
+        percent = 100 * step // max(1, self.total)
+        self.say(f"step {step:,}/{self.total:,} ({percent}%)  {_speed(rate, self.replicas)}{left}{'  ' + extra if news else ''}")
+        self.last_extra = extra or self.last_extra
+
+    def say(self, message: str) -> None:
+        if message:
+            print(message, flush=True)
+
+
+class _Bar(_Quiet):
+    """A bar on a terminal. While it is up, rich puts anything that is printed (warnings too) above it."""
+
+    def __init__(self, title: str, total: int, replicas: int, start: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.total, self.replicas, self.extra = total, replicas, ""
+        console = Console(highlight=False)
+        if title:
+            console.print(title, markup=False)
+        self.bar = Progress(
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}", markup=False),
+            TextColumn("{task.fields[eta]}", markup=False),
+            TextColumn("{task.fields[extra]}", markup=False, style="bold"),
+            console=console,
+            refresh_per_second=4,
+        )
+        self.task = self.bar.add_task("", total=total, completed=start, speed="", eta="", extra="")
+        self.bar.start()
+
+    def update(self, step: int, rate: float, extra: str) -> None:
+        self.extra = extra or self.extra
+        eta = f"ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
+        self.bar.update(self.task, completed=step, speed=_speed(rate, self.replicas), eta=eta, extra=self.extra)
+
+    def say(self, message: str) -> None:
+        self.bar.console.print(message, markup=False)
+
+    def stop(self) -> None:
+        self.bar.stop()
+
+
+def _progress(title: str, total: int, replicas: int, start: int, quiet: bool) -> _Quiet:
+    if quiet:
+        return _Quiet()
+    return _Bar(title, total, replicas, start) if sys.stdout.isatty() else _Plain(title, total, replicas)
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def interval_text(interval: Interval | None, digits: int = 1) -> str:
+    """`62.1 [58.0, 66.2]`; the mean alone when there is no interval (one seed); empty when there is no value."""
+    if interval is None or not math.isfinite(interval[0]):
+        return ""
+    mean, low, high = interval
+    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) and low != high else ""
+    return f"{mean:.{digits}f}{bounds}"
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """A table on standard output: ruled on a terminal, aligned plain text elsewhere. Columns of numbers stand to the right."""
+    cells = [["" if c is None else str(c) for c in row] for row in rows]
+    right = [all(not row[i] or row[i][0] in "+-.0123456789" for row in cells) and any(row[i] for row in cells) for i in range(len(headers))]
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+        for header, numeric in zip(headers, right, strict=True):
+            table.add_column(Text(header), justify="right" if numeric else "left")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(header), *(len(row[i]) for row in cells), 0) for i, header in enumerate(headers)]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [c.rjust(w) if numeric else c.ljust(w) for c, w, numeric in zip(row, widths, right, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    text = [title] if title else []
+    text += [line(headers), "  ".join("-" * w for w in widths), *map(line, cells)]
+    print("\n".join(text), flush=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the final table. Means come with the ends of their 95% interval over seeds."""
+
+    algorithm: str
+    seeds: int
+    returns: Interval
+    score: Interval | None = None  # normalised, when the task has reference scores
+    success: Interval | None = None  # share of episodes, when the task has a notion of success
+    behaviour: float | None = None  # mean of the data set's own episodes: a score when `score` is given, else a return
+
+
+def final_table(results: Sequence[Result], title: str = "") -> None:
+    """What a run ends with. Columns that no row has a value for are left out."""
+    unit = "score" if any(r.score for r in results) else "return"
+    columns: dict[str, list[str]] = {
+        "algorithm": [r.algorithm for r in results],
+        "score [95% interval]": [interval_text(r.score) for r in results],
+        "success [95% interval]": [interval_text(r.success, 2) for r in results],
+        "return [95% interval]": [interval_text(r.returns) for r in results],
+        f"data's mean {unit}": ["" if r.behaviour is None else f"{r.behaviour:.1f}" for r in results],
+        "seeds": [str(r.seeds) for r in results],
+    }
+    columns = {name: column for name, column in columns.items() if any(column)}
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), title)

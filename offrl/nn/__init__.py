@@ -1,0 +1,23 @@
+"""Networks: MLPs, ensembles, policies and value heads. Ordinary modules of one replica; `vmap` adds the replica axis."""
+
+from offrl.nn.ensemble import EnsembleLinear, EnsembleMLP
+from offrl.nn.heads import Scalar, ValueHead, make_head
+from offrl.nn.mlp import MLP, Linear, initialise
+from offrl.nn.policies import Categorical, Deterministic, Gaussian, Policy, TanhGaussian, make_policy
+
+__all__ = [
+    "MLP",
+    "Categorical",
+    "Deterministic",
+    "EnsembleLinear",
+    "EnsembleMLP",
+    "Gaussian",
+    "Linear",
+    "Policy",
+    "Scalar",
+    "TanhGaussian",
+    "ValueHead",
+    "initialise",
+    "make_head",
+    "make_policy",
+]

@@ -1,0 +1,58 @@
+"""E networks of one shape, evaluated together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from offrl.nn.mlp import ACTIVATIONS, initialise
+
+
+class EnsembleLinear(nn.Module):
+    """E independent linear layers: x [..., B, in] or [E, B, in] -> [E, B, out]. Weights are stored [E, in, out]."""
+
+    def __init__(self, size: int, in_dim: int, out_dim: int, init: str = "torch") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, in_dim, out_dim))
+        self.bias = nn.Parameter(torch.empty(size, 1, out_dim))
+        for member in range(size):
+            initialise(self.weight.data[member].T, self.bias.data[member, 0], init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            x = x.expand(self.weight.shape[0], *x.shape)
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class EnsembleMLP(nn.Module):
+    """E multi-layer perceptrons over the same input: [B, in] -> [E, B, out_dim]; built like `MLP`."""
+
+    def __init__(
+        self,
+        size: int,
+        in_dim: int,
+        hidden: Sequence[int],
+        out_dim: int,
+        *,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        init: str = "torch",
+    ) -> None:
+        super().__init__()
+        sizes = [in_dim, *hidden]
+        self.layers = nn.ModuleList(EnsembleLinear(size, i, o, init) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
+        if layer_norm:
+            self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in sizes[1:])
+            self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in sizes[1:])
+        self.layer_norm = layer_norm
+        self.head = EnsembleLinear(size, sizes[-1], out_dim, init)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = self.activation(layer(x))
+            if self.layer_norm:
+                x = nn.functional.layer_norm(x, x.shape[-1:]) * self.scales[i] + self.shifts[i]
+        return self.head(x)

@@ -1,0 +1,170 @@
+"""Policies. All act in [-1, 1] per dimension (the data set's actions are scaled to that) or among K discrete actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.nn.mlp import MLP
+
+
+class Policy(nn.Module):
+    """What every policy offers; observations [B, O].
+
+    forward(observations, key) gives the distribution's parameters (a key switches dropout on); the methods below take those.
+    """
+
+    def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
+        """The greedy action: [B, A] in [-1, 1], or [B] int64."""
+        raise NotImplementedError
+
+    def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
+        """One random action per row, reparametrised where the distribution allows it."""
+        raise NotImplementedError
+
+    def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        """Log density (or log probability) of the data's actions: [B]."""
+        raise NotImplementedError
+
+    def bc_loss(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        """Imitation loss per row: [B]. The negative log-likelihood unless a policy has none."""
+        return -self.log_prob(dist, actions)
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+    """Sum over the last axis of log N(x; mean, exp(log_std)**2)."""
+    z = (x - mean) * torch.exp(-log_std)
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(-1)
+
+
+class Deterministic(Policy):
+    """a = tanh(f(s)). Its imitation loss is the squared error, averaged over action dimensions (TD3+BC, arXiv 2106.06860)."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], **mlp: object) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden, action_dim, **mlp)  # type: ignore[arg-type]
+
+    def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
+        return (self.net(observations, key).tanh(),)
+
+    def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
+        return dist[0]
+
+    def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
+        return dist[0]
+
+    def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        raise TypeError("a deterministic policy has no density; use a Gaussian one (algo.policy=gaussian)")
+
+    def bc_loss(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        return (dist[0] - actions).square().mean(-1)
+
+
+class Gaussian(Policy):
+    """N(tanh(f(s)), diag(exp(2 log_std))) with log_std a free parameter; samples are clipped, not squashed (IQL, arXiv 2110.06169)."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        *,
+        log_std_min: float = -5.0,
+        log_std_max: float = 2.0,
+        **mlp: object,
+    ) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden, action_dim, **mlp)  # type: ignore[arg-type]
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.bounds = (log_std_min, log_std_max)
+
+    def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
+        mean = self.net(observations, key).tanh()
+        return mean, self.log_std.clamp(*self.bounds).expand_as(mean)
+
+    def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
+        return dist[0]
+
+    def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
+        mean, log_std = dist
+        return (mean + log_std.exp() * rng.normal(key, tuple(mean.shape))).clamp(-1.0, 1.0)
+
+    def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        return gaussian_log_prob(*dist, actions)
+
+
+class TanhGaussian(Policy):
+    """a = tanh(u), u ~ N(mu(s), diag(exp(2 log_std(s)))), with a state-dependent log_std (SAC, arXiv 1801.01290, appendix C)."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        *,
+        log_std_min: float = -5.0,
+        log_std_max: float = 2.0,
+        **mlp: object,
+    ) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden, 2 * action_dim, **mlp)  # type: ignore[arg-type]
+        self.bounds = (log_std_min, log_std_max)
+
+    def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
+        mean, log_std = self.net(observations, key).chunk(2, -1)
+        return mean, log_std.clamp(*self.bounds)
+
+    def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
+        return dist[0].tanh()
+
+    def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
+        return self.sample_with_log_prob(dist, key)[0]
+
+    def sample_with_log_prob(self, dist: tuple[Tensor, ...], key: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] and their log densities [B], from the pre-tanh sample, so that no inverse of tanh is needed."""
+        mean, log_std = dist
+        u = mean + log_std.exp() * rng.normal(key, tuple(mean.shape))
+        return u.tanh(), self._density(dist, u)
+
+    def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        return self._density(dist, torch.atanh(actions.clamp(-1.0 + 1e-6, 1.0 - 1e-6)))
+
+    @staticmethod
+    def _density(dist: tuple[Tensor, ...], u: Tensor) -> Tensor:
+        # log(1 - tanh(u)**2) = 2 (log 2 - u - softplus(-2u)), exact where the direct form underflows
+        correction = 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
+        return gaussian_log_prob(*dist, u) - correction.sum(-1)
+
+
+class Categorical(Policy):
+    """Softmax over K actions."""
+
+    def __init__(self, obs_dim: int, num_actions: int, hidden: Sequence[int], **mlp: object) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden, num_actions, **mlp)  # type: ignore[arg-type]
+
+    def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
+        return (self.net(observations, key).log_softmax(-1),)
+
+    def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
+        return dist[0].argmax(-1)
+
+    def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
+        return rng.categorical(key, dist[0])
+
+    def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        return dist[0].gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+
+POLICIES: dict[str, type[Policy]] = {"deterministic": Deterministic, "gaussian": Gaussian, "tanh_gaussian": TanhGaussian}
+
+
+def make_policy(name: str, obs_dim: int, action_dim: int, num_actions: int, hidden: Sequence[int], **mlp: object) -> Policy:
+    """The policy called `name`; for discrete actions (num_actions > 0) always a categorical one."""
+    if num_actions:
+        return Categorical(obs_dim, num_actions, hidden, **mlp)
+    return POLICIES[name](obs_dim, action_dim, hidden, **mlp)

@@ -1,0 +1,80 @@
+"""Adam and AdamW as pure functions on dictionaries of tensors, with learning-rate schedules and gradient clipping.
+
+Everything works on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its own learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+OptState = dict[str, dict[str, Tensor] | Tensor]
+
+
+@dataclass
+class Adam:
+    """Settings of one optimiser (Kingma and Ba, arXiv 1412.6980; decoupled decay: Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    learning_rate: float | Tensor = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # AdamW: subtracts learning_rate * weight_decay * parameter
+    clip_norm: float = 0.0  # largest norm of the whole gradient; 0: no clipping
+    schedule: str = "constant"  # constant | cosine: to 0 after `decay_steps` updates | linear: to 0
+    decay_steps: int = 0
+    warmup_steps: int = 0  # linear from 0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("constant", "cosine", "linear"):
+            raise ValueError(f"schedule is {self.schedule!r}; it must be constant, cosine or linear")
+        if self.schedule != "constant" and self.decay_steps <= 0:
+            raise ValueError(f"the {self.schedule} schedule needs decay_steps > 0")
+
+    def rate(self, count: Tensor) -> Tensor:
+        """The learning rate of the update that comes after `count` updates ([] float32)."""
+        factor = torch.ones_like(count)
+        if self.schedule != "constant":
+            done = (count / self.decay_steps).clamp(max=1.0)
+            factor = 0.5 * (1.0 + torch.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
+        if self.warmup_steps:
+            factor = factor * ((count + 1.0) / self.warmup_steps).clamp(max=1.0)
+        return factor * self.learning_rate
+
+    def init(self, params: Params) -> OptState:
+        """First and second moments at zero, and the number of updates so far (float32, exact to 16.7 million)."""
+        zeros = {k: torch.zeros_like(v) for k, v in params.items()}
+        device = next(iter(params.values())).device
+        return {"mu": zeros, "nu": {k: v.clone() for k, v in zeros.items()}, "count": torch.zeros((), device=device)}
+
+    def update(self, params: Params, grads: Params, state: OptState) -> tuple[Params, OptState]:
+        """One step; returns new parameters and state and changes nothing in place."""
+        mu, nu, count = state["mu"], state["nu"], state["count"]
+        assert isinstance(mu, dict) and isinstance(nu, dict) and isinstance(count, Tensor)
+        if self.clip_norm:
+            norm = global_norm(grads)
+            scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            grads = {k: g * scale for k, g in grads.items()}
+        rate = self.rate(count)
+        count = count + 1.0
+        # expm1(x log b) keeps 1 - b**count accurate in float32 for the first updates
+        step_size = rate / -torch.expm1(count * math.log(self.beta1))
+        correction = torch.rsqrt(-torch.expm1(count * math.log(self.beta2)))
+        new_params, new_mu, new_nu = {}, {}, {}
+        for k, p in params.items():
+            g = grads[k]
+            new_mu[k] = m = torch.lerp(mu[k], g, 1.0 - self.beta1)
+            new_nu[k] = v = nu[k] * self.beta2 + (1.0 - self.beta2) * g * g
+            if self.weight_decay:
+                p = p * (1.0 - rate * self.weight_decay)
+            new_params[k] = p - step_size * m / (v.sqrt() * correction + self.eps)
+        return new_params, {"mu": new_mu, "nu": new_nu, "count": count}
+
+
+def global_norm(tree: Params) -> Tensor:
+    """Euclidean norm of all entries together: [] float32."""
+    return torch.stack([t.square().sum() for t in tree.values()]).sum().sqrt()

@@ -1,0 +1,101 @@
+"""A trained policy as one object and one file: normalises observations, acts, and maps actions to the environment's range."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl import checkpoint, registry, rng
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import DataSpec
+from offrl.errors import UserError
+
+
+class TrainedPolicy:
+    """One seed's policy. Takes raw observations, as the environment gives them, and returns actions in the environment's range."""
+
+    def __init__(self, algorithm: Algorithm, state: TrainState, seed: int) -> None:
+        """`state` without a replica axis; only what acting needs is kept, on the CPU."""
+        self.algorithm, self.seed = algorithm, seed
+        kept = state._replace(params={n: state.params[n] for n in algorithm.acting}, target={}, opt={})
+        self.state: TrainState = pytree.tree_map(lambda x: x.detach().cpu(), kept)
+        spec = algorithm.spec
+        self.mean = None if spec.observation_mean is None else torch.tensor(spec.observation_mean)
+        self.std = None if spec.observation_std is None else torch.tensor(spec.observation_std)
+        self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        self._carry: Any = None
+        self._t = 0
+
+    def start(self, episodes: int) -> Any:
+        """The carry at the start of that many episodes played side by side."""
+        return self.algorithm.start(episodes)
+
+    @torch.no_grad()
+    def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+        """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
+        spec = self.algorithm.spec
+        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), spec.observation_dim)
+        if self.mean is not None and self.std is not None:
+            obs = (obs - self.mean) / self.std
+        key = rng.fold_in(self.state.key, -1 - t)  # training uses the steps 0, 1, ...
+        actions, carry = self.algorithm.act(self.state, carry, obs, key, explore=explore)
+        return self._to_environment(actions), carry
+
+    def _to_environment(self, actions: Tensor) -> np.ndarray:
+        values = actions.numpy()
+        if self.algorithm.spec.discrete:
+            return values
+        scaled = self.low + (values + 1.0) * 0.5 * (self.high - self.low)
+        return np.clip(scaled, self.low, self.high)
+
+    def reset(self) -> None:
+        """Forget the episode so far; `act` starts a new one. Needed only by policies with a memory."""
+        self._carry, self._t = None, 0
+
+    def act(self, observation: Any, explore: bool = False) -> np.ndarray:
+        """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`.
+
+        Raises UserError for an observation of another shape, or one that holds NaN or infinity.
+        """
+        array = np.asarray(observation, np.float32)
+        shape = self.algorithm.spec.observation_shape
+        batched = array.ndim == len(shape) + 1
+        if array.shape[batched:] != tuple(shape):
+            raise UserError(f"the observation has shape {array.shape}; this policy takes {tuple(shape)} or a batch of those")
+        if not np.isfinite(array).all():
+            raise UserError("the observation holds NaN or infinity")
+        batch = array if batched else array[None]
+        if self._t == 0:
+            self._carry = self.start(len(batch))
+        actions, self._carry = self.step(self._carry, batch, self._t, explore)
+        self._t += 1
+        return actions if batched else actions[0]
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that acting needs into one safetensors file."""
+        algorithm = self.algorithm
+        meta = {
+            "kind": "policy",
+            "seed": self.seed,
+            "config": dataclasses.asdict(algorithm.config),
+            "spec": algorithm.spec.to_json(),
+        }
+        checkpoint.write(Path(path), checkpoint.flatten(self.state), meta)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TrainedPolicy:
+        """Read a file by `save`. Raises UserError when it is damaged or no policy."""
+        tensors, meta = checkpoint.read(Path(path))
+        if meta.get("kind") != "policy":
+            raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
+        algorithm_class = registry.get("algo", meta["config"]["name"])
+        algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
+        template = algorithm.init(0)
+        template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})
+        return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"])

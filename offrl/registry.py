@@ -1,0 +1,64 @@
+"""Names for everything that can be chosen by name: algorithms, data-set sources, tasks.
+
+The core never imports the four folders that stand on it; it finds them, and third-party plugins, here and by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from offrl.errors import UserError, nearest, warn
+
+T = TypeVar("T")
+_BUILTIN = {"algo": "offrl.algorithms", "task": "offrl.envs", "task_guess": "offrl.envs"}  # importing the package registers its members
+_table: dict[str, dict[str, Any]] = {}
+_lock = threading.RLock()
+_plugins_loaded = False
+
+
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader) or "task" (an environment lookup)."""
+
+    def add(item: T) -> T:
+        known = _table.setdefault(kind, {})
+        if name in known and getattr(known[name], "__qualname__", None) != getattr(item, "__qualname__", None):
+            raise ValueError(f"{kind} '{name}' is registered twice: {known[name]!r} and {item!r}")
+        known[name] = item
+        return item
+
+    return add
+
+
+def load_plugins() -> None:
+    """Import every entry point of the group `offrl.plugins`, once. A plugin that fails to import is named in a warning."""
+    global _plugins_loaded
+    with _lock:
+        if _plugins_loaded:
+            return
+        _plugins_loaded = True
+        for point in entry_points(group="offrl.plugins"):
+            try:
+                point.load()
+            except Exception as error:  # a stranger's package must not take the library down
+                warn(f"plugin '{point.name}' ({point.value}) could not be loaded: {type(error).__name__}: {error}")
+
+
+def names(kind: str) -> dict[str, Any]:
+    """All registered members of a kind, by name."""
+    if kind in _BUILTIN:
+        importlib.import_module(_BUILTIN[kind])
+    load_plugins()
+    return dict(sorted(_table.get(kind, {}).items()))
+
+
+def get(kind: str, name: str) -> Any:
+    """The member called `name`. Raises UserError, with the nearest name, when there is none."""
+    known = names(kind)
+    if name not in known:
+        word = {"algo": "algorithm"}.get(kind, kind)
+        raise UserError(f"unknown {word} '{name}'.{nearest(name, known)} Known: {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,142 @@
+"""Counter-based random numbers: a key is an int64 tensor, and every draw is a pure function of it.
+
+The generator is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): `bits(key, n)` is the published stream seeded with `key`. Integer
+arithmetic is exact, so a key gives the same bits on any device, compiled or not, alone or under `torch.func.vmap`. Keys are derived
+with other mixing constants than the stream's (Stafford's variant 4), so a child key is no element of its parent's stream.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _signed(x: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit constant."""
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+_MASK = (1 << 64) - 1
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_FOLD = _signed(0xD1B54A32D192ED03)
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    """Logical right shift: int64 shifts copy the sign bit, which has to be masked away."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _derive(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 33)) * _signed(0x62A9D9ED799705F5)
+    x = (x ^ _shift(x, 28)) * _signed(0xCB24D0A5C88C35B3)
+    return x ^ _shift(x, 32)
+
+
+def _fold(key: Tensor, data: Tensor) -> Tensor:
+    return _derive(_derive(key ^ _FOLD) + data * _GAMMA + 1)
+
+
+def _stream(key: Tensor, count: int) -> Tensor:
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
+    return _mix(key.unsqueeze(-1) + counter * _GAMMA)
+
+
+# On CPU the integer arithmetic is an opaque operator: Inductor would otherwise recompute the hash in every kernel that reads a random
+# number (once per element of each gathered row), and its C++ multiplies signed integers, whose overflow the compiler may assume away.
+@torch.library.custom_op("offrl::fold", mutates_args=())
+def _fold_op(key: Tensor, data: Tensor) -> Tensor:
+    return _fold(key, data)
+
+
+@torch.library.custom_op("offrl::stream", mutates_args=())
+def _stream_op(key: Tensor, count: int) -> Tensor:
+    return _stream(key, count)
+
+
+@_fold_op.register_fake
+def _(key: Tensor, data: Tensor) -> Tensor:
+    return key.new_empty(torch.broadcast_shapes(key.shape, data.shape))
+
+
+@_stream_op.register_fake
+def _(key: Tensor, count: int) -> Tensor:
+    return key.new_empty((*key.shape, count))
+
+
+@_fold_op.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], key: Tensor, data: Tensor) -> tuple[Tensor, int]:
+    rank = max(t.ndim - (d is not None) for t, d in zip((key, data), in_dims, strict=True))
+
+    def front(t: Tensor, dim: int | None) -> Tensor:  # batch axis first, then as many axes as the larger operand has
+        t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+        return t.reshape(t.shape[0], *[1] * (rank + 1 - t.ndim), *t.shape[1:])
+
+    return _fold_op(front(key, in_dims[0]), front(data, in_dims[1])), 0
+
+
+@_stream_op.register_vmap
+def _(info: Any, in_dims: tuple[int | None, None], key: Tensor, count: int) -> tuple[Tensor, int]:
+    assert in_dims[0] is not None
+    return _stream_op(key.movedim(in_dims[0], 0), count), 0
+
+
+def make_key(seed: int, device: torch.device | str | None = None) -> Tensor:
+    """The root key of a seed: [] int64."""
+    return fold_in(torch.tensor(_signed(seed & _MASK), dtype=torch.int64, device=device), 0)
+
+
+def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
+    """A new key for (key, data); different `data` give independent keys. Shapes broadcast."""
+    if not isinstance(data, Tensor):
+        data = torch.full((), data, dtype=torch.int64, device=key.device)
+    return _fold_op(key, data) if key.device.type == "cpu" else _fold(key, data)
+
+
+def split(key: Tensor, n: int = 2) -> tuple[Tensor, ...]:
+    """`n` independent keys: fold_in(key, 0), ..., fold_in(key, n - 1)."""
+    index = torch.arange(n, dtype=torch.int64, device=key.device)
+    return fold_in(key.unsqueeze(-1), index).unbind(-1)
+
+
+def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Uniform 64-bit integers [*shape] int64: outputs 0, 1, ... of SplitMix64 seeded with the one key [] int64."""
+    count = math.prod(shape)
+    return (_stream_op(key, count) if key.device.type == "cpu" else _stream(key, count)).reshape(shape)
+
+
+def uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform float32 in [low, high), on a grid of 2**-24 (high - low)."""
+    return _shift(bits(key, shape), 40).float() * (2.0**-24 * (high - low)) + low
+
+
+def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal float32 (Box-Muller, one 64-bit word per number); the largest magnitude is 6.8."""
+    word = bits(key, shape)
+    u = (_shift(word, 32).float() + 0.5) * 2.0**-32  # the half keeps the logarithm finite
+    angle = (word & 0xFFFFFFFF).float() * (2.0**-32 * 2.0 * math.pi)
+    return torch.sqrt(-2.0 * torch.log(u)) * torch.cos(angle)
+
+
+def randint(key: Tensor, shape: tuple[int, ...], high: int | Tensor) -> Tensor:
+    """Uniform integers in [0, high), int64. The bias is below high * 2**-53."""
+    return (_shift(bits(key, shape), 11).double() * 2.0**-53 * high).long()
+
+
+def bernoulli(key: Tensor, shape: tuple[int, ...], probability: float) -> Tensor:
+    """True with the given probability; bool [*shape]."""
+    return uniform(key, shape) < probability
+
+
+def categorical(key: Tensor, logits: Tensor) -> Tensor:
+    """One draw per row of unnormalised log-probabilities [..., K], by the Gumbel trick; int64 [...]."""
+    noise = (_shift(bits(key, tuple(logits.shape)), 32).float() + 0.5) * 2.0**-32
+    return (logits - torch.log(-torch.log(noise))).argmax(-1)

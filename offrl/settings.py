@@ -1,0 +1,60 @@
+"""Fields of typed settings that document themselves and know their range. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any
+
+from offrl.errors import UserError, nearest
+
+
+def setting(
+    default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: Sequence[str] | None = None
+) -> Any:
+    """A dataclass field with its documentation and, if given, its inclusive range or its allowed values."""
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check(config: Any, prefix: str = "") -> None:
+    """Raise UserError for the first field outside its range or choices, naming the field, its value and what is allowed."""
+    for spec in dataclasses.fields(config):
+        value, name, meta = getattr(config, spec.name), prefix + spec.name, spec.metadata
+        if dataclasses.is_dataclass(value):
+            check(value, name + ".")
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if meta.get("choices") and item not in meta["choices"]:
+                allowed = ", ".join(meta["choices"])
+                raise UserError(f"{name}={item} is not allowed; choose one of {allowed}.{nearest(str(item), meta['choices'])}")
+            if isinstance(item, (int, float)) and not isinstance(item, bool):
+                if item != item:
+                    raise UserError(f"{name} is NaN")
+                if meta.get("low") is not None and item < meta["low"]:
+                    raise UserError(f"{name}={item} is out of range: the smallest allowed value is {meta['low']}")
+                if meta.get("high") is not None and item > meta["high"]:
+                    raise UserError(f"{name}={item} is out of range: the largest allowed value is {meta['high']}")
+
+
+def describe(config: Any, prefix: str = "") -> list[str]:
+    """One line for each setting of a dataclass and the dataclasses in it: name=default, and what it means."""
+    lines: list[str] = []
+    for spec in dataclasses.fields(config):
+        value, name = getattr(config, spec.name), prefix + spec.name
+        if dataclasses.is_dataclass(value):
+            lines += describe(value, name + ".")
+        elif spec.metadata.get("help"):
+            lines.append(f"  {name + '=' + _shown(value):<40} {spec.metadata['help']}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).replace(" ", "").replace("'", "")

@@ -1,0 +1,43 @@
+"""What a data set's task is: the environment that scores a policy, and the reference scores that normalise its return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from offrl import registry
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment and what its scores mean. A number without these labels cannot be compared."""
+
+    name: str  # the data set's or task's name, e.g. "hopper-medium-v2"
+    env_id: str | None = None  # Gymnasium id; None: nothing to evaluate in
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    env_factory: Callable[[], Any] | None = None  # used instead of env_id when given
+    max_episode_steps: int | None = None  # None: the environment's own limit
+    ref_min: float | None = None  # undiscounted return that scores 0
+    ref_max: float | None = None  # undiscounted return that scores 100
+    ref_label: str = ""  # whose reference scores, e.g. "D4RL"
+    observation_keys: tuple[str, ...] = ()  # Dict observations: which entries, in this order, make the flat observation
+    observation_dim: int | None = None  # of the flat observation, to check data against
+    action_dim: int | None = None
+    url: str | None = None  # where the data set is downloaded from
+    note: str = ""  # how the environment differs from the one the data or the reference scores come from
+
+    def normalise(self, returns: Any) -> Any:
+        """100 (G - ref_min) / (ref_max - ref_min) (D4RL, arXiv 2004.07219, section 4); None when the task has no reference scores."""
+        if self.ref_min is None or self.ref_max is None:
+            return None
+        return 100.0 * (returns - self.ref_min) / (self.ref_max - self.ref_min)
+
+
+def lookup(name: str) -> Task | None:
+    """The task of a data set's exact name, from the registered tables, or None."""
+    for table in registry.names("task").values():
+        task = table(name)
+        if task is not None:
+            return task
+    return None

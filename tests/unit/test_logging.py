@@ -1,0 +1,173 @@
+"""The run log: what survives a kill, what never depends on the clock, what is shown."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offrl import logging as log
+from offrl.errors import UserError
+
+FILES = ("metrics.jsonl", "scores.csv")
+
+
+@pytest.fixture(autouse=True)
+def no_tensorboard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "tensorboard" not in request.node.name:  # a second to import
+        monkeypatch.setattr(log.RunLog, "_tensorboard", lambda *_: None)
+
+
+def start(path: Path, resume_step: int | None = None, **kwargs: Any) -> log.RunLog:
+    options: dict[str, Any] = {"quiet": True, "total_steps": 100, "seeds": [3, 7], "title": "a run"}
+    return log.RunLog(path, resume_step=resume_step, **(options | kwargs))
+
+
+def write(run: log.RunLog, steps: range) -> None:
+    for step in steps:
+        run.metrics(step, {"critic/loss": [step / 3, 0.1 + 0.2], "actor/loss": [float("nan"), float("inf")]})
+        row = {"episodes": 10, "return_mean": step / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
+        run.scores(step, [{"seed": s, **row, "dataset": "d, x", "environment": "E-v4"} for s in (3, 7)])
+        run.timing(step, train=0.5)
+
+
+def contents(path: Path) -> list[bytes]:
+    return [(path / name).read_bytes() for name in FILES]
+
+
+def test_rows_read_back(tmp_path: Path) -> None:
+    with start(tmp_path) as run:
+        write(run, range(10, 31, 10))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0] == {"step": 10, "critic/loss": [10 / 3, 0.1 + 0.2], "actor/loss": [None, None]}
+    table = list(csv.DictReader(io.StringIO((tmp_path / "scores.csv").read_text())))
+    assert len(table) == 6 and tuple(table[0]) == log.SCORE_COLUMNS
+    assert float(table[2]["return_mean"]) == 20 / 7 and table[2]["seed"] == "3" and table[2]["dataset"] == "d, x"
+    assert table[0]["success"] == "" and table[0]["score"] == ""
+    assert json.loads((tmp_path / "timing.jsonl").read_text().splitlines()[0]) == {"step": 10, "train": 0.5}
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 25, "cri', b"\0\0\0\0\n"])
+def test_resume_gives_the_same_bytes(tmp_path: Path, torn: bytes) -> None:
+    with start(tmp_path / "whole") as run:
+        write(run, range(0, 51, 5))
+    with start(tmp_path / "cut") as run:
+        write(run, range(0, 36, 5))
+    for name in FILES:
+        with open(tmp_path / "cut" / name, "ab") as file:
+            file.write(torn)
+    with start(tmp_path / "cut", resume_step=20) as run:
+        write(run, range(25, 51, 5))
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_a_new_run_starts_empty(tmp_path: Path) -> None:
+    with start(tmp_path) as run:
+        write(run, range(3))
+    start(tmp_path).close()
+    assert contents(tmp_path) == [b"", (",".join(log.SCORE_COLUMNS) + "\n").encode()]
+
+
+def test_unknown_score_column_is_an_error(tmp_path: Path) -> None:
+    with start(tmp_path) as run, pytest.raises(ValueError, match="retrun"):
+        run.scores(1, [{"seed": 0, "retrun": 1.0}])
+
+
+def test_disk_full_takes_the_line_back(tmp_path: Path) -> None:
+    with start(tmp_path) as run:
+        write(run, range(1))
+        before = contents(tmp_path)
+        real = run._metrics.file
+
+        class Full:
+            fileno = staticmethod(real.fileno)
+            close = staticmethod(real.close)
+
+            def write(self, data: bytes) -> int:
+                if len(data) < 20:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return real.write(data[:-10])
+
+        run._metrics.file = Full()  # type: ignore[assignment]
+        with pytest.raises(UserError, match=r"disk full while writing .*metrics.jsonl; the last checkpoint survives"):
+            run.metrics(1, {"loss": [1.0, 2.0]})
+    assert contents(tmp_path) == before
+
+
+def test_unwritable_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        start(tmp_path / "file" / "run")
+
+
+def test_tensorboard_has_means_and_seeds_and_resumes(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with start(tmp_path) as run:
+        for step in (10, 20, 30):
+            run.metrics(step, {"loss": [1.0, 3.0]})
+    with start(tmp_path, resume_step=20) as run:
+        run.metrics(30, {"loss": [5.0, float("nan")]})
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(e.step, e.value) for e in board.Scalars("loss/mean")] == [(10, 2.0), (20, 2.0), (30, 5.0)]
+    assert [e.value for e in board.Scalars("seed_7/loss")] == [3.0, 3.0]
+
+
+def test_plain_progress_says_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with start(tmp_path, quiet=False) as run:
+        for step in range(10, 101, 10):
+            run.progress(step, 50.0, "score 12.0" if step >= 50 else "")
+        run.progress(100, 50.0, "score 12.0")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "a run"
+    assert [line.split()[1] for line in lines[1:]] == ["10/100", "50/100", "100/100"]
+    assert sum("score 12.0" in line for line in lines) == 1
+    assert "50 updates/s x 2 seeds = 100/s" in lines[1] and "ETA 2 s" in lines[1] and "ETA" not in lines[-1]
+
+
+def test_quiet_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with start(tmp_path) as run:
+        run.progress(10, 5.0, "score")
+        run.say("hello")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setattr("sys.stdout", screen)
+    with start(tmp_path, quiet=False) as run:
+        run.progress(50, 25.0, "score 12.0 [8, 16]")
+        run.say("resumed [bold]")
+    text = screen.getvalue()
+    assert "50/100" in text and "score 12.0 [8, 16]" in text and "ETA 2 s" in text
+    assert text.count("resumed [bold]") == 1 and text.count("a run") == 1
+
+
+def test_final_table(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        log.Result("iql", 4, (1900.0, 1800.0, 2000.0), (60.0, 55.5, 64.5), None, 22.0),
+        log.Result("bc", 1, (900.0, float("nan"), float("nan")), (25.0, float("nan"), float("nan")), None, 22.0),
+    ]
+    log.final_table(rows, "hopper")
+    text = capsys.readouterr().out.splitlines()
+    assert text[0] == "hopper" and "success" not in text[1]
+    assert text[3].split("  ")[0] == "iql" and "60.0 [55.5, 64.5]" in text[3]
+    assert "25.0 " in text[4] and "nan" not in text[4]
+    assert len({len(line) for line in text[1:]}) == 1
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (75, "1 min 15 s"), (7500, "2 h 05 min"), (float("inf"), "?")])
+def test_duration(seconds: float, text: str) -> None:
+    assert log.duration(seconds) == text

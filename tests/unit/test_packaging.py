@@ -1,0 +1,146 @@
+"""The layout that everything rests on: linked folders, one-way dependencies, a complete wheel, a light command line."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINKED = ("algorithms", "configs", "envs", "world_models")
+HEAVY = ("torch", "gymnasium", "mujoco", "minari", "h5py", "matplotlib", "numpy", "pyarrow", "tensorboard")
+
+
+def sources(folder: str) -> list[Path]:
+    found = []
+    for directory, _, files in os.walk(ROOT / folder):  # does not follow links
+        found += [Path(directory, name) for name in files if name.endswith(".py")]
+    return sorted(found)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file's statements import, by its full name, wherever in the file they stand."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    package = parts if parts[:1] == ("offrl",) else ("offrl", *parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def inside(module: str, *packages: str) -> bool:
+    return any(module == p or module.startswith(p + ".") for p in packages)
+
+
+@pytest.mark.parametrize("folder", LINKED)
+def test_folder_is_linked_into_the_package(folder: str) -> None:
+    link = ROOT / "offrl" / folder
+    assert link.is_symlink() and os.readlink(link) == f"../{folder}"
+    assert link.resolve() == ROOT / folder and link.is_dir()
+
+
+def test_links_are_committed_as_links() -> None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-s", "offrl"], cwd=ROOT, capture_output=True, text=True)
+    modes = {line.split("\t")[1]: line.split()[0] for line in listed.stdout.splitlines()}
+    if not modes:
+        pytest.skip("nothing is committed yet")
+    assert {modes.get(f"offrl/{folder}") for folder in LINKED} == {"120000"}
+
+
+def test_core_does_not_import_what_stands_on_it() -> None:
+    wrong = [(p.name, m) for p in sources("offrl") for m in imports(p) if inside(m, *(f"offrl.{f}" for f in LINKED), *LINKED)]
+    assert not wrong
+
+
+def test_algorithm_files_do_not_import_one_another() -> None:
+    files = [p for p in sources("algorithms") if p.name != "__init__.py"]
+    wrong = [(p.name, m) for p in files for m in imports(p) if inside(m, "offrl.algorithms", "algorithms", "offrl.envs", "envs")]
+    assert files and not wrong
+
+
+@pytest.mark.parametrize(("folder", "forbidden"), [("world_models", ("algorithms", "envs")), ("envs", ("algorithms", "world_models"))])
+def test_dependencies_run_one_way(folder: str, forbidden: tuple[str, ...]) -> None:
+    wrong = [(p.name, m) for p in sources(folder) for m in imports(p) if inside(m, *forbidden, *(f"offrl.{f}" for f in forbidden))]
+    assert not wrong
+
+
+def test_no_old_gym_no_d4rl_no_pickle() -> None:
+    everything = [p for folder in ("offrl", *LINKED) for p in sources(folder)]
+    wrong = [(p.name, m) for p in everything for m in imports(p) if inside(m, "gym", "d4rl", "mujoco_py", "pickle", "dill", "cloudpickle")]
+    assert not wrong
+
+
+def test_every_package_is_there() -> None:
+    for package in ("algorithms", "envs", "world_models"):
+        assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
+
+
+def run(code: str, cwd: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_command_line_starts_without_heavy_imports(tmp_path: Path) -> None:
+    out = run(f"import sys, offrl, offrl.cli, offrl.registry; print([m for m in {HEAVY} if m in sys.modules])", tmp_path)
+    assert out.strip() == "[]"
+
+
+def test_version_is_the_one_in_pyproject() -> None:
+    import offrl
+
+    stated = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert stated
+    try:
+        installed = version("offrl")
+    except PackageNotFoundError:
+        pytest.skip("offrl is not installed")
+    assert installed == offrl.__version__ == stated[1]
+
+
+def test_readme_has_the_commands_that_ci_runs() -> None:
+    text = (ROOT / "README.md").read_text()
+    blocks = dict(re.findall(r"<!-- (install|main|test) -->\n```\w*\n(.*?)\n```", text, re.S))
+    assert 'pip install -e ".[dev]"' in blocks["install"]
+    assert blocks["main"] == "offrl train"
+    assert blocks["test"] == 'pytest -m "not learning"'
+
+
+def test_built_in_data_set_is_small() -> None:
+    assert sum(p.stat().st_size for p in (ROOT / "offrl" / "assets").iterdir()) <= 4 * 1024**2
+
+
+def test_wheel_holds_every_file(tmp_path: Path) -> None:
+    """Builds a wheel of a copy of this tree; about five seconds."""
+    pytest.importorskip("build")
+    import setuptools
+
+    if int(setuptools.__version__.split(".")[0]) < 77:
+        pytest.skip("building without isolation needs setuptools 77")
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for name in ("offrl", *LINKED):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(copy)]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    check = "import sys; sys.path.insert(0, sys.argv[1]); import check_wheel, pathlib; print(check_wheel.faults(pathlib.Path(sys.argv[2])))"
+    done = subprocess.run([sys.executable, "-c", check, str(ROOT / "scripts"), str(wheel)], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

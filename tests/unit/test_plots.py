@@ -1,0 +1,93 @@
+"""The learning-curve picture: drawn from scores.csv, the right size, and robust to thin data."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import struct
+from pathlib import Path
+
+import pytest
+
+from offrl import plots
+from offrl.errors import UserError
+from offrl.logging import SCORE_COLUMNS
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, SCORE_COLUMNS, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def rows(seeds: int, steps: int, score: bool = True) -> list[dict[str, object]]:
+    return [
+        {"step": 1000 * t, "seed": s, "return_mean": 100.0 * t + s, **({"score": 3.0 * t + s} if score else {})}
+        for t in range(1, steps + 1)
+        for s in range(seeds)
+    ]
+
+
+def size(png: Path) -> tuple[int, int]:
+    data = png.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("seeds", "steps", "score"), [(4, 6, True), (1, 6, False), (3, 1, True), (1, 1, False)])
+def test_draws(tmp_path: Path, seeds: int, steps: int, score: bool) -> None:
+    source = write(tmp_path / "scores.csv", rows(seeds, steps, score))
+    out = tmp_path / "new" / "curve.png"
+    assert plots.learning_curve({"iql": source}, out, behaviour=5.0, ylabel="", title="hopper")
+    assert size(out) == (900, 550)
+    assert [p.name for p in out.parent.iterdir()] == ["curve.png"]
+
+
+def test_score_only_where_every_run_has_one(tmp_path: Path) -> None:
+    with_score = write(tmp_path / "a.csv", rows(2, 3))
+    without = write(tmp_path / "b.csv", rows(2, 3, score=False))
+    assert plots.learning_curve({"a": with_score, "b": without}, tmp_path / "curve.png")
+    assert plots.read_curves(with_score, "score") == {s: {1000 * t: 3.0 * t + s for t in (1, 2, 3)} for s in (0, 1)}
+    assert plots.read_curves(without, "score") == {}
+
+
+def test_a_frozen_seed_leaves_the_others(tmp_path: Path) -> None:
+    data = rows(3, 5)
+    for row in data:
+        if row["seed"] == 1 and int(str(row["step"])) > 2000:
+            row["score"] = ""
+    assert plots.learning_curve({"iql": write(tmp_path / "scores.csv", data)}, tmp_path / "curve.png")
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    assert not plots.learning_curve({"iql": write(tmp_path / "scores.csv", [])}, tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_missing_or_unwritable_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*none.csv"):
+        plots.learning_curve({"iql": tmp_path / "none.csv"}, tmp_path / "curve.png")
+    source = write(tmp_path / "scores.csv", rows(2, 2))
+    with pytest.raises(UserError, match="cannot write"):
+        plots.learning_curve({"iql": source}, source / "curve.png")
+
+
+def test_labels_keep_apart() -> None:
+    heights: list[float] = []
+
+    class Axes:
+        def get_ylim(self) -> tuple[float, float]:
+            return 0.0, 10.0
+
+        def annotate(self, _: str, position: tuple[float, float], **__: object) -> None:
+            heights.append(position[1])
+
+    plots._label_ends(Axes(), [(9.9, "a", "x"), (9.9, "b", "x"), (9.8, "c", "x"), (1.0, "d", "x")])
+    assert all(b - a >= plots.LABEL_GAP - 1e-9 for a, b in itertools.pairwise(heights)) and heights[-1] <= 1.0
+
+
+@pytest.mark.parametrize(("x", "text"), [(0, "0"), (500, "500"), (2500, "2.5k"), (50_000, "50k"), (1e6, "1M")])
+def test_thousands(x: float, text: str) -> None:
+    assert plots._thousands(x) == text

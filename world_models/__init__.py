@@ -1,0 +1,1 @@
+"""Learned models of an environment's dynamics, and what plans or trains in them."""
