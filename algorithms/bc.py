@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.settings import setting
 from offrl.data.samplers import Batch
 from offrl.nn import make_policy
 from offrl.optim import Params
 from offrl.registry import register
+from offrl.settings import setting
 
 
 @dataclass
@@ -40,18 +39,12 @@ class BC(Algorithm):
 
     def build(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        return {
-            "actor": make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout, init=c.init)
-        }
+        return {"actor": make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout, init=c.init)}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         dist = self.apply("actor", actor, batch["observations"], key)
-        loss = self.modules["actor"].bc_loss(dist, batch["actions"]).mean()
+        loss = self.policy.bc_loss(dist, batch["actions"]).mean()
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         return self.descend(state, "actor", self.actor_loss, batch, key)
-
-    def act(self, state: TrainState, carry: Any, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Any]:
-        dist, policy = self.apply("actor", state.params["actor"], obs), self.modules["actor"]
-        return policy.sample(dist, key) if explore else policy.mode(dist), carry

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import losses
 from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.settings import setting
 from offrl.data.samplers import Batch
 from offrl.nn import MLP, EnsembleMLP, make_head, make_policy
 from offrl.optim import Adam, Params
 from offrl.registry import register
+from offrl.settings import setting
 
 
 @dataclass
@@ -87,7 +86,7 @@ class IQL(Algorithm):
         advantage = q - self.v(state.params["value"], batch["observations"])
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
         dist = self.apply("actor", actor, batch["observations"], key)
-        loss = (weight * self.modules["actor"].bc_loss(dist, batch["actions"])).mean()
+        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -104,7 +103,3 @@ class IQL(Algorithm):
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)  # with the new V, as the authors' code
         state, critic = self.descend(state, "critic", self.critic_loss, batch)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
-
-    def act(self, state: TrainState, carry: Any, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Any]:
-        dist, policy = self.apply("actor", state.params["actor"], obs), self.modules["actor"]
-        return policy.sample(dist, key) if explore else policy.mode(dist), carry

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.settings import setting
 from offrl.data.samplers import Batch
 from offrl.nn import Deterministic, EnsembleMLP, make_head
 from offrl.optim import Params
 from offrl.registry import register
+from offrl.settings import setting
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.func import functional_call, grad_and_value
 from offrl import rng
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers import Batch, Sampler, TransitionSampler
+from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
 Metrics = dict[str, Tensor]
@@ -56,9 +57,13 @@ class Algorithm(ABC):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         """One update. Pure: returns the new state and scalar metrics; no branch on a tensor, no host copy."""
 
-    @abstractmethod
     def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """Actions [B, A] in [-1, 1] (or [B] int64) for normalised observations [B, O], and the next carry."""
+        """Actions [B, A] in [-1, 1] (or [B] int64) for normalised observations [B, O], and the next carry.
+
+        The mode, or with `explore` a sample, of the policy module "actor" unless overridden.
+        """
+        dist = self.apply("actor", state.params["actor"], obs)
+        return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
 
     def sampler(self) -> Sampler:
         """Where batches come from; uniform transitions unless overridden."""
@@ -108,6 +113,11 @@ class Algorithm(ABC):
         if not self.spec.discrete:
             return actions
         return nn.functional.one_hot(actions, self.spec.num_actions).to(torch.float32)
+
+    @property
+    def policy(self) -> Policy:
+        """The module "actor", for its distribution's methods; its own parameters are not used."""
+        return cast(Policy, self.modules["actor"])
 
     @property
     def encoded_action_dim(self) -> int:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import torch
+
+
+def _onednn() -> Any:
+    """The switch that routes float32 products to oneDNN; None in torch before 2.9."""
+    return getattr(torch.backends.mkldnn, "matmul", None)
 
 
 @functools.lru_cache(maxsize=1)
@@ -16,18 +22,21 @@ def _onednn_is_exact() -> bool:
     first, and a product's error after.
     """
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("flags", 1)[1].split("\n", 1)[0]
-    except (OSError, IndexError):
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return False
-    if "amx_bf16" in flags or not torch.backends.mkldnn.is_available() or "AuthenticAMD" not in Path("/proc/cpuinfo").read_text():
-        return False  # Intel's default, MKL, is as fast
+    if "AuthenticAMD" not in cpu or "amx_bf16" in cpu or not torch.backends.mkldnn.is_available():
+        return False  # on Intel's CPUs torch's default, MKL, is as fast
+    matmul = _onednn()
+    if matmul is None:
+        return False
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(256, 256, generator=generator), torch.randn(256, 256, generator=generator)
     exact = a.double() @ b.double()
     default = ((a @ b).double() - exact).abs().max()
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    matmul.fp32_precision = "bf16"
     error = ((a @ b).double() - exact).abs().max()
-    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    matmul.fp32_precision = "none"
     return bool(error <= 4.0 * default)
 
 
@@ -37,7 +46,7 @@ def configure(device: torch.device, threads: int) -> str:
     if device.type != "cpu":
         return f"{torch.cuda.get_device_name(device)}, float32"
     word = f"CPU, {threads} thread{'s' if threads > 1 else ''}, float32 products by "
-    if hasattr(torch.backends.mkldnn, "matmul") and _onednn_is_exact():
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    if _onednn_is_exact():
+        _onednn().fp32_precision = "bf16"
         return word + "oneDNN (accuracy checked)"
     return word + "torch's default library"

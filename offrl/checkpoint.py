@@ -93,7 +93,9 @@ def save(run_dir: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[
     """Add the checkpoint of `step`, point `latest` at it, and delete all but the newest `keep` (0 keeps all)."""
     folder = run_dir / FOLDER
     previous = steps(run_dir)
-    survivor = f" The checkpoint of step {previous[-1]:,} survives; free some space and run the same command to continue." if previous else ""
+    survivor = (
+        f" The checkpoint of step {previous[-1]:,} survives; free some space and run the same command to continue." if previous else ""
+    )
     path = folder / f"step_{step:09d}.safetensors"
     write(path, tensors, {**meta, "step": step}, survivor)
     write_text(folder / "latest", path.name + "\n", survivor)

@@ -10,9 +10,7 @@ from typing import Any
 from offrl.errors import UserError, nearest
 
 
-def setting(
-    default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: Sequence[str] | None = None
-) -> Any:
+def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: Sequence[str] | None = None) -> Any:
     """A dataclass field with its documentation and, if given, its inclusive range or its allowed values."""
     metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None}
     if isinstance(default, (list, dict)):

@@ -127,9 +127,7 @@ class _Loop:
         self.prefetcher = None
         if dataset.mapped and self.step < config.steps:
             self.prefetcher = Prefetcher(sampler, source, self.state.key.cpu(), batch_size, self.step, device)
-        self.update = make_step(
-            algorithm, source, batch_size=batch_size, replicas=len(seeds), mode=mode, batches=self.prefetcher
-        )
+        self.update = make_step(algorithm, source, batch_size=batch_size, replicas=len(seeds), mode=mode, batches=self.prefetcher)
         every = config.eval.every
         self.eval_every = math.ceil(config.steps / 10) if every is None else every or config.steps
         self.save_every = config.checkpoint.every or min(self.eval_every, math.ceil(config.steps / 20))

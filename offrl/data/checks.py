@@ -93,7 +93,9 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
         count, first = 0, -1
         for part in chunks(len(column)):
             block = column[part]
-            if not np.isfinite(block.sum(dtype=np.float64)):  # one pass without a temporary; exact search only where it pays
+            with np.errstate(all="ignore"):
+                total = block.sum(dtype=np.float64)  # one pass without a temporary; the exact search only where it pays
+            if not np.isfinite(total):
                 bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
                 count += len(bad)
                 first = part.start + int(bad[0]) if first < 0 and len(bad) else first

@@ -217,9 +217,9 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
 def environment_range(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
     """Bounds of the environment's Box of actions, or None when it cannot be made here or has no such space."""
     try:
-        import gymnasium
+        from offrl.environments import make_env
 
-        env = task.env_factory() if task.env_factory else gymnasium.make(str(task.env_id), disable_env_checker=True, **task.env_kwargs)
+        env = make_env(task)
         space: Any = env.action_space
         env.close()
         return space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)

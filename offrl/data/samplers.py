@@ -34,10 +34,7 @@ class Packed:
     def take(self, rows: Tensor) -> Batch:
         """The columns of rows [B]."""
         picked = self.table[rows]
-        return {
-            name: picked[:, first:last].reshape(-1, *shape).to(dtype)
-            for name, (first, last, shape, dtype) in self.layout.items()
-        }
+        return {name: picked[:, first:last].reshape(-1, *shape).to(dtype) for name, (first, last, shape, dtype) in self.layout.items()}
 
 
 def pack(columns: dict[str, Tensor], rows: Tensor) -> Packed | None:

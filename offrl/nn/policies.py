@@ -94,7 +94,8 @@ class Gaussian(Policy):
         return (mean + log_std.exp() * rng.normal(key, tuple(mean.shape))).clamp(-1.0, 1.0)
 
     def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
-        return gaussian_log_prob(*dist, actions)
+        mean, log_std = dist
+        return gaussian_log_prob(mean, log_std, actions)
 
 
 class TanhGaussian(Policy):
@@ -137,7 +138,8 @@ class TanhGaussian(Policy):
     def _density(dist: tuple[Tensor, ...], u: Tensor) -> Tensor:
         # log(1 - tanh(u)**2) = 2 (log 2 - u - softplus(-2u)), exact where the direct form underflows
         correction = 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
-        return gaussian_log_prob(*dist, u) - correction.sum(-1)
+        mean, log_std = dist
+        return gaussian_log_prob(mean, log_std, u) - correction.sum(-1)
 
 
 class Categorical(Policy):

@@ -195,7 +195,7 @@ def test_faulty_arrays() -> None:
         Dataset.from_arrays(obs, act, rew, cost=np.zeros(2))
     with pytest.raises(UserError, match="rectangular"):
         Dataset.from_arrays([[1.0], [1.0, 2.0]], act[:2], rew[:2])
-    with pytest.raises(UserError, match="range in 1 row.*-3"):
+    with pytest.raises(UserError, match=r"range in 1 row.*-3"):
         Dataset.from_arrays(obs, np.array([[0], [-3.0], [0], [0]]), rew, action_low=-1, action_high=1)
     with pytest.raises(UserError, match="2 values but the actions have 1"):
         Dataset.from_arrays(obs, act, rew, action_low=[-1, -1], action_high=[1, 1])

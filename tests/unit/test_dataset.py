@@ -80,7 +80,7 @@ def test_without_timeouts_jumps_end_episodes(tmp_path: Path) -> None:
 
 def test_without_timeouts_the_tasks_step_limit_ends_episodes() -> None:
     rows = 9
-    columns = {"observations": np.arange(rows, dtype=np.float32)[:, None], "actions": np.zeros((rows, 1), np.float32)}
+    columns: dict = {"observations": np.arange(rows, dtype=np.float32)[:, None], "actions": np.zeros((rows, 1), np.float32)}
     columns |= {"rewards": np.ones(rows, np.float32), "terminations": np.isin(np.arange(rows), [1])}
     raw = RawData(columns, source="d4rl", task=Task("t", max_episode_steps=3))
     assert np.flatnonzero(find_ends(raw)).tolist() == [1, 4, 7, 8]  # terminal after 2, then the limit of 3 twice, then the rest
@@ -161,7 +161,9 @@ def test_dict_observations_are_joined_sorted_and_goals_kept() -> None:
 
 def test_columns_have_the_promised_types_and_images_stay_bytes() -> None:
     images = np.arange(7 * 4 * 4 * 3, dtype=np.uint8).reshape(7, 4, 4, 3)
-    data = Dataset.from_arrays(images, ACT.astype(np.float64), REW.astype(np.float64)[:, None], TERM.astype(int), TIME.astype(float), cost=REW)
+    data = Dataset.from_arrays(
+        images, ACT.astype(np.float64), REW.astype(np.float64)[:, None], TERM.astype(int), TIME.astype(float), cost=REW
+    )
     kinds = {k: str(c.dtype).removeprefix("torch.") for k, c in data.columns.items()}
     assert kinds == {
         "observations": "uint8",
@@ -201,10 +203,11 @@ def test_spec_survives_json() -> None:
 def test_memory_mapped_columns_are_the_same_and_their_files_are_safe(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     n = 4000
-    columns = {"observations": rng.normal(size=(n, 5)), "actions": rng.uniform(-1, 1, (n, 2)), "rewards": rng.normal(size=n)}
+    columns: dict = {"observations": rng.normal(size=(n, 5)), "actions": rng.uniform(-1, 1, (n, 2)), "rewards": rng.normal(size=n)}
     columns |= {"terminals": rng.random(n) < 0.01, "timeouts": rng.random(n) < 0.01}
     path = str(write(tmp_path / "big.hdf5", **columns))
-    common = dict(name=path, cache_dir=str(tmp_path / "cache"), normalize_observations=True, top_fraction=0.7, discount_returns=0.9)
+    common = {"name": path, "cache_dir": str(tmp_path / "cache"), "normalize_observations": True}
+    common |= {"top_fraction": 0.7, "discount_returns": 0.9}
     plain = load_dataset(DatasetConfig(**common, memory="device"))  # type: ignore[arg-type]
     mapped = load_dataset(DatasetConfig(**common, memory="mmap"))  # type: ignore[arg-type]
     assert mapped.mapped and not plain.mapped

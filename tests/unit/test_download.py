@@ -150,9 +150,7 @@ def test_what_is_no_data_set_is_not_kept(server: Server, tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
-def test_a_truncated_file_in_the_cache_is_downloaded_again(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truncated_file_in_the_cache_is_downloaded_again(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify)
     path.write_bytes(DATA[:1000])
     assert fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify).read_bytes() == DATA
@@ -184,12 +182,14 @@ def test_mirrors(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (folder / "a.hdf5").write_bytes(DATA)
     monkeypatch.setenv("OFFRL_MIRROR", str(tmp_path / "disk"))
     assert fetch(official, tmp_path / "3", d4rl.verify).read_bytes() == DATA
-    with pytest.raises(UserError, match="has no b.hdf5"):
+    with pytest.raises(UserError, match=r"has no b\.hdf5"):
         fetch("http://unreachable.invalid/root/sets/b.hdf5", tmp_path / "3", d4rl.verify)
 
 
 def test_loading_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task("made-up-v2", url=f"{server.url}/sets/a.hdf5", observation_dim=11, action_dim=3, ref_min=0.0, ref_max=10.0, ref_label="D4RL")
+    task = Task(
+        "made-up-v2", url=f"{server.url}/sets/a.hdf5", observation_dim=11, action_dim=3, ref_min=0.0, ref_max=10.0, ref_label="D4RL"
+    )
     registry.names("task")
     monkeypatch.setitem(registry._table["task"], "test", lambda name: task if name == "made-up-v2" else None)
     data = load_dataset(DatasetConfig(name="made-up-v2", cache_dir=str(tmp_path)))

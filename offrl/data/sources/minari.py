@@ -265,41 +265,58 @@ def _numbered(names: Iterator[str], prefix: str) -> list[str]:
     return sorted(found, key=lambda n: int(n[len(prefix) :]))
 
 
-def _read_hdf5(folder: Path, kind: str, buffers: _Buffers) -> None:
-    """Low-level reads: HDF5 converts to the buffer's dtype and writes straight into it."""
-    from h5py import h5d, h5s
+class _Hdf5Reader:
+    """Reads through h5py's low-level interface: with many short episodes the other takes most of the time."""
 
+    def __init__(self, file: Any, where: str) -> None:
+        import h5py
+
+        self.h5, self.file, self.where = h5py, file, where
+        self.types = {np.dtype(t): h5py.h5t.py_create(np.dtype(t)) for t in (np.float32, np.bool_, np.int64, np.uint8)}
+        self.name, self.group, self.rewards = "", file.id, None
+
+    def select(self, name: str) -> int:
+        """Turn to the episode's group; the number of its steps."""
+        self.name, self.group = name, self.h5.h5g.open(self.file.id, name.encode())
+        self.rewards = self.open("rewards")
+        return int(self.rewards.shape[0])  # type: ignore[attr-defined]
+
+    def open(self, path: str) -> Any:
+        try:
+            return self.h5.h5d.open(self.group, path.encode())
+        except KeyError:
+            raise UserError(f"{self.where}: {self.name} has no {path}") from None
+
+    def read(self, column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
+        item: Any = self.rewards if column == "rewards" else self.open("/".join((column, *leaf)))
+        if out is None:
+            return self.h5.Dataset(item)[()]
+        shape = item.shape
+        if shape != out.shape:
+            if shape[0] != len(out) or int(np.prod(shape[1:])) != int(np.prod(out.shape[1:])):
+                raise UserError(f"{self.where}: {self.name}: '{column}' has shape {list(shape)}, expected {list(out.shape)}")
+            out = out.reshape(shape)
+        if out.dtype == bool and item.get_type().get_class() != self.h5.h5t.ENUM:
+            out[:] = self.h5.Dataset(item)[()] != 0  # flags stored as numbers
+        else:
+            item.read(self.h5.h5s.ALL, self.h5.h5s.ALL, out, self.types[out.dtype])
+        return out
+
+
+def _read_hdf5(folder: Path, kind: str, buffers: _Buffers) -> None:
+    """HDF5 converts to the buffer's dtype and writes straight into it."""
     path = folder / "main_data.hdf5"
     if not path.is_file():
         raise UserError(f"{path} is missing; the data set is incomplete")
     with open_hdf5(path) as file:
-        for episode in _numbered(iter(file), "episode_"):
-            base = episode.encode() + b"/"
-
-            def read(column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
-                try:
-                    item = h5d.open(file.id, base + "/".join((column, *leaf)).encode())  # noqa: B023 (called at once)
-                except KeyError:
-                    raise UserError(f"{path}: {episode} has no {'/'.join((column, *leaf))}") from None  # noqa: B023
-                if out is None:
-                    return file[(base + "/".join((column, *leaf)).encode()).decode()][()]  # noqa: B023
-                if item.shape[0] != len(out) or int(np.prod(item.shape[1:])) != int(np.prod(out.shape[1:])):
-                    raise UserError(f"{path}: {episode}: '{column}' has shape {list(item.shape)}, expected {list(out.shape)}")  # noqa: B023
-                if out.dtype == bool:
-                    out[:] = file[(base + column.encode()).decode()][()]  # noqa: B023 (HDF5 stores bool as an enum)
-                else:
-                    item.read(h5s.ALL, h5s.ALL, out.reshape(item.shape))
-                return out
-
+        names = _numbered(iter(file), "episode_")
+        reader = _Hdf5Reader(file, str(path))
+        for name in names:
+            steps = reader.select(name)
             try:
-                steps = h5d.open(file.id, base + b"rewards").shape[0]
-            except KeyError:
-                raise UserError(f"{path}: {episode} has no rewards") from None
-            try:
-                buffers.add(steps, read, episode)
+                buffers.add(steps, reader.read, name)
             except _Overflow:
-                total = sum(file[e]["rewards"].shape[0] for e in _numbered(iter(file), "episode_"))
-                raise _Overflow(total) from None
+                raise _Overflow(sum(reader.select(n) for n in names)) from None
 
 
 def _read_arrow(folder: Path, kind: str, buffers: _Buffers) -> None:
