@@ -36,7 +36,7 @@ class IQLConfig:
     )
     dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99)
     actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
-    decay_steps: int | None = setting(None, "length of the schedule in updates; null: the whole run", low=1)
+    decay_steps: int = setting(1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1)
     init: str = setting("orthogonal", "initial weights: orthogonal (as published) or torch (uniform)", choices=("orthogonal", "torch"))
     value_head: str = setting("scalar", "how values are represented", choices=("scalar",))
 

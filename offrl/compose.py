@@ -114,8 +114,6 @@ def _finish(config: Any, values: Mapping[str, Any]) -> TrainConfig:
     seed_list(result.seeds)
     check(result)
     result.dataset.validate()
-    if getattr(result.algo, "decay_steps", 0) is None:
-        result.algo.decay_steps = result.steps
     for name in result.compare:
         registry.get("algo", _algorithm_group(name) and name)
     return result

@@ -45,8 +45,6 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     if config.name:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
-    if "decay_steps" in settings["algo"] and settings["algo"]["decay_steps"] == config.steps:
-        settings["algo"]["decay_steps"] = None  # so that a longer run of the same command continues this one
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
     data = "".join(c if c.isalnum() or c in "-_." else "-" for c in dataset.spec.name)
     return Path(config.runs_dir) / f"{config.algo.name}-{data}-{digest}"
