@@ -4,42 +4,71 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.config import TrainConfig, seed_list
+from offrl.config import FREE, TrainConfig, seed_list
 from offrl.errors import UserError, nearest
 from offrl.settings import check
 
-GROUPS = ("algo", "dataset", "experiment")
+# names and paths: taken as they stand on the command line, whatever characters they hold
+PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
+         "resume", "config")  # fmt: skip
+OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
+SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
     """`["algo=iql", "algo.temperature=5"]` as a dictionary, values read by Hydra's grammar. Raises UserError for what it cannot read."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException
 
     parser, values = OverridesParser.create(), {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
-        if not equals or not key:
-            raise UserError(f"'{argument}' is not a setting; write name=value, such as algo=iql or steps=50000")
+        if not equals or not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.-]*", key):
+            hint = f"; settings have no dashes: {key.lstrip('-')}={text or 'VALUE'}" if key.startswith("-") else ""
+            raise UserError(f"'{argument}' is not a setting; write name=value, such as algo=iql or steps=50000{hint}")
         key = key.lstrip("+")
-        if key in ("dataset", "resume", "config", "eval.env", "runs_dir", "name", "experiment", "dataset.name", "algo"):
-            values[key] = text  # names and paths are taken as they stand, whatever characters they hold
+        if not text:
+            raise UserError(f"'{argument}' has no value; write {key}=VALUE")
+        if key in PLAIN:
+            quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+            values[key] = None if text == "null" and key in OPTIONAL else text[1:-1] if quoted else text
             continue
         try:
-            override = parser.parse_override(f"{key}={text}")
-        except OverrideParseException:
-            raise UserError(f"cannot read the value in '{argument}'; quote text that holds special characters, such as name=\"'a b'\"") from None
-        if override.is_sweep_override():
-            raise UserError(f"'{argument}' names several values; a list is written [a,b]")
-        value = override.value()
-        values[key] = text if value.__class__.__name__ == "QuotedString" else value
+            override = parser.parse_override(f"key={text}")  # `text` alone: names of the user's own columns may hold anything
+            if override.is_sweep_override():
+                raise UserError(f"'{argument}' names several values; a list is written [a,b]")
+            values[key] = override.value()
+        except HydraException:
+            raise UserError(f"cannot read the value in '{argument}'; quote text that holds special characters: {key}=\"'a b'\"") from None
     return values
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{name: value} with dotted names only, the file named by `config` read in below the other values.
+
+    A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML `algo: {name: iql}`.
+    """
+    flat = {str(k): _plain(v) for k, v in _dotted(values).items()}
+    for group in ("algo", "dataset"):
+        name = flat.pop(f"{group}.name", None)
+        if flat.get(group) is None:
+            flat.pop(group, None)
+            if name is not None:
+                flat[group] = name
+    path = flat.pop("config", None)
+    if path is None:
+        return flat
+    below = flatten(_read_yaml(Path(path)))
+    for name in ("given", "match", "resume"):  # where the file is a run's config.yaml
+        below.pop(name, None)
+    return {**below, **flat}
 
 
 def compose(values: Mapping[str, Any]) -> TrainConfig:
@@ -50,56 +79,70 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     """
     from omegaconf import OmegaConf
 
-    values = dict(values)
-    if path := values.pop("config", None):
-        values = {**_read_yaml(Path(path)), **values}
-    if values.get("resume"):
+    values = flatten(values)
+    if values.get("resume") is not None:
         return _resume(values)
-    # a group's choice and its fields are written alike in YAML (algo: {name: iql}) and on the command line (algo=iql)
-    algo = str(values.pop("algo.name", None) or values.pop("algo", None) or "iql").replace("-", "_")
-    values.pop("algo", None)
-    dataset = values.pop("dataset.name", None) or values.pop("dataset", None) or "builtin"
-    values.pop("dataset", None)
-    experiment = values.pop("experiment", "auto")
-    algo_group, groups = _algorithm_group(algo), _names("dataset")
-    dataset_group = dataset if dataset in groups else "default"
-    if experiment == "auto":
-        experiment = find_experiment(algo, str(dataset))
-    elif experiment not in ("none", *_names("experiment")):
-        known = _names("experiment")
-        raise UserError(f"unknown experiment '{experiment}'.{nearest(experiment, known)} Known: {', '.join(known)}")
-    config = _hydra([f"dataset={dataset_group}", f"algo={algo_group}", f"experiment={experiment}"])
+    given = dict(values)
+    values.pop("resume", None)
+    algo = _algorithm_group(str(values.pop("algo", "iql")))
+    dataset = str(values.pop("dataset", "builtin"))
+    dataset_group = dataset if dataset in _names("dataset") else "default"
+    experiment = _experiment(algo, dataset, str(values.pop("experiment", None) or "auto"))
+    config = _hydra([f"dataset={dataset_group}", f"algo={algo}", f"experiment={experiment}"])
     OmegaConf.set_struct(config, True)
     if dataset_group == "default":
-        config.dataset.name = str(dataset)
+        config.dataset.name = dataset
     config.experiment = experiment
-    return _finish(config, values)
+    return _finish(config, values, given)
+
+
+def _experiment(algo: str, dataset: str, name: str) -> str:
+    """The experiment to use: `name` with or without its algorithm, or the one that `auto` finds. Raises UserError for an unknown one."""
+    if name == "auto":
+        return find_experiment(algo, dataset)
+    folder, known = base_algorithm(algo), _names("experiment")
+    name = f"{folder}/{name}" if f"{folder}/{name}" in known else name
+    mine = [e for e in known if e.startswith(f"{folder}/")]
+    if name not in ("none", *known):
+        raise UserError(f"unknown experiment '{name}'.{nearest(name, known)} Those of {folder}: {', '.join(mine) or 'none'}")
+    if name in known and name not in mine:
+        raise UserError(f"experiment={name} is for another algorithm than {algo}; those of {folder}: {', '.join(mine) or 'none'}")
+    return name
 
 
 def _resume(values: dict[str, Any]) -> TrainConfig:
     """The settings of the run named by `resume`, with `values` on top; what must not change is checked later, against the run."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from offrl.runs import CONFIG, read_record
 
     run_dir = Path(values.pop("resume"))
+    run_dir = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
     read_record(run_dir)  # says what is wrong when this is no run
-    saved = _read_yaml(run_dir / CONFIG, flat=False)
+    saved = _read_yaml(run_dir / CONFIG)
+    name = (saved.get("algo") or {}).get("name")
+    given = {**(saved.pop("given", None) or {}), **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
-    if algo is not None and algo != saved["algo"]["name"]:
-        raise UserError(f"{run_dir} was trained with algo={saved['algo']['name']}, not {algo}; a run continues with its own algorithm only")
-    if dataset is not None:
-        values["dataset.name"] = str(dataset)
+    if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
+        known = _algorithm_group(algo)
+        raise UserError(f"{run_dir} was trained with algo={name}, not {known}; a run continues with its own algorithm only")
     values.pop("experiment", None)
-    algorithm = registry.get("algo", saved["algo"]["name"])
     schema = OmegaConf.structured(TrainConfig)
-    schema.algo = OmegaConf.structured(algorithm.Config)
-    known = {f.name for f in dataclasses.fields(TrainConfig)}
-    config = OmegaConf.merge(schema, {k: v for k, v in saved.items() if k in known})
-    return _finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name})
+    schema.algo = OmegaConf.structured(registry.get("algo", str(name)).Config)
+    try:
+        config = OmegaConf.merge(schema, {**saved, "quiet": False})
+    except OmegaConfBaseException as error:
+        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
+        raise UserError(f"{run_dir / CONFIG} does not fit this version of offrl ({reason}); continue with the version it names") from None
+    if dataset is not None:
+        config.dataset.name = str(dataset)
+    config = _finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
+    config.resume = str(run_dir)
+    return config
 
 
-def _finish(config: Any, values: Mapping[str, Any]) -> TrainConfig:
+def _finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> TrainConfig:
     """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -114,34 +157,48 @@ def _finish(config: Any, values: Mapping[str, Any]) -> TrainConfig:
     seed_list(result.seeds)
     check(result)
     result.dataset.validate()
+    for name in ("name", "label"):
+        text = getattr(result, name)
+        if text is not None and (text in ("", ".", "..") or "/" in text or "\\" in text):
+            raise UserError(f"{name}={text} must be a plain name; where run directories are made is runs_dir=")
     for name in result.compare:
-        registry.get("algo", _algorithm_group(name) and name)
+        _algorithm_group(name)
+    result.label = result.label or result.algo.name
+    result.given = {k: v for k, v in given.items() if k not in FREE or k in ("steps", "experiment")}
     return result
 
 
 def _set(config: Any, name: str, value: Any) -> None:
+    """Set one value by its dotted name. Raises UserError, with the nearest name, for a name that is not known or a value of a wrong kind."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if isinstance(value, Mapping) and isinstance(OmegaConf.select(config, name), DictConfig) and name != "dataset.fields":
-        for key, inner in value.items():
-            _set(config, f"{name}.{key}", inner)
-        return
     parts, node = name.split("."), config
     for i, part in enumerate(parts):
         free = i > 0 and parts[i - 1] == "fields"  # dataset.fields holds names of the user's own
         if not isinstance(node, DictConfig) or (part not in node and not free):
             prefix = ".".join(parts[:i])
             options = [f"{prefix}.{k}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
-            everything = options or _all_names(config)
-            raise UserError(f"unknown setting '{name}'.{nearest('.'.join(parts[: i + 1]), everything) or nearest(name, _all_names(config))}")
+            everything = _all_names(config)
+            hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, everything)
+            raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
         node = node._get_node(part) if part in node else None
+    if isinstance(node, DictConfig) and not isinstance(value, Mapping):
+        raise UserError(f"{name}={_shown(value)}: {name} has settings of its own, such as {name}.{next(iter(node), 'observations')}=...")
+    old = None if node is None or node._is_none() else node._value()
+    if isinstance(value, float) and value.is_integer() and (isinstance(old, int) or "int" in str(getattr(node, "_metadata", ""))):
+        value = int(value)  # steps=1e6
     try:
         OmegaConf.update(config, name, value, force_add="fields" in parts)
     except OmegaConfBaseException as error:
         text = str(error).splitlines()[0]
-        kind = next((w for t, w in (("Float", "a number"), ("Integer", "a whole number"), ("Boolean", "true or false")) if t in text), "")
-        raise UserError(f"{name}={value}: must be {kind}" if kind else f"{name}={value}: {text}") from None
+        words = {"Float": "a number", "Integer": "a whole number", "ool": "true or false", "ListConfig": f"a list: {name}=[{_shown(value)}]"}
+        kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
+        raise UserError(f"{name}={_shown(value)} must be {kind}" if kind else f"{name}={_shown(value)}: {text}") from None
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).replace("'", "")
 
 
 def _all_names(config: Any, prefix: str = "") -> list[str]:
@@ -156,25 +213,33 @@ def _all_names(config: Any, prefix: str = "") -> list[str]:
 
 def find_experiment(algo: str, dataset: str) -> str:
     """The experiment of `algo` whose `match` patterns fit the data set's name best (the longest pattern), or "none"."""
-    name = Path(dataset).name if dataset.endswith((".hdf5", ".h5", ".npz", ".parquet")) or "\\" in dataset else dataset
-    name = name.rsplit(".", 1)[0] if name != dataset or name.endswith((".hdf5", ".h5", ".npz", ".parquet")) else name
-    name = name.removeprefix("minari:").removeprefix("D4RL/").removeprefix("mujoco/").replace("/", "-").replace("_", "-").lower()
+    name = SUFFIX.sub("", Path(dataset).name) if SUFFIX.search(dataset) else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
+    name = re.sub(r"[/_]", "-", name.removeprefix("d4rl:").removeprefix("minari:")).lower()
     best, length = "none", 0
     for experiment in _names("experiment"):
-        if not experiment.startswith(f"{algo}/"):
+        if not experiment.startswith(f"{base_algorithm(algo)}/"):
             continue
-        for pattern in _read_yaml(_folder() / "experiment" / f"{experiment}.yaml", flat=False).get("match", []):
+        for pattern in _read_yaml(_folder() / "experiment" / f"{experiment}.yaml").get("match", []):
             if fnmatch.fnmatchcase(name, pattern) and len(pattern) > length:
                 best, length = experiment, len(pattern)
     return best
 
 
+def base_algorithm(algo: str) -> str:
+    """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc)."""
+    if algo in registry.names("algo"):
+        return algo
+    used = _read_yaml(_folder() / "algo" / f"{algo}.yaml").get("defaults", [])
+    return next(d.split("/")[2].partition("@")[0] for d in used if isinstance(d, str) and d.startswith("/offrl_algo/"))
+
+
 def _algorithm_group(name: str) -> str:
     """The file under configs/algo, or the registered algorithm, called `name`. Raises UserError with the nearest name."""
     known = {*_names("algo"), *registry.names("algo")}
-    if name not in known:
-        raise UserError(f"unknown algorithm '{name}'.{nearest(name, known)} Known: {', '.join(sorted(known))}")
-    return name
+    for spelling in (name, name.replace("-", "_")):
+        if spelling in known:
+            return spelling
+    raise UserError(f"unknown algorithm '{name}'.{nearest(name, known)} Known: {', '.join(sorted(known))}")
 
 
 def _folder() -> Path:
@@ -206,8 +271,8 @@ def _hydra(overrides: list[str]) -> Any:
         return hydra_compose("train", overrides=overrides)
 
 
-def _read_yaml(path: Path, flat: bool = True) -> dict[str, Any]:
-    """A YAML file as a dictionary; `flat`: with dotted names for nested settings. Raises UserError."""
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as a dictionary. Raises UserError."""
     import yaml
 
     try:
@@ -218,14 +283,23 @@ def _read_yaml(path: Path, flat: bool = True) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings, name: value")
-    return _dotted(values) if flat else values
+    return values
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and f"{prefix}{key}" != "dataset.fields":
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in ("dataset.fields", "given"):
             result.update(_dotted(value, f"{prefix}{key}."))
         else:
             result[f"{prefix}{key}"] = value
     return result
+
+
+def _plain(value: Any) -> Any:
+    """What YAML knows, from what Python callers pass: NumPy numbers and arrays, ranges, tuples, paths."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value

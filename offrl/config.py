@@ -23,12 +23,12 @@ class CheckpointConfig:
 class TrainConfig:
     """Everything that decides a run. `algo` is a dataclass of its own, one for each algorithm."""
 
-    algo: Any = field(default=None, metadata={"help": "the algorithm's settings; `offrl list algo=NAME` shows them"})
-    dataset: DatasetConfig = field(default_factory=DatasetConfig, metadata={"help": "the data and its transforms"})
-    eval: EvalConfig = field(default_factory=EvalConfig, metadata={"help": "the environment and how often to score in it"})
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata={"help": "saving"})
+    algo: Any = setting(None, "the algorithm; `offrl list algo=NAME` shows its own settings", shown="iql")
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     experiment: str = setting("auto", "per-data-set settings from configs/experiment: auto (by data set), none, or algo/name")
-    match: list[str] = setting([], "set by an experiment: patterns of the data sets' names that it is for")
+    match: list[str] = field(default_factory=list)  # set by an experiment: patterns of the data sets' names that it is for
     seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds; all train at once")
     steps: int = setting(1_000_000, "updates of each seed", low=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
@@ -38,22 +38,29 @@ class TrainConfig:
     compare: list[str] = setting([], "algorithms to train as well, with their own default settings, for the final table")
     runs_dir: str = setting("runs", "where run directories are made")
     name: str | None = setting(None, "the run directory's name; null: algorithm, data set and a hash of the settings")
+    label: str | None = setting(None, "what tables and the run directory's name call the algorithm; null: its name")
     resume: str | None = setting(None, "a run directory to continue")
-    quiet: bool = setting(False, "print the final table only")
+    config: str | None = setting(None, "a YAML file of settings; those on the command line win")
+    quiet: bool = setting(False, "print the final table only (also --quiet)")
+    given: dict[str, Any] = field(default_factory=dict)  # what was asked for, before defaults; for the runs of `compare`
 
+
+MOST_SEEDS = 10_000
 
 # What may change when a run is continued: these do not alter a single update.
 FREE = ("steps", "runs_dir", "name", "resume", "quiet", "compile", "device", "threads", "compare", "checkpoint", "eval", "log_every",
-        "match", "experiment")
+        "match", "experiment", "label", "given", "config")
 
 
 def seed_list(seeds: Any) -> list[int]:
     """`4` -> [0, 1, 2, 3]; a list stays. Raises UserError for anything else, or for repeated or negative seeds."""
     if isinstance(seeds, bool) or not isinstance(seeds, (int, list, tuple, range)):
         raise UserError(f"seeds={seeds!r} must be a number of seeds or a list of seeds, such as 4 or [3,7]")
+    if isinstance(seeds, int) and seeds > MOST_SEEDS:
+        raise UserError(f"seeds={seeds} asks for that many seeds at once, at most {MOST_SEEDS} can be; seed {seeds} alone is seeds=[{seeds}]")
     values = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not values or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in values):
-        raise UserError(f"seeds={seeds!r} must hold at least one seed, each a whole number of 0 or more")
+    if not values or any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < 2**63 for s in values):
+        raise UserError(f"seeds={seeds!r} must hold at least one seed, each a whole number from 0 to 2**63 - 1")
     if len(set(values)) != len(values):
         raise UserError(f"seeds={seeds!r} names a seed twice")
     return values

@@ -46,7 +46,7 @@ def describe(config: Any, prefix: str = "") -> list[str]:
         if dataclasses.is_dataclass(value):
             lines += describe(value, name + ".")
         elif spec.metadata.get("help"):
-            lines.append(f"  {name + '=' + _shown(value):<40} {spec.metadata['help']}")
+            lines.append(f"  {name + '=' + (spec.metadata.get('shown') or _shown(value)):<40} {spec.metadata['help']}")
     return lines
 
 

@@ -95,6 +95,10 @@ def _lock(run_dir: Path) -> Iterator[None]:
         yield
 
 
+class _CutShort(Exception):
+    """An evaluation was abandoned because of a signal."""
+
+
 class _Loop:
     """The state of a run while it trains."""
 
@@ -118,6 +122,8 @@ class _Loop:
         self.since = 0  # the update at which `sums` began
         self.alive = torch.ones(len(seeds), dtype=torch.bool)
         self.step = 0
+        self.unscored = False  # an evaluation is due at this step
+        self.last_score, self.seconds_evaluating = "", 0.0
         resumed = self._restore()
         if not dataset.mapped:
             dataset = dataset.to(device)
@@ -152,11 +158,11 @@ class _Loop:
 
     def run(self) -> None:
         """Train to the end, or raise Interrupted."""
-        config, last = self.config, ""
-        started, seconds_eval = time.monotonic(), 0.0
+        config, started = self.config, time.monotonic()
         with self.log, _signals(self):
             try:
-                slice_ = self.algorithm.period
+                self._evaluate(0.0)  # what an interrupt cut short
+                slice_, warm, rate = self.algorithm.period, False, 0.0
                 while self.step < config.steps and self.alive.any():
                     stop_at = min(self._next(n) for n in (config.log_every, self.eval_every, self.save_every))
                     tick, first = time.monotonic(), self.step
@@ -165,33 +171,33 @@ class _Loop:
                         self.state, self.sums = self.update.run(self.state, self.sums, self.step, count)
                         self.step += count
                         seconds = time.monotonic() - now
+                        if not warm:  # tracing and compiling are no measure of speed
+                            warm, tick, first = True, time.monotonic(), self.step
+                            self.log.timing(self.step, first_updates=seconds)
+                            continue
                         # on a GPU this measures the queueing only, which still bounds how many updates wait behind an interrupt
                         slice_ = max(1, min(4 * slice_, int(slice_ * SLICE_SECONDS / max(seconds, 1e-9))))
                         rate = (self.step - first) / (time.monotonic() - tick)
                         if self.step < config.steps:
-                            self.log.progress(self.step, rate, last)
+                            self.log.progress(self.step, rate, self.last_score)
                     if self.step == stop_at:
                         self._log_metrics()
-                        self.log.timing(self.step, updates_per_second=(self.step - first) / (time.monotonic() - tick))
-                    if self._due(self.eval_every) and self.evaluator is not None:
-                        now = time.monotonic()
-                        last = self._evaluate()
-                        seconds_eval += time.monotonic() - now
-                        self.log.timing(self.step, evaluation=time.monotonic() - now)
-                        if self.step < config.steps:
-                            self.log.progress(self.step, rate, last)
-                    if self.step == config.steps:
-                        self.log.progress(self.step, rate, last)
-                    if self._due(self.save_every) or self.stop:
-                        self._save()
+                        self.log.timing(self.step, updates_per_second=rate)
+                        self.unscored = self.evaluator is not None and self._due(self.eval_every)
+                        self._evaluate(rate)
+                        if self._due(self.save_every):
+                            self._save()
                     if self.stop:
+                        self._save()
                         raise Interrupted(f"stopped at step {self.step:,}; all is saved in {self.run_dir}: the same command continues")
+                if not self.alive.any() and self.step < config.steps:
+                    self._save()
             finally:
                 if self.prefetcher is not None:
                     self.prefetcher.close()
             for seed, policy in zip(self.seeds, self.policies(), strict=True):
                 policy.save(self.run_dir / "policies" / f"seed_{seed}.safetensors")
-            self.log.say(f"trained in {duration(time.monotonic() - started)}, of which evaluation {duration(seconds_eval)}")
+            self.log.say(f"trained in {duration(time.monotonic() - started)}, of which evaluation {duration(self.seconds_evaluating)}")
 
     def policies(self) -> list[TrainedPolicy]:
         """The current policies, one for each seed."""
@@ -230,21 +236,37 @@ class _Loop:
                 lambda new, old: torch.where(alive.view(-1, *[1] * (new.ndim - 1)), new, old), self.state, self.good
             )
 
-    def _evaluate(self) -> str:
-        assert self.evaluator is not None
-        self._freeze()
-        result = self.evaluator(self.policies(), self.seeds)
-        names = {"return": "return_mean", "length": "length_mean"}
-        rows = [{names.get(k, k): v for k, v in row.items()} for row in result.rows()]
-        self.log.scores(self.step, [{**row, "dataset": self.spec.name, "environment": result.label} for row in rows])
-        return f"{'score' if result.scores is not None else 'return'} {interval_text(result.interval())}"
+    def _evaluate(self, rate: float) -> None:
+        """Score the policies and write the scores, if that is due; an interrupt leaves it due."""
+        if self.unscored and self.evaluator is not None:
+            started = time.monotonic()
+            self._freeze()
+            try:
+                result = self.evaluator(self.policies(), self.seeds, self._heed_signals)
+            except _CutShort:
+                return
+            names = {"return": "return_mean", "length": "length_mean"}
+            rows = [{names.get(k, k): v for k, v in row.items()} for row in result.rows()]
+            self.log.scores(self.step, [{**row, "dataset": self.spec.name, "environment": result.label} for row in rows])
+            self.unscored = False
+            self.last_score = f"{'score' if result.scores is not None else 'return'} {interval_text(result.interval())}"
+            seconds = time.monotonic() - started
+            self.seconds_evaluating += seconds
+            self.log.timing(self.step, evaluation=seconds)
+            self.log.progress(self.step, rate, self.last_score)
+        elif self.step == self.config.steps:
+            self.log.progress(self.step, rate, self.last_score)
+
+    def _heed_signals(self, done: int, total: int) -> None:
+        if self.stop:
+            raise _CutShort
 
     def _save(self) -> None:
         self.log.sync()
         self._freeze()
         between = self.step != self.since  # only when interrupted: every regular checkpoint stands at a line of metrics
         tree = {"state": self.state, "good": self.good if between else {}, "alive": self.alive, "sums": self.sums}
-        meta = {"since": self.since, "algorithm": self.config.algo.name, "seeds": self.seeds}
+        meta = {"since": self.since, "unscored": self.unscored, "algorithm": self.config.algo.name, "seeds": self.seeds}
         checkpoint.save(self.run_dir, self.step, checkpoint.flatten(tree), meta, self.config.checkpoint.keep)
 
     def _restore(self) -> bool:
@@ -253,7 +275,7 @@ class _Loop:
             return False
         tensors, meta = found
         where = f"checkpoint of step {meta['step']:,} in {self.run_dir}"
-        self.step, self.since = meta["step"], meta["since"]
+        self.step, self.since, self.unscored = meta["step"], meta["since"], meta["unscored"]
         self.state = self.good = checkpoint.unflatten({"state": self.state}, tensors, where)["state"]
         if self.step != self.since:
             self.good = checkpoint.unflatten({"good": self.good}, tensors, where)["good"]
