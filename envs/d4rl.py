@@ -83,6 +83,12 @@ def lookup(name: str) -> Task | None:
     )
 
 
+@register("task_names", "d4rl")
+def names() -> list[str]:
+    """The names of all D4RL data sets, robot by robot."""
+    return list(table())
+
+
 @register("task_guess", "d4rl")
 def guess(stem: str) -> Task | None:
     """The task that a file called `stem` probably belongs to, or None: "hopper_medium", "walker2d-mine-v2", a name of D4RL's own files.

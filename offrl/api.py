@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl import runs
+from offrl import registry, runs
 from offrl.compose import compose
 from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
 from offrl.data.transforms import apply_transforms
+from offrl.errors import UserError
 from offrl.runs import Run
 from offrl.train import train as run_training
 
 
 def train(
-    algo: str = "iql",
-    dataset: str | Path | Dataset = "builtin",
+    algo: str | None = None,
+    dataset: str | Path | Dataset | None = None,
     *,
-    seeds: int | list[int] = 4,
+    seeds: int | Sequence[int] | None = None,
     steps: int | None = None,
     env: str | Callable[[], Any] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -29,18 +30,19 @@ def train(
 ) -> Run:
     """Train `algo` on a data set, all seeds at once, score it, and return the run.
 
-    dataset: whatever the command line takes, or a `Dataset`. seeds: how many, or which. env: a Gymnasium id, a function that makes an
+    algo: "iql" by default. dataset: whatever the command line takes, or a `Dataset`; the built-in one by default. seeds: how many (4 by
+    default), or which. env: a Gymnasium id, a function that makes an
     environment, or "none"; by default the data set's own. settings: any other setting by its name on the command line, such as
     {"algo.temperature": 5.0, "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). The same call
     continues a run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would refuse.
     """
-    values: dict[str, Any] = {"algo": algo, "seeds": seeds, **more, **(settings or {})}
-    if steps is not None:
-        values["steps"] = steps
+    named = {"algo": algo, "seeds": seeds, "steps": steps}
+    values: dict[str, Any] = {**{k: v for k, v in named.items() if v is not None}, **more, **(settings or {})}
     if isinstance(env, str):
         values["eval.env"] = env
     given = dataset if isinstance(dataset, Dataset) else None
-    values["dataset"] = dataset.spec.name if isinstance(dataset, Dataset) else str(dataset)
+    if dataset is not None:
+        values["dataset"] = dataset.spec.name if isinstance(dataset, Dataset) else str(dataset)
     return train_from(values, given, env if callable(env) else None)[0]
 
 
@@ -49,15 +51,21 @@ def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: C
     config = compose(values)
     result = [_train_one(config, dataset, env)]
     for name in config.compare:
-        if name != config.algo.name:
-            kept = {k: v for k, v in values.items() if not k.startswith(("algo.", "experiment", "resume", "name"))}
-            other = compose({**kept, "algo": name, "steps": config.steps, "compare": []})
-            result.append(_train_one(other, dataset, env))
-    result[0].plot(result[1:])
+        if name != config.label:
+            # what was asked for, without what belongs to the main algorithm
+            kept = {k: v for k, v in config.given.items() if not k.startswith("algo") and (k != "experiment" or v == "none")}
+            main = {k: getattr(config, k) for k in ("seeds", "steps", "runs_dir", "quiet")}
+            result.append(_train_one(compose({**kept, **main, "algo": name, "compare": []}), dataset, env))
+    if len(result) > 1:
+        result[0].plot(result[1:])
     return result
 
 
 def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], Any] | None) -> Run:
+    if dataset is None and config.resume and Run(config.resume).record["spec"]["source"] == "arrays" and not _registered(config):
+        raise UserError(
+            f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it"
+        )
     data = load_dataset(config.dataset) if dataset is None else apply_transforms([dataset], config.dataset)
     if env is not None:
         task = runs.with_factory(data.spec.task, env, data.spec.name)
@@ -67,3 +75,7 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
     run = Run(run_dir)
     run.plot()
     return run
+
+
+def _registered(config: TrainConfig) -> bool:
+    return config.dataset.name in registry.names("dataset")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from offrl import registry
-from offrl.compose import _names
-from offrl.errors import UserError, nearest
+from offrl.compose import algorithm_group, base_algorithm, compose, config_names
 from offrl.logging import print_table
 from offrl.settings import describe
 
@@ -14,29 +15,46 @@ def print_all() -> None:
     rows = []
     for name, algorithm in registry.names("algo").items():
         module = __import__(algorithm.__module__, fromlist=["_"])
-        title = (module.__doc__ or algorithm.__doc__ or "").strip().splitlines()[0]
-        experiments = ", ".join(e.split("/", 1)[1] for e in _names("experiment") if e.startswith(f"{name}/"))
-        rows.append([name, title, experiments])
-    print_table(["algorithm", "what it is", "experiments"], rows)
-    variants = [n for n in _names("algo") if n not in registry.names("algo")]
+        text = (module.__doc__ or algorithm.__doc__ or "").strip()
+        rows.append([name, text.splitlines()[0] if text else ""])
+    print_table(["algorithm", "what it is"], rows)
+    variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in registry.names("algo")]
     if variants:
         print(f"\nwith other settings: {', '.join(variants)}")
+    print(f"experiments (settings for a data set, found by its name): {', '.join(config_names('experiment'))}")
     print("data sets: offrl data list; an algorithm's settings: offrl list algo=NAME")
+
+
+def algorithm_settings(name: str) -> list[str]:
+    """Lines with an algorithm's settings, their defaults, and what it changes in the other settings. Raises UserError if unknown."""
+    config, base = compose({"algo": name, "experiment": "none", "dataset": "-"}), base_algorithm(algorithm_group(name))
+    plain = compose({"algo": base, "experiment": "none", "dataset": "-"})
+    lines = describe(config.algo, "algo.")
+    standard = type(plain.dataset)()
+    changed = [f"dataset.{k}={v}" for k, v in vars(config.dataset).items() if k != "name" and v != getattr(standard, k)]
+    return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
 
 
 def print_algorithm(name: str) -> None:
     """An algorithm's settings with their defaults. Raises UserError for an unknown name."""
-    known = registry.names("algo")
-    if name not in known:
-        raise UserError(f"unknown algorithm '{name}'.{nearest(name, known)} Known: {', '.join(known)}")
-    print("\n".join(describe(known[name].Config(), "algo.")))
+    print("\n".join(algorithm_settings(name)))
+
+
+def data_sets() -> dict[str, list[str]]:
+    """Names that `dataset=` takes without a path, by family."""
+    from offrl.data.sources import minari
+
+    families: dict[str, list[str]] = {"ships with offrl": ["builtin"], "registered": list(registry.names("dataset"))}
+    for table, listed in registry.names("task_names").items():
+        for name in listed():
+            families.setdefault(f"{table} {name.partition('-')[0]}", []).append(name)
+    families["minari, installed"] = minari.installed()
+    return {family: names for family, names in families.items() if names}
 
 
 def print_data_sets() -> None:
-    """Names that `dataset=` takes without a path."""
-    from offrl.data.sources import catalogue
-
-    for family, names in catalogue().items():
+    """Print `data_sets`, and what else `dataset=` takes."""
+    for family, names in data_sets().items():
         print(f"{family}:")
-        for name in names:
-            print(f"  {name}")
+        print(textwrap.fill("  ".join(names), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    print("also: a path to a file or folder, any Minari id (D4RL/door/human-v2), OGBench names (pointmaze-medium-navigate-v0)")

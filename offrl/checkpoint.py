@@ -22,6 +22,10 @@ VERSION = 1  # of the layout below; a reader refuses what is newer
 FOLDER = "checkpoints"
 
 
+class NewerVersion(UserError):
+    """The file is whole, but this version of offrl cannot read it."""
+
+
 def flatten(tree: Any) -> dict[str, Tensor]:
     """{path: tensor} with paths such as "params/critic/head.weight", in a fixed order."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
@@ -53,7 +57,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], su
     Raises UserError when it cannot be written (a full disk, say); what stood at `path` before is then untouched. `survivor` is added
     to the message.
     """
-    tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    # cloned, as safetensors refuses tensors that share memory: what an update left alone is one tensor in the old state and the new
+    tensors = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
     header = {"offrl": json.dumps({"version": VERSION, "sha256": _digest(tensors), **meta})}
     part = path.with_name(f".{path.name}.part")
     try:
@@ -83,7 +88,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (OSError, safetensors.SafetensorError, ValueError) as error:
         raise UserError(f"{path} is damaged and cannot be read ({str(error).splitlines()[0]})") from None
     if meta["version"] > VERSION:
-        raise UserError(f"{path} was written by a newer offrl (layout {meta['version']}, this one reads up to {VERSION}); upgrade offrl")
+        raise NewerVersion(f"{path} was written by a newer offrl (layout {meta['version']}, this one reads up to {VERSION}); upgrade offrl")
     if meta["sha256"] != _digest(tensors):
         raise UserError(f"{path} is damaged: its checksum does not match")
     return tensors, meta
@@ -109,16 +114,25 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def load_latest(run_dir: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest readable checkpoint, or None where there is none. A damaged one is named in a warning and passed over."""
+    """The newest readable checkpoint, or None where there is none. A damaged one is named in a warning and passed over.
+
+    Raises UserError when none can be read, or when a newer offrl wrote the newest: to pass over that one would lose what it holds.
+    """
     damaged: list[str] = []
     for path in _newest_first(run_dir):
         try:
-            return read(path)
+            found = read(path)
+        except NewerVersion:
+            raise
         except UserError as error:
             damaged.append(str(error))
-            warn(f"{error}; trying the one before")
+            continue
+        for message in damaged:
+            warn(f"{message}; going on from step {found[1]['step']:,}")
+        return found
     if damaged:
-        raise UserError(f"no checkpoint in {run_dir / FOLDER} can be read; start anew with another name= or remove the folder")
+        others = f", nor any of the {len(damaged) - 1} before" if len(damaged) > 1 else ""
+        raise UserError(f"{damaged[0]}{others}: restore a checkpoint, or start anew with another name=")
     return None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-
 from offrl.errors import UserError, nearest
 
 HELP = """\
@@ -27,20 +27,39 @@ usage: offrl COMMAND [name=value ...]
 """
 
 
+# what the machine refuses, whatever was asked for: a full or failing disk, missing rights
+_OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE)
+EVALUATE = "usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [max_steps=N] [parallel=64]"
+DATA = "usage: offrl data inspect DATASET [dataset.SETTING=value ...], or offrl data list"
+LIST = "usage: offrl list, or offrl list algo=NAME"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 faults found or training failed, 2 a mistake in the input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(arguments)
     except UserError as error:
-        print(f"offrl: error: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error))
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of our output has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        if error.errno not in _OUTSIDE:
+            raise
+        return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}; what was saved before is untouched")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error) and "t allocate memory" not in str(error):
+            raise
+        return _fail("out of memory; a smaller algo.batch_size, fewer seeds, or dataset.memory=mmap needs less")
     except KeyboardInterrupt:
         print("offrl: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+
+
+def _fail(message: str) -> int:
+    print(f"offrl: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -52,16 +71,20 @@ def _run(arguments: list[str]) -> int:
 
         print(f"offrl {version('offrl')}")
         return 0
+    arguments = [a for a in arguments if a]
     commands: dict[str, Callable[[list[str]], int]] = {"train": _train, "evaluate": _evaluate, "data": _data, "list": _list}
     name, rest = arguments[0], arguments[1:]
     if name not in commands:
         raise UserError(f"unknown command '{name}'.{nearest(name, commands)} Commands: {', '.join(commands)}; see offrl --help")
+    if name != "train" and any(a in ("-h", "--help") for a in rest):
+        print({"evaluate": EVALUATE, "data": DATA, "list": LIST}[name])
+        return 0
     return commands[name](rest)
 
 
 def _train(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
-        print(_settings_help(), end="")
+        print(_settings_help(arguments), end="")
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.compose import parse
@@ -79,9 +102,11 @@ def _train(arguments: list[str]) -> int:
     main_run = runs[0]
     lost = [s for run in runs for s in run.diverged]
     environment = main_run.final_scores[0]["environment"] if main_run.scores else ""
-    report(runs, f"{main_run.dataset}: {environment}" if environment else "")
+    report(runs, environment)
     for run in runs:
-        files = ", ".join(n for n in ("scores.csv", "metrics.jsonl", "learning_curve.png", "policies", "tensorboard") if (run.dir / n).exists())
+        files = ", ".join(
+            n for n in ("scores.csv", "metrics.jsonl", "learning_curve.png", "policies", "tensorboard") if (run.dir / n).exists()
+        )
         print(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
     if lost:
         print(f"offrl: warning: diverged and frozen: seed {', '.join(map(str, lost))}", file=sys.stderr)
@@ -89,20 +114,20 @@ def _train(arguments: list[str]) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        raise UserError("usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [parallel=64]")
+    if not arguments or "=" in arguments[0]:
+        raise UserError(EVALUATE)
     from offrl.compose import parse
     from offrl.logging import interval_text, print_table
     from offrl.runs import Run
 
     run_dir, values = arguments[0], parse([f"eval.{a}" if a.startswith("env=") else a for a in arguments[1:]])
     values = {k.removeprefix("eval."): v for k, v in values.items()}
-    allowed = {"episodes": int, "seed": int, "env": str, "parallel": int}
+    allowed: dict[str, type] = {"episodes": int, "seed": int, "env": str, "parallel": int, "max_steps": int}
     for key, value in values.items():
         if key not in allowed:
             raise UserError(f"offrl evaluate has no setting '{key}'.{nearest(key, allowed)} Settings: {', '.join(allowed)}")
-        if not isinstance(value, allowed[key]) or (key in ("episodes", "parallel") and value < 1):
-            raise UserError(f"{key}={value}: must be {'a whole number of at least 1' if allowed[key] is int else 'a name'}")
+        if type(value) is not allowed[key] or (key in ("episodes", "parallel", "max_steps") and value < 1):
+            raise UserError(f"{key}={value} must be {'a whole number' + (' of at least 1' if key != 'seed' else '')}")
     run = Run(run_dir)
     result = run.evaluate(**values)
     headers = ["seed", "score", "return", "std over episodes", "length", "success"]
@@ -118,14 +143,14 @@ def _data(arguments: list[str]) -> int:
     actions = ("inspect", "list")
     if not arguments or arguments[0] not in actions:
         given = arguments[0] if arguments else ""
-        raise UserError(f"usage: offrl data inspect DATASET [dataset.SETTING=value ...], or offrl data list.{nearest(given, actions)}")
+        raise UserError(f"{DATA}.{nearest(given, actions)}")
     if arguments[0] == "list":
         from offrl.catalogue import print_data_sets
 
         print_data_sets()
         return 0
     if len(arguments) < 2:
-        raise UserError("usage: offrl data inspect DATASET [dataset.SETTING=value ...]")
+        raise UserError(DATA)
     from offrl.compose import compose, parse
     from offrl.data.inspect import inspect_dataset
 
@@ -143,17 +168,23 @@ def _list(arguments: list[str]) -> int:
         return 0
     key, _, name = arguments[0].partition("=")
     if key != "algo" or not name:
-        raise UserError("usage: offrl list, or offrl list algo=NAME")
+        raise UserError(LIST)
     print_algorithm(name)
     return 0
 
 
-def _settings_help() -> str:
+def _settings_help(arguments: list[str]) -> str:
     from offrl.config import TrainConfig
     from offrl.settings import describe
 
-    lines = ["usage: offrl train [name=value ...] [--quiet]", "", "A file of settings: config=my.yaml. Settings and their defaults:", ""]
-    return "\n".join([*lines, *describe(TrainConfig()), ""])
+    lines = ["usage: offrl train [name=value ...] [--quiet]", "", "Settings and their defaults (lists are written [a,b]):", ""]
+    lines += describe(TrainConfig())
+    algo = next((a.removeprefix("algo=") for a in arguments if a.startswith("algo=")), None)
+    if algo is not None:
+        from offrl.catalogue import algorithm_settings
+
+        lines += algorithm_settings(algo)
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import re
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.config import FREE, TrainConfig, seed_list
+from offrl.config import TrainConfig, seed_list
 from offrl.errors import UserError, nearest
 from offrl.settings import check
 
@@ -27,7 +26,8 @@ def parse(arguments: list[str]) -> dict[str, Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser, values = OverridesParser.create(), {}
+    parser = OverridesParser.create()
+    values: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.-]*", key):
@@ -46,7 +46,8 @@ def parse(arguments: list[str]) -> dict[str, Any]:
                 raise UserError(f"'{argument}' names several values; a list is written [a,b]")
             values[key] = override.value()
         except HydraException:
-            raise UserError(f"cannot read the value in '{argument}'; quote text that holds special characters: {key}=\"'a b'\"") from None
+            cure = f"a list is written [a,b], text with special characters {key}=\"'a b'\""
+            raise UserError(f"cannot read the value in '{argument}'; {cure}") from None
     return values
 
 
@@ -84,9 +85,9 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
         return _resume(values)
     given = dict(values)
     values.pop("resume", None)
-    algo = _algorithm_group(str(values.pop("algo", "iql")))
+    algo = algorithm_group(str(values.pop("algo", "iql")))
     dataset = str(values.pop("dataset", "builtin"))
-    dataset_group = dataset if dataset in _names("dataset") else "default"
+    dataset_group = dataset if dataset in config_names("dataset") else "default"
     experiment = _experiment(algo, dataset, str(values.pop("experiment", None) or "auto"))
     config = _hydra([f"dataset={dataset_group}", f"algo={algo}", f"experiment={experiment}"])
     OmegaConf.set_struct(config, True)
@@ -100,7 +101,7 @@ def _experiment(algo: str, dataset: str, name: str) -> str:
     """The experiment to use: `name` with or without its algorithm, or the one that `auto` finds. Raises UserError for an unknown one."""
     if name == "auto":
         return find_experiment(algo, dataset)
-    folder, known = base_algorithm(algo), _names("experiment")
+    folder, known = base_algorithm(algo), config_names("experiment")
     name = f"{folder}/{name}" if f"{folder}/{name}" in known else name
     mine = [e for e in known if e.startswith(f"{folder}/")]
     if name not in ("none", *known):
@@ -125,21 +126,21 @@ def _resume(values: dict[str, Any]) -> TrainConfig:
     given = {**(saved.pop("given", None) or {}), **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
     if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
-        known = _algorithm_group(algo)
+        known = algorithm_group(algo)
         raise UserError(f"{run_dir} was trained with algo={name}, not {known}; a run continues with its own algorithm only")
     values.pop("experiment", None)
     schema = OmegaConf.structured(TrainConfig)
     schema.algo = OmegaConf.structured(registry.get("algo", str(name)).Config)
     try:
-        config = OmegaConf.merge(schema, {**saved, "quiet": False})
+        config = OmegaConf.merge(schema, OmegaConf.create({**saved, "quiet": False}))
     except OmegaConfBaseException as error:
         reason = f"{error.full_key}: {str(error).splitlines()[0]}"
         raise UserError(f"{run_dir / CONFIG} does not fit this version of offrl ({reason}); continue with the version it names") from None
     if dataset is not None:
         config.dataset.name = str(dataset)
-    config = _finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
-    config.resume = str(run_dir)
-    return config
+    result = _finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
+    result.resume = str(run_dir)
+    return result
 
 
 def _finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> TrainConfig:
@@ -162,37 +163,45 @@ def _finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) ->
         if text is not None and (text in ("", ".", "..") or "/" in text or "\\" in text):
             raise UserError(f"{name}={text} must be a plain name; where run directories are made is runs_dir=")
     for name in result.compare:
-        _algorithm_group(name)
+        algorithm_group(name)
     result.label = result.label or result.algo.name
-    result.given = {k: v for k, v in given.items() if k not in FREE or k in ("steps", "experiment")}
+    result.given = {k: v for k, v in given.items() if k not in ("resume", "name", "label", "compare", "given")}
     return result
 
 
 def _set(config: Any, name: str, value: Any) -> None:
-    """Set one value by its dotted name. Raises UserError, with the nearest name, for a name that is not known or a value of a wrong kind."""
-    from omegaconf import DictConfig, OmegaConf
+    """Set one value by its dotted name. Raises UserError for an unknown name (with the nearest one) or a value of a wrong kind."""
+    from omegaconf import DictConfig, IntegerNode, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    parts, node = name.split("."), config
+    node: Any = config
+    parts = name.split(".")
     for i, part in enumerate(parts):
         free = i > 0 and parts[i - 1] == "fields"  # dataset.fields holds names of the user's own
         if not isinstance(node, DictConfig) or (part not in node and not free):
             prefix = ".".join(parts[:i])
-            options = [f"{prefix}.{k}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
+            options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
             everything = _all_names(config)
             hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, everything)
             raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
         node = node._get_node(part) if part in node else None
     if isinstance(node, DictConfig) and not isinstance(value, Mapping):
-        raise UserError(f"{name}={_shown(value)}: {name} has settings of its own, such as {name}.{next(iter(node), 'observations')}=...")
+        raise UserError(
+            f"{name}={_shown(value)}: {name} has settings of its own, such as {name}.{next(map(str, node), 'observations')}=..."
+        )
     old = None if node is None or node._is_none() else node._value()
-    if isinstance(value, float) and value.is_integer() and (isinstance(old, int) or "int" in str(getattr(node, "_metadata", ""))):
+    if isinstance(value, float) and value.is_integer() and (isinstance(old, int) or isinstance(node, IntegerNode)):
         value = int(value)  # steps=1e6
     try:
         OmegaConf.update(config, name, value, force_add="fields" in parts)
     except OmegaConfBaseException as error:
         text = str(error).splitlines()[0]
-        words = {"Float": "a number", "Integer": "a whole number", "ool": "true or false", "ListConfig": f"a list: {name}=[{_shown(value)}]"}
+        words = {
+            "Float": "a number",
+            "Integer": "a whole number",
+            "ool": "true or false",
+            "ListConfig": f"a list: {name}=[{_shown(value)}]",
+        }
         kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
         raise UserError(f"{name}={_shown(value)} must be {kind}" if kind else f"{name}={_shown(value)}: {text}") from None
 
@@ -216,7 +225,7 @@ def find_experiment(algo: str, dataset: str) -> str:
     name = SUFFIX.sub("", Path(dataset).name) if SUFFIX.search(dataset) else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
     name = re.sub(r"[/_]", "-", name.removeprefix("d4rl:").removeprefix("minari:")).lower()
     best, length = "none", 0
-    for experiment in _names("experiment"):
+    for experiment in config_names("experiment"):
         if not experiment.startswith(f"{base_algorithm(algo)}/"):
             continue
         for pattern in _read_yaml(_folder() / "experiment" / f"{experiment}.yaml").get("match", []):
@@ -233,9 +242,9 @@ def base_algorithm(algo: str) -> str:
     return next(d.split("/")[2].partition("@")[0] for d in used if isinstance(d, str) and d.startswith("/offrl_algo/"))
 
 
-def _algorithm_group(name: str) -> str:
+def algorithm_group(name: str) -> str:
     """The file under configs/algo, or the registered algorithm, called `name`. Raises UserError with the nearest name."""
-    known = {*_names("algo"), *registry.names("algo")}
+    known = {*config_names("algo"), *registry.names("algo")}
     for spelling in (name, name.replace("-", "_")):
         if spelling in known:
             return spelling
@@ -246,7 +255,7 @@ def _folder() -> Path:
     return Path(str(resources.files("offrl"))) / "configs"
 
 
-def _names(group: str) -> list[str]:
+def config_names(group: str) -> list[str]:
     """Names of the YAML files of a config group; files in sub-folders as folder/name."""
     root = _folder() / group
     return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default"))
@@ -261,7 +270,7 @@ def _hydra(overrides: list[str]) -> Any:
 
     store = ConfigStore.instance()
     store.store(name="offrl_schema", node=TrainConfig)
-    files = _names("algo")
+    files = config_names("algo")
     for name, algorithm in registry.names("algo").items():
         store.store(group="offrl_algo", name=name, node=algorithm.Config)
         if name not in files:  # a plugin's algorithm has no YAML file

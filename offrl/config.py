@@ -48,8 +48,25 @@ class TrainConfig:
 MOST_SEEDS = 10_000
 
 # What may change when a run is continued: these do not alter a single update.
-FREE = ("steps", "runs_dir", "name", "resume", "quiet", "compile", "device", "threads", "compare", "checkpoint", "eval", "log_every",
-        "match", "experiment", "label", "given", "config")
+FREE = (
+    "steps",
+    "runs_dir",
+    "name",
+    "resume",
+    "quiet",
+    "compile",
+    "device",
+    "threads",
+    "compare",
+    "checkpoint",
+    "eval",
+    "log_every",
+    "match",
+    "experiment",
+    "label",
+    "given",
+    "config",
+)
 
 
 def seed_list(seeds: Any) -> list[int]:
@@ -57,7 +74,9 @@ def seed_list(seeds: Any) -> list[int]:
     if isinstance(seeds, bool) or not isinstance(seeds, (int, list, tuple, range)):
         raise UserError(f"seeds={seeds!r} must be a number of seeds or a list of seeds, such as 4 or [3,7]")
     if isinstance(seeds, int) and seeds > MOST_SEEDS:
-        raise UserError(f"seeds={seeds} asks for that many seeds at once, at most {MOST_SEEDS} can be; seed {seeds} alone is seeds=[{seeds}]")
+        raise UserError(
+            f"seeds={seeds} asks for that many seeds at once, at most {MOST_SEEDS} can be; seed {seeds} alone is seeds=[{seeds}]"
+        )
     values = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not values or any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < 2**63 for s in values):
         raise UserError(f"seeds={seeds!r} must hold at least one seed, each a whole number from 0 to 2**63 - 1")

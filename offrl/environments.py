@@ -7,6 +7,8 @@ import dataclasses
 import importlib
 import importlib.util
 import io
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -71,6 +73,7 @@ def make_env(task: Task) -> gym.Env:
     arguments: dict[str, Any] = dict(task.env_kwargs)
     if task.max_episode_steps is not None:
         arguments["max_episode_steps"] = task.max_episode_steps
+    import_mujoco()
     if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):
         register_robotics(task.env_id)
     try:
@@ -86,6 +89,21 @@ def make_env(task: Task) -> gym.Env:
     except Exception as error:  # a wrong keyword, a broken model file: whatever the environment's own code raises
         given = f" with {arguments}" if arguments else ""
         raise UserError(f"environment '{task.env_id}' could not be made{given}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def import_mujoco() -> None:
+    """Import MuJoCo, where it is installed, even if the rendering back end that MUJOCO_GL names is not there: scores need no pictures."""
+    if "mujoco" in sys.modules or importlib.util.find_spec("mujoco") is None:
+        return
+    asked = os.environ.get("MUJOCO_GL")
+    try:
+        importlib.import_module("mujoco")
+    except Exception as error:  # mujoco raises whatever its OpenGL libraries do
+        if not asked:
+            raise UserError(f"the package mujoco cannot be imported: {_first_line(error)}; install it again") from error
+        warn(f"no MuJoCo rendering back end ({_first_line(error)}): video is skipped; training and scores do not need it")
+        os.environ["MUJOCO_GL"] = "disable"
+        importlib.import_module("mujoco")
 
 
 def register_robotics(env_id: str) -> None:

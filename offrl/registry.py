@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from offrl.errors import UserError, nearest, warn
 
 T = TypeVar("T")
-_BUILTIN = {"algo": "offrl.algorithms", "task": "offrl.envs", "task_guess": "offrl.envs"}  # importing the package registers its members
+# importing the package registers its members
+_BUILTIN = {"algo": "offrl.algorithms", "task": "offrl.envs", "task_guess": "offrl.envs", "task_names": "offrl.envs"}
 _table: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()
 _plugins_loaded = False

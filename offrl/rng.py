@@ -139,4 +139,5 @@ def bernoulli(key: Tensor, shape: tuple[int, ...], probability: float) -> Tensor
 def categorical(key: Tensor, logits: Tensor) -> Tensor:
     """One draw per row of unnormalised log-probabilities [..., K], by the Gumbel trick; int64 [...]."""
     noise = (_shift(bits(key, tuple(logits.shape)), 32).float() + 0.5) * 2.0**-32
+    noise = noise.clamp(max=1.0 - 2.0**-24)  # rounded up to 1 the noise would be infinite, and choose what has probability 0
     return (logits - torch.log(-torch.log(noise))).argmax(-1)

@@ -47,7 +47,7 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
     data = "".join(c if c.isalnum() or c in "-_." else "-" for c in dataset.spec.name)
-    return Path(config.runs_dir) / f"{config.algo.name}-{data}-{digest}"
+    return Path(config.runs_dir) / f"{config.label}-{data}-{digest}"
 
 
 def prepare(run_dir: Path, config: TrainConfig, dataset: Dataset, choose_mode: Callable[[], str], device: torch.device) -> str:
@@ -57,6 +57,7 @@ def prepare(run_dir: Path, config: TrainConfig, dataset: Dataset, choose_mode: C
     """
     old = read_record(run_dir) if (run_dir / RECORD).exists() else None
     settings = identity(config)
+    _refuse_to_overwrite(run_dir, old is not None)
     if old is not None:
         if old["data"]["fingerprint"] != dataset.fingerprint:
             raise UserError(
@@ -69,9 +70,11 @@ def prepare(run_dir: Path, config: TrainConfig, dataset: Dataset, choose_mode: C
     same_device = old is not None and old["device"] == device.type
     mode = old["mode"] if old is not None and same_device and config.compile == "auto" else choose_mode()
     record = {
+        "label": config.label,
         "identity": settings,
         "data": dataset.describe(),
         "spec": dataset.spec.to_json(),
+        "env": config.eval.env,
         "mode": mode,
         "device": device.type,
         "packages": {name: _version(name) for name in PACKAGES},
@@ -81,9 +84,20 @@ def prepare(run_dir: Path, config: TrainConfig, dataset: Dataset, choose_mode: C
     checkpoint.write_text(run_dir / RECORD, json.dumps(record, indent=1, default=str) + "\n")
     from omegaconf import OmegaConf
 
-    saved = dataclasses.replace(config, name=run_dir.name, resume=None)
+    saved = dataclasses.replace(config, name=run_dir.name, resume=None, config=None)
     checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(saved))))
     return mode
+
+
+def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
+    """Raise UserError where starting anew would write over a stranger's files, or over a finished run that lost its checkpoints."""
+    if known and (run_dir / "policies").exists() and not checkpoint.steps(run_dir):
+        raise UserError(
+            f"{run_dir} holds a finished run without checkpoints, and training anew would overwrite it; "
+            "remove that folder, or choose another name="
+        )
+    if not known and (others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))):
+        raise UserError(f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name= or runs_dir=")
 
 
 def _difference(old: Any, new: Any, name: str = "") -> str:
@@ -115,7 +129,9 @@ def read_record(run_dir: Path) -> dict[str, Any]:
 
         raise UserError(f"{run_dir} is not a run directory (it has no {RECORD}).{nearest(run_dir.name, there)}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir / RECORD} cannot be read ({error}); it must be the file that offrl wrote") from None
+        raise UserError(
+            f"{run_dir / RECORD} cannot be read ({error}); restore the file that offrl wrote, or choose another name="
+        ) from None
 
 
 class Run:
@@ -126,7 +142,7 @@ class Run:
         self.dir = Path(run_dir)
         self.record = read_record(self.dir)
         self.seeds: list[int] = self.record["identity"]["seeds"]
-        self.algorithm: str = self.record["identity"]["algo"]["name"]
+        self.algorithm: str = self.record.get("label", self.record["identity"]["algo"]["name"])
         self.dataset: str = self.record["data"]["name"]
 
     def __repr__(self) -> str:
@@ -167,20 +183,21 @@ class Run:
             raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")
         return TrainedPolicy.load(path)
 
-    def evaluate(self, episodes: int = 10, seed: int = 0, env: Any = "auto", parallel: int = 64) -> Evaluation:
-        """Score the final policies again. `env`: auto (the data set's), a Gymnasium id, or a function that makes an environment."""
+    def evaluate(self, episodes: int = 10, seed: int = 0, env: Any = None, parallel: int = 64, max_steps: int | None = None) -> Evaluation:
+        """Score the final policies again. `env`: a Gymnasium id, "auto" (the data set's), a function that makes an environment, or None
+        for the one that the run was scored in. Raises UserError where there is none, or it does not fit the data."""
         from offrl.data.dataset import DataSpec
         from offrl.evalconfig import EvalConfig
         from offrl.evaluate import check_fit, evaluate, resolve_task
 
         spec = DataSpec.from_json(self.record["spec"])
-        config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, env=env if isinstance(env, str) else "auto")
-        task = spec.task
-        if callable(env):
-            task = with_factory(task, env, spec.name)
+        own = self.record.get("env", "auto")
+        name = env if isinstance(env, str) else "auto" if callable(env) or own == "none" else own
+        config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, env=name, max_steps=max_steps)
+        task = with_factory(spec.task, env, spec.name) if callable(env) else spec.task
         task = resolve_task(task, config)
         if task is None:
-            raise UserError(f"{self.dir}: its data set has no environment; name one with eval.env=")
+            raise UserError(f"{self.dir}: there is no environment to score in; name one: offrl evaluate {self.dir} env=ID")
         check_fit(spec, task)
         return evaluate([self.policy(s) for s in self.seeds], self.seeds, task, config)
 

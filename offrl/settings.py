@@ -10,9 +10,20 @@ from typing import Any
 from offrl.errors import UserError, nearest
 
 
-def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: Sequence[str] | None = None) -> Any:
-    """A dataclass field with its documentation and, if given, its inclusive range or its allowed values."""
-    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None}
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] | None = None,
+    shown: str | None = None,
+) -> Any:
+    """A dataclass field with its documentation and, if given, its inclusive range or its allowed values.
+
+    `shown`: what help gives as the default where that is not the field's own.
+    """
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -139,7 +139,7 @@ class _Loop:
         self.save_every = config.checkpoint.every or min(self.eval_every, math.ceil(config.steps / 20))
         self.stop = 0  # signals seen
         title = (
-            f"{config.algo.name} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, "
+            f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, "
             f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, {config.steps:,} updates\n"
             f"{arithmetic}; step {mode}; settings {config.experiment}; {run_dir}"
         )
@@ -148,6 +148,8 @@ class _Loop:
         )
         if resumed and self.step < config.steps:
             self.log.say(f"continuing from step {self.step:,}")
+        elif resumed:
+            self.log.say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
         for note in dataset.notes:
             self.log.say(note)
         if evaluator is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offrl.data.mmap import chunks
-from offrl.data.raw import FLAGS, RawData, action_range, find_ends, jumps
+from offrl.data.raw import FLAGS, MANY_JUMPS, RawData, action_range, find_ends
 from offrl.errors import UserError, warn
 
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
@@ -52,7 +52,7 @@ def find_faults(raw: RawData, clip_actions: bool = False) -> list[Fault]:
     faults += _shapes(raw)
     if any(f.severity == "corrupting" for f in faults):
         return faults + _not_finite(raw, None)
-    ends = find_ends(raw)
+    ends = find_ends(raw, split_jumps=False)
     faults += _not_finite(raw, ends) + _actions(raw, ends, clip_actions) + _ends(raw, ends)
     return sorted(faults, key=lambda f: f.severity != "corrupting")
 
@@ -166,11 +166,14 @@ def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
         if len(both):
             message = f"{len(both)} row(s) are marked both as termination and as time-out; they count as terminations"
             faults.append(Fault("overlap", "warning", message, _episode(ends, int(both[0])), int(both[0])))
-    if "next_observations" in columns and marked:
-        found = np.flatnonzero(jumps(raw) & ~ends)
-        if len(found):
-            message = (
-                f"{len(found)} stored successor(s) differ from the next row's observation inside an episode: an end mark may be missing"
-            )
-            faults.append(Fault("jump", "warning", message, _episode(ends, int(found[0])), int(found[0])))
+    if raw.jump_rows is not None and len(raw.jump_rows):
+        row, count = int(raw.jump_rows[0]), len(raw.jump_rows)
+        many = count > MANY_JUMPS * raw.rows
+        message = f"{count} stored successor(s) differ from the next row's observation inside an episode: " + (
+            "next_observations and observations do not belong together"
+            if many
+            else "an end mark is missing, and the episode is split there"
+        )
+        cure = "set dataset.fields.next_observations to the right key, or leave them out of the file" if many else ""
+        faults.append(Fault("jump", "corrupting" if many else "warning", message, _episode(ends, row), row, cure))
     return faults

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError
+from offrl.settings import check, setting
 
 FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns")
 MEMORY = ("auto", "device", "mmap")
@@ -14,63 +15,41 @@ MEMORY = ("auto", "device", "mmap")
 class DatasetConfig:
     """One data set. Everything below `name` has a default that leaves the data as they are."""
 
-    # What to load: a file or folder, a D4RL, OGBench or registered name, a Minari id, or "builtin".
-    name: str = "builtin"
-    # Layout of the file: auto | d4rl | minari | ogbench | d3rlpy | columns (plain npz, HDF5 or Parquet with a key per column).
-    format: str = "auto"
-    # Column -> key in the file, e.g. {observations: obs, terminations: done}. Columns offrl knows: observations actions rewards
-    # terminations truncations next_observations episode_ends (flags or last rows) episode_ids; any other name is an extra column.
-    fields: dict[str, str] = field(default_factory=dict)
-    # Dict observations: the entries that make the flat observation, in this order. Empty: all of them, sorted (Gymnasium's order).
-    observation_keys: list[str] = field(default_factory=list)
-    # The environment's action range, one value or one per dimension, for files that do not say. Empty: found out.
-    action_low: list[float] = field(default_factory=list)
-    action_high: list[float] = field(default_factory=list)
-    # More data sets of the same shapes, appended.
-    concatenate: list[str] = field(default_factory=list)
-    # Keep this share of the episodes, drawn at random with `subsample_seed`.
-    subsample: float = 1.0
-    subsample_seed: int = 0
-    # Keep the best max(1, floor(top_fraction * episodes)) episodes by return.
-    top_fraction: float = 1.0
-    # Rewards, in this order: r * by_return_range / (largest - smallest episode return), r * scale, r + shift. 0 turns the first one off.
-    reward_by_return_range: float = 0.0
-    reward_scale: float = 1.0
-    reward_shift: float = 0.0
-    # Adds the column returns_to_go, G_t = r_t + discount_returns (1 - d_t) G_{t+1} within the episode. None: no column.
-    discount_returns: float | None = None
-    # Treat a time-out row as unusable even where its successor is known (what d4rl.qlearning_dataset does).
-    drop_timeout_rows: bool = False
-    # Clip actions outside the environment's range; without it such data are refused.
-    clip_actions: bool = False
-    # After scaling to [-1, 1], clip actions to +-(1 - action_margin), so that atanh stays finite.
-    action_margin: float = 0.0
-    # (s - mean) / (std + 1e-3) with the statistics of the data that were kept.
-    normalize_observations: bool = False
-    # Where the columns live: device, mmap (files in cache_dir), or auto (mmap when they need more than memory_limit_gb).
-    memory: str = "auto"
-    # 0: half of the free memory.
-    memory_limit_gb: float = 0.0
-    # Downloads and memory-mapped columns. None: $OFFRL_CACHE or ~/.cache/offrl.
-    cache_dir: str | None = None
-    # URL prefix or folder to take data-set files from instead of the official address. None: $OFFRL_MIRROR.
-    mirror: str | None = None
-    # Refuse data whose faults would corrupt training. False prints them as warnings.
-    check: bool = True
+    name: str = setting("builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME")
+    format: str = setting("auto", "layout of the file; columns: plain npz, HDF5 or Parquet with a key per column", choices=FORMATS)
+    # Columns offrl knows: observations actions rewards terminations truncations next_observations episode_ends (flags or last rows)
+    # episode_ids; any other name is an extra column.
+    fields: dict[str, str] = setting({}, "column -> key in the file: dataset.fields.observations=obs dataset.fields.terminations=done")
+    observation_keys: list[str] = setting([], "Dict observations: the entries that make the flat one, in order; []: all, sorted")
+    action_low: list[float] = setting([], "the environment's action range, one value or one per dimension; []: found out")
+    action_high: list[float] = setting([], "see action_low")
+    concatenate: list[str] = setting([], "more data sets of the same shapes, appended")
+    subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)
+    subsample_seed: int = setting(0, "decides which episodes subsample keeps", low=0)
+    top_fraction: float = setting(1.0, "keep this share of the episodes (at least one), the best by return", high=1.0)
+    # Rewards, in this order: by_return_range, scale, shift.
+    reward_by_return_range: float = setting(0.0, "x: rewards times x / (largest - smallest episode return); 0: off", low=0.0)
+    reward_scale: float = setting(1.0, "rewards are multiplied by this")
+    reward_shift: float = setting(0.0, "and then this is added to them")
+    # G_t = r_t + discount_returns (1 - d_t) G_{t+1} within the episode
+    discount_returns: float | None = setting(None, "adds the column returns_to_go with this discount; null: no column", low=0.0, high=1.0)
+    drop_timeout_rows: bool = setting(False, "leave out time-out rows whose successor is known (as d4rl.qlearning_dataset does)")
+    clip_actions: bool = setting(False, "clip actions outside the environment's range; without it such data are refused")
+    action_margin: float = setting(0.0, "clip actions, scaled to [-1, 1], to +-(1 - margin), so that atanh stays finite", low=0.0)
+    normalize_observations: bool = setting(False, "(s - mean) / (std + 1e-3), with the statistics of the data that were kept")
+    memory: str = setting("auto", "where columns live: auto picks mmap (files in cache_dir) above memory_limit_gb", choices=MEMORY)
+    memory_limit_gb: float = setting(0.0, "0: half of the free memory", low=0.0)
+    cache_dir: str | None = setting(None, "downloads and memory-mapped columns; null: $OFFRL_CACHE or ~/.cache/offrl")
+    mirror: str | None = setting(None, "URL prefix or folder to take data sets from, not their own address; null: $OFFRL_MIRROR")
+    check: bool = setting(True, "refuse data whose faults would corrupt training; false: warn only")
 
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""
-        for key, value, options in (("format", self.format, FORMATS), ("memory", self.memory, MEMORY)):
-            if value not in options:
-                raise UserError(f"dataset.{key}={value} is not one of {', '.join(options)}.{nearest(value, options)}")
+        check(self, "dataset.")
         for key in ("subsample", "top_fraction"):
-            if not 0.0 < getattr(self, key) <= 1.0:
-                raise UserError(f"dataset.{key}={getattr(self, key)} must lie in (0, 1]")
-        if not 0.0 <= self.action_margin < 1.0:
-            raise UserError(f"dataset.action_margin={self.action_margin} must lie in [0, 1)")
-        if self.discount_returns is not None and not 0.0 <= self.discount_returns <= 1.0:
-            raise UserError(f"dataset.discount_returns={self.discount_returns} must lie in [0, 1]")
-        if self.reward_by_return_range < 0.0 or self.memory_limit_gb < 0.0:
-            raise UserError("dataset.reward_by_return_range and dataset.memory_limit_gb must not be negative")
+            if not getattr(self, key) > 0.0:
+                raise UserError(f"dataset.{key}={getattr(self, key)} must be above 0 (and at most 1)")
+        if not self.action_margin < 1.0:
+            raise UserError(f"dataset.action_margin={self.action_margin} must be below 1")
         if bool(self.action_low) != bool(self.action_high):
             raise UserError("dataset.action_low and dataset.action_high must be given together")

@@ -17,6 +17,7 @@ from offrl.errors import UserError, warn
 from offrl.tasks import Task
 
 FLAGS = ("terminations", "truncations")
+MANY_JUMPS = 0.1  # share of the rows
 CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 
@@ -36,6 +37,7 @@ class RawData:
     discrete: bool | None = None  # None: the dtype of the actions says it
     num_actions: int = 0  # 0: the largest action seen, plus 1
     final_observations: np.ndarray | None = None  # [E, *O], the successor of each episode's last row
+    jump_rows: np.ndarray | None = None  # filled by `find_ends`: rows whose stored successor is not the next row's, though no end is marked
     last_complete: bool | None = None  # filled by `find_ends`: False when the data stop inside the last episode
     notes: list[str] = field(default_factory=list)
 
@@ -137,8 +139,11 @@ def jumps(raw: RawData) -> np.ndarray:
     return found
 
 
-def find_ends(raw: RawData) -> np.ndarray:
-    """The last rows of the episodes, bool [R]. Notes what had to be inferred, and sets `raw.last_complete`."""
+def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
+    """The last rows of the episodes, bool [R]. Notes what had to be inferred; sets `raw.last_complete` and `raw.jump_rows`.
+
+    `split_jumps`: an unmarked jump ends an episode, too. Reports of faults count episodes as the file marks them.
+    """
     columns, rows = raw.columns, raw.rows
     ends = np.zeros(rows, bool)
     for flags in (raw.episode_ends, columns.get("terminations"), columns.get("truncations")):
@@ -158,6 +163,11 @@ def find_ends(raw: RawData) -> np.ndarray:
                 r for r, used in (("jumps", "next_observations" in columns), (f"the limit of {limit} steps", limit)) if used
             )
             _note(raw, f"no time-outs in the file: {int(ends.sum()) - marked} episode ends inferred from {reason}")
+    elif "next_observations" in columns:
+        found = np.flatnonzero(jumps(raw) & ~ends)
+        raw.jump_rows = found
+        if split_jumps and len(found) <= MANY_JUMPS * rows:  # more than that, and it is the stored successors that are wrong
+            ends[found] = True
     raw.last_complete = bool(rows and ends[-1])
     if rows:
         ends[-1] = True

@@ -249,3 +249,17 @@ def test_describe_is_plain_data(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(setting: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_dataset(DatasetConfig(name="builtin", **setting))
+
+
+def test_an_unmarked_jump_ends_an_episode() -> None:
+    """Stored successors give away a missing end mark: returns must not run across it (the test of IQL's code)."""
+    observations = np.arange(12, dtype=np.float32)[:, None]
+    successors = observations + 1.0
+    successors[4] = 50.0  # row 4 ended an episode that nobody marked
+    truncations = np.zeros(12, bool)
+    truncations[11] = True
+    data = Dataset.from_arrays(observations, np.zeros((12, 1)), np.ones(12), truncations=truncations, next_observations=successors)
+    assert data.episode_start.tolist() == [0, 5] and data.episode_end.tolist() == [5, 12]
+    assert data.episode_returns().tolist() == [5.0, 7.0]
+    assert bool(data.columns["successor_known"][4]) and float(data.columns["next_observations"][4, 0]) == 50.0
+    assert data.columns["truncations"].nonzero().squeeze(-1).tolist() == [4, 11]

@@ -131,8 +131,8 @@ def test_images_are_not_normalised() -> None:
 def test_action_margin() -> None:
     actions = clip_to_margin(make([0, 0, 0], [2], actions=[[-1.0], [0.2], [1.0]]), 0.1).columns["actions"]
     np.testing.assert_allclose(actions[:, 0], [-0.9, 0.2, 0.9], rtol=1e-6)
-    with pytest.raises(UserError, match="discrete"):
-        clip_to_margin(make([0, 0], [1], actions=np.array([0, 1])), 0.1)
+    discrete = make([0, 0], [1], actions=np.array([0, 1]))  # has no margin and stays as it is
+    assert clip_to_margin(discrete, 0.1).columns["actions"].tolist() == [0, 1]
 
 
 def test_concatenation_joins_rows_and_episodes() -> None:
