@@ -20,6 +20,7 @@ from offrl.errors import UserError, warn
 
 VERSION = 1  # of the layout below; a reader refuses what is newer
 FOLDER = "checkpoints"
+ELSEWHERE = " Free some space, or choose another place with runs_dir=."
 
 
 class NewerVersion(UserError):
@@ -71,7 +72,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], su
         _sync_folder(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise UserError(f"could not write {path}: {error.strerror}.{survivor}") from None
+        raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -162,7 +163,7 @@ def write_text(path: Path, text: str, survivor: str = "") -> None:
         _sync_folder(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise UserError(f"could not write {path}: {error.strerror}.{survivor}") from None
+        raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
 
 
 def _sync_folder(folder: Path) -> None:

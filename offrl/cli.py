@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+
 from offrl.errors import UserError, nearest
 
 HELP = """\
@@ -120,15 +121,16 @@ def _evaluate(arguments: list[str]) -> int:
     from offrl.logging import interval_text, print_table
     from offrl.runs import Run
 
-    run_dir, values = arguments[0], parse([f"eval.{a}" if a.startswith("env=") else a for a in arguments[1:]])
-    values = {k.removeprefix("eval."): v for k, v in values.items()}
+    given = parse([f"eval.{a}" if a.startswith("env=") else a for a in arguments[1:]])
+    values = {k.removeprefix("eval."): v for k, v in given.items()}
     allowed: dict[str, type] = {"episodes": int, "seed": int, "env": str, "parallel": int, "max_steps": int}
     for key, value in values.items():
         if key not in allowed:
             raise UserError(f"offrl evaluate has no setting '{key}'.{nearest(key, allowed)} Settings: {', '.join(allowed)}")
-        if type(value) is not allowed[key] or (key in ("episodes", "parallel", "max_steps") and value < 1):
+        wrong = type(value) is not allowed[key]
+        if wrong or (key in ("episodes", "parallel", "max_steps") and value < 1):
             raise UserError(f"{key}={value} must be {'a whole number' + (' of at least 1' if key != 'seed' else '')}")
-    run = Run(run_dir)
+    run = Run(arguments[0])
     result = run.evaluate(**values)
     headers = ["seed", "score", "return", "std over episodes", "length", "success"]
     keys = ["seed", "score", "return", "return_std", "length", "success"]

@@ -90,7 +90,8 @@ def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
 def evaluate(
     policies: Sequence[Policy], seeds: Sequence[int], task: Task, config: EvalConfig, progress: Progress | None = None
 ) -> Evaluation:
-    """Score each policy, trained with the seed of the same index, over `config.episodes` episodes. `progress(done, total)` counts episodes.
+    """Score each policy, trained with the seed of the same index, over `config.episodes` episodes. `progress(done, total)` counts episodes
+    and is called after every step of the environments.
 
     Raises UserError when the environment cannot be made, or a policy's actions do not fit it.
     """
@@ -184,7 +185,7 @@ class Evaluator:
                         del games[e]
                         rows[e] = 0
                         result.finished += 1
-                        progress(result.finished, result.returns.size)
+            progress(result.finished, result.returns.size)
             if not any(running.values()):
                 break
 

@@ -114,7 +114,7 @@ def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform float32 in [low, high), on a grid of 2**-24 (high - low)."""
+    """Uniform float32 in [low, high), on a grid of 2**-24 (high - low). Rounding can give `high` itself where 0 < low."""
     return _shift(bits(key, shape), 40).float() * (2.0**-24 * (high - low)) + low
 
 

@@ -118,7 +118,8 @@ class Step:
         period, end = self.algorithm.period, step + count
         while step < end:
             phase = step % period
-            length = period if phase == 0 and end - step >= period else 1
+            # eagerly one by one: the sums then do not show where a run was interrupted inside a pattern
+            length = period if self.mode != "eager" and phase == 0 and end - step >= period else 1
             function = self._function(phase, length)
             if "cudagraph" in self.mode and length == period and self.batches is None:
                 if self._graph is None:

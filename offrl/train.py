@@ -164,21 +164,25 @@ class _Loop:
         with self.log, _signals(self):
             try:
                 self._evaluate(0.0)  # what an interrupt cut short
-                slice_, warm, rate = self.algorithm.period, False, 0.0
+                period, warm, rate = self.algorithm.period, False, 0.0
+                slice_ = period
                 while self.step < config.steps and self.alive.any():
                     stop_at = min(self._next(n) for n in (config.log_every, self.eval_every, self.save_every))
                     tick, first = time.monotonic(), self.step
                     while self.step < stop_at and not self.stop:
-                        now, count = time.monotonic(), min(slice_, stop_at - self.step)
+                        now, end = time.monotonic(), min(self.step + slice_, stop_at)
+                        if end < stop_at:
+                            end -= end % period  # parts of a pattern round differently, and where a slice ends depends on the clock
+                        count = end - self.step
                         self.state, self.sums = self.update.run(self.state, self.sums, self.step, count)
-                        self.step += count
+                        self.step = end
                         seconds = time.monotonic() - now
                         if not warm:  # tracing and compiling are no measure of speed
                             warm, tick, first = True, time.monotonic(), self.step
                             self.log.timing(self.step, first_updates=seconds)
                             continue
                         # on a GPU this measures the queueing only, which still bounds how many updates wait behind an interrupt
-                        slice_ = max(1, min(4 * slice_, int(slice_ * SLICE_SECONDS / max(seconds, 1e-9))))
+                        slice_ = max(period, min(4 * slice_, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
                         rate = (self.step - first) / (time.monotonic() - tick)
                         if self.step < config.steps:
                             self.log.progress(self.step, rate, self.last_score)
@@ -199,7 +203,8 @@ class _Loop:
                     self.prefetcher.close()
             for seed, policy in zip(self.seeds, self.policies(), strict=True):
                 policy.save(self.run_dir / "policies" / f"seed_{seed}.safetensors")
-            self.log.say(f"trained in {duration(time.monotonic() - started)}, of which evaluation {duration(self.seconds_evaluating)}")
+            if rate > 0.0:
+                self.log.say(f"trained in {duration(time.monotonic() - started)}, of which evaluation {duration(self.seconds_evaluating)}")
 
     def policies(self) -> list[TrainedPolicy]:
         """The current policies, one for each seed."""
@@ -256,7 +261,7 @@ class _Loop:
             self.seconds_evaluating += seconds
             self.log.timing(self.step, evaluation=seconds)
             self.log.progress(self.step, rate, self.last_score)
-        elif self.step == self.config.steps:
+        elif self.step == self.config.steps and rate > 0.0:
             self.log.progress(self.step, rate, self.last_score)
 
     def _heed_signals(self, done: int, total: int) -> None:

@@ -43,6 +43,7 @@ class Server:
         self.files: dict[str, bytes] = {"/sets/a.hdf5": DATA}
         self.cut_after: list[int] = []  # close the connection after so many bytes, one entry per answer
         self.ranges = True
+        self.chunked = False  # the first answer comes in chunks, without its length
         self.etag = '"1"'
         self.asked: list[tuple[str, str | None]] = []
         server = self
@@ -67,11 +68,18 @@ class Server:
                     self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
                 else:
                     self.send_response(200)
-                self.send_header("Content-Length", str(len(body) - start))
+                chunked, server.chunked = server.chunked, False
+                if chunked:
+                    self.send_header("Transfer-Encoding", "chunked")
+                else:
+                    self.send_header("Content-Length", str(len(body) - start))
                 self.send_header("ETag", server.etag)
                 self.end_headers()
                 stop = start + server.cut_after.pop(0) if server.cut_after else len(body)
-                self.wfile.write(body[start:stop])
+                if chunked:  # one chunk, and then neither another nor the end
+                    self.wfile.write(f"{stop - start:x}\r\n".encode() + body[start:stop] + b"\r\n")
+                else:
+                    self.wfile.write(body[start:stop])
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -126,6 +134,13 @@ def test_a_download_continues_in_the_next_call(server: Server, tmp_path: Path) -
 def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
     server.ranges, server.cut_after = False, [70_000]
     assert fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify).read_bytes() == DATA
+    assert len(server.asked) == 2  # the second answer is whole and is not put after the first one's start
+
+
+def test_a_broken_chunked_answer_keeps_what_arrived(server: Server, tmp_path: Path) -> None:
+    server.chunked, server.cut_after = True, [40_000]
+    assert fetch(f"{server.url}/sets/a.hdf5", tmp_path, d4rl.verify).read_bytes() == DATA
+    assert [r for _, r in server.asked] == [None, "bytes=40000-"]
 
 
 def test_a_file_that_changed_meanwhile_is_not_glued_together(server: Server, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from offrl import registry
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.sources import d4rl, resolve
+from offrl.data.sources import d4rl, read_raw, resolve
 from offrl.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -158,6 +158,7 @@ def test_the_task_is_found_by_the_files_name(tmp_path: Path) -> None:
 def test_a_wrong_guess_is_dropped_with_a_note(tmp_path: Path) -> None:
     data = load_dataset(str(write_d4rl(tmp_path / "hopper_mine.hdf5", width=5)))
     assert data.spec.task is None and any("11-dimensional observations, the data 5" in n for n in data.notes)
+    assert read_raw(str(tmp_path / "hopper_mine.hdf5")).task is None  # what `offrl data inspect` shows
 
 
 def test_the_environment_recorded_in_the_file_counts(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_builtin_layout_with_final_observations_and_references(tmp_path: Path, m
 
 
 def make_minari(
-    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, goal: bool = False, discrete: bool = False
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, goal: bool = False, discrete: bool = False, repeat: int = 1
 ) -> list[dict]:
     """A data set written by Minari itself; the episodes that went in."""
     minari = pytest.importorskip("minari")
@@ -264,7 +265,7 @@ def make_minari(
     rng, episodes, buffers = np.random.default_rng(0), [], []
     box = lambda n, high=np.inf: spaces.Box(-high, high, (n,), np.float64)  # noqa: E731
     observation_space: Any = spaces.Dict({"observation": box(3), "achieved_goal": box(2), "desired_goal": box(2)}) if goal else box(3)
-    for steps, terminated in ((4, True), (1, True), (12, False), (3, False)):
+    for steps, terminated in ((4, True), (1, True), (12, False), (3, False)) * repeat:
         obs: Any = rng.normal(size=(steps + 1, 3))
         if goal:
             obs = {"observation": obs, "achieved_goal": obs[:, :2] + 10, "desired_goal": obs[:, :2] + 20}
@@ -321,6 +322,14 @@ def test_minari_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: s
     by_path = load_dataset(str(tmp_path / "test" / "made-v0"))
     assert by_path.fingerprint == data.fingerprint and by_path.spec.name == "test/made-v0"
     assert load_dataset("minari:test/made-v0").fingerprint == data.fingerprint
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["hdf5", "arrow"])
+def test_minari_episodes_are_in_the_order_of_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    episodes = make_minari(tmp_path, monkeypatch, "test/made-v0", kind, repeat=3)  # 12: as text, 10 comes before 2
+    returns = load_dataset("test/made-v0").raw_returns
+    np.testing.assert_allclose(returns, [e["rewards"].sum() for e in episodes], rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")

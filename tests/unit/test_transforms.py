@@ -40,9 +40,10 @@ def test_top_fraction_keeps_the_best_in_their_order() -> None:
     assert top_fraction(FOUR, 0.74).num_episodes == 2  # floor(2.96)
     assert top_fraction(FOUR, 0.75).num_episodes == 3
     assert top_fraction(FOUR, 0.01).raw_returns.tolist() == [9]  # at least one
-    three_of_ten = make([float(i) for i in range(10)], list(range(10)))
-    assert top_fraction(three_of_ten, 0.3).num_episodes == 3  # 0.3 * 10 is 3, whatever floating point says
-    assert top_fraction(make([3, 3, 3], [0, 1, 2]), 0.4).columns["observations"].tolist() == [[0]]  # of equals the first
+    hundred = make([float(i) for i in range(100)], list(range(100)))
+    assert 0.29 * 100 < 29 and top_fraction(hundred, 0.29).num_episodes == 29  # 29 percent of 100, whatever floating point says
+    equal = make([3.0] * 1000, list(range(1000)))  # many: a sort that is not stable leaves few in their order
+    assert top_fraction(equal, 0.1).columns["observations"][:, 0].tolist() == list(range(100))  # of equals the first
 
 
 def test_subsample_is_a_seeded_choice_of_whole_episodes() -> None:
