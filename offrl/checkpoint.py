@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -71,7 +72,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], su
         os.replace(part, path)
         _sync_folder(path.parent)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
 
 
@@ -162,7 +164,8 @@ def write_text(path: Path, text: str, survivor: str = "") -> None:
         os.replace(part, path)
         _sync_folder(path.parent)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from offrl.errors import UserError, nearest
 
@@ -96,7 +98,8 @@ def _train(arguments: list[str]) -> int:
     from offrl.train import Interrupted
 
     try:
-        runs = train_from(values)
+        with _terminable():
+            runs = train_from(values)
     except Interrupted as stop:
         print(f"offrl: {stop}", file=sys.stderr)
         return 130
@@ -112,6 +115,24 @@ def _train(arguments: list[str]) -> int:
     if lost:
         print(f"offrl: warning: diverged and frozen: seed {', '.join(map(str, lost))}", file=sys.stderr)
     return 1 if len(main_run.diverged) == len(main_run.seeds) else 0
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM before training has begun, or after it, ends the command as Ctrl-C does."""
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        old = signal.signal(signal.SIGTERM, handler)
+    except ValueError:  # not in the main thread, where Python handles no signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 def _evaluate(arguments: list[str]) -> int:

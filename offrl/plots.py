@@ -76,7 +76,7 @@ def learning_curve(
     room = 0.5 * (max(values) - min(values)) or 1.0
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, min(values) - room), min(top, max(values) + room))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _thousands(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))

@@ -1,0 +1,175 @@
+"""IQL: each loss in float64 NumPy, and whole updates in the authors' order against an implementation of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference as ref
+import torch
+
+from offrl import registry, rng
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import DataSpec
+
+B, O, A, K = 8, 3, 2, 4
+LR, DISCOUNT, POLYAK, EXPECTILE, TEMPERATURE = 0.01, 0.9, 0.1, 0.8, 2.0
+G = np.random.default_rng(1)
+BATCH = {
+    k: torch.tensor(v, dtype=torch.float32)
+    for k, v in {
+        "observations": G.normal(size=(B, O)),
+        "actions": G.uniform(-1, 1, (B, A)),
+        "rewards": G.normal(size=B),
+        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
+        "next_observations": G.normal(size=(B, O)),
+    }.items()
+}
+X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
+KEY = rng.make_key(0)
+
+
+def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
+    kind = registry.get("algo", "iql")
+    spec = DataSpec((O,), 1, True, K) if discrete else DataSpec((O,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "decay_steps": 20}
+    config = kind.Config(**{**defaults, "expectile": EXPECTILE, "temperature": TEMPERATURE, **settings})
+    algorithm = kind(config, spec)
+    state = algorithm.init(3)
+    g = torch.Generator().manual_seed(5)  # larger than initial weights: advantages of both signs, some of them beyond the cap
+    draw = lambda params: {k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()}  # noqa: E731
+    for name in ("critic", "value", "actor"):
+        state.params[name].update(draw(state.params[name]))
+    state.target["critic"] = draw(state.params["critic"])
+    return algorithm, state
+
+
+def critics(params: dict[str, Any]) -> list[ref.Net]:
+    return [ref.net(params, member=e) for e in range(2)]
+
+
+def q_values(nets: list[ref.Net], actions: np.ndarray) -> np.ndarray:
+    inputs = np.concatenate([X["observations"], actions], 1)
+    return np.stack([ref.forward(n, inputs)[0][:, 0] for n in nets])
+
+
+def test_value_loss() -> None:
+    algorithm, state = make()
+    q = q_values(critics(state.target["critic"]), X["actions"]).min(0)
+    v = ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
+    u = q - v
+    assert (u < 0).any() and (u > 0).any()
+    ours = algorithm.target_q(state, BATCH)
+    np.testing.assert_allclose(ours, q, atol=1e-5)
+    expected = np.where(u < 0, 1 - EXPECTILE, EXPECTILE) * u**2
+    assert float(algorithm.value_loss(state.params["value"], state, BATCH, ours)[0]) == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_critic_loss_stops_at_terminations_and_sums_the_heads() -> None:
+    algorithm, state = make()
+    next_v = ref.forward(ref.net(state.params["value"]), X["next_observations"])[0][:, 0]
+    y = X["rewards"] + DISCOUNT * X["masks"] * next_v
+    q = q_values(critics(state.params["critic"]), X["actions"])  # online, not target
+    loss, metrics = algorithm.critic_loss(state.params["critic"], state, BATCH)
+    assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-5)
+    assert float(metrics["critic/q"]) == pytest.approx(q.mean(), rel=1e-4)
+    assert float(metrics["critic/td_error"]) == pytest.approx(np.abs(q - y).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("shift", "capped"), [(-2.0, False), (1.0, True)])
+def test_actor_loss_and_the_cap_of_100(shift: float, capped: bool) -> None:
+    algorithm, state = make()
+    q = shift + q_values(critics(state.target["critic"]), X["actions"]).min(0)
+    advantage = q - ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
+    weight = np.minimum(np.exp(TEMPERATURE * advantage), 100.0)
+    assert (weight == 100.0).any() == capped and (weight < 100.0).any()
+    state.params["actor"]["log_std"] = torch.tensor([0.2, -0.4])
+    mean = np.tanh(ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0])
+    std = np.exp([0.2, -0.4])
+    log_p = (-0.5 * ((X["actions"] - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))).sum(1)
+    loss, metrics = algorithm.actor_loss(state.params["actor"], state, BATCH, torch.tensor(q, dtype=torch.float32), KEY)
+    assert float(loss) == pytest.approx(-(weight * log_p).mean(), rel=1e-4)
+    assert float(metrics["actor/weight"]) == pytest.approx(weight.mean(), rel=1e-4)
+
+
+def test_deterministic_actor_loss() -> None:
+    algorithm, state = make(policy="deterministic")
+    q = np.linspace(-1, 1, B)
+    weight = np.exp(TEMPERATURE * (q - ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]))
+    action = np.tanh(ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0])
+    loss, _ = algorithm.actor_loss(state.params["actor"], state, BATCH, torch.tensor(q, dtype=torch.float32), KEY)
+    assert float(loss) == pytest.approx((weight.clip(max=100) * ((action - X["actions"]) ** 2).mean(1)).mean(), rel=1e-4)
+
+
+def test_discrete_actions_enter_the_critic_as_one_hot() -> None:
+    algorithm, state = make(discrete=True)
+    actions = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
+    batch = {**BATCH, "actions": actions}
+    q = q_values(critics(state.target["critic"]), np.eye(K)[actions]).min(0)
+    np.testing.assert_allclose(algorithm.target_q(state, batch), q, atol=1e-5)
+    v = ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
+    z = ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0]
+    log_p = (z - np.log(np.exp(z).sum(1, keepdims=True)))[np.arange(B), actions]
+    loss, _ = algorithm.actor_loss(state.params["actor"], state, batch, torch.tensor(q, dtype=torch.float32), KEY)
+    assert float(loss) == pytest.approx(-(np.minimum(np.exp(TEMPERATURE * (q - v)), 100) * log_p).mean(), rel=1e-4)
+
+
+class Reference:
+    """IQL in float64: V, then the actor with the new V, then Q with the new V, then the targets."""
+
+    def __init__(self, state: TrainState) -> None:
+        self.value, self.actor = ref.net(state.params["value"]), ref.net(state.params["actor"], "net.")
+        self.log_std = state.params["actor"]["log_std"].numpy().astype(np.float64)
+        self.critics, self.targets = critics(state.params["critic"]), critics(state.target["critic"])
+        self.adam = {k: ref.Adam(lambda t: LR) for k in ("value", "critic0", "critic1")}
+        self.adam["actor"] = ref.Adam(lambda t: LR * 0.5 * (1 + np.cos(np.pi * min(t / 20, 1.0))))
+
+    def update(self) -> None:
+        q = q_values(self.targets, X["actions"]).min(0)  # of before
+        v, inputs = ref.forward(self.value, X["observations"])
+        u = q - v[:, 0]
+        grads, _ = ref.backward(self.value, inputs, (-2 * np.where(u < 0, 1 - EXPECTILE, EXPECTILE) * u / B)[:, None])
+        self.value = ref.unflat(self.adam["value"].step(ref.flat(self.value), grads))
+
+        advantage = q - ref.forward(self.value, X["observations"])[0][:, 0]
+        weight = np.minimum(np.exp(TEMPERATURE * advantage), 100.0)[:, None]
+        z, inputs = ref.forward(self.actor, X["observations"])
+        mean, std = np.tanh(z), np.exp(self.log_std)
+        error = (mean - X["actions"]) / std
+        grads, _ = ref.backward(self.actor, inputs, weight * error / std / B * (1 - mean**2))
+        grads.append((weight * (1 - error**2)).sum(0) / B)
+        *values, self.log_std = self.adam["actor"].step([*ref.flat(self.actor), self.log_std], grads)
+        self.actor = ref.unflat(values)
+
+        next_v = ref.forward(self.value, X["next_observations"])[0][:, 0]
+        y = X["rewards"] + DISCOUNT * X["masks"] * next_v
+        both = np.concatenate([X["observations"], X["actions"]], 1)
+        for e, critic in enumerate(self.critics):
+            out, inputs = ref.forward(critic, both)
+            grads, _ = ref.backward(critic, inputs, 2 * (out - y[:, None]) / B)
+            self.critics[e] = ref.unflat(self.adam[f"critic{e}"].step(ref.flat(critic), grads))
+        self.targets = [ref.polyak(t, o, POLYAK) for t, o in zip(self.targets, self.critics, strict=True)]
+
+
+def test_updates_in_the_authors_order() -> None:
+    algorithm: Algorithm
+    algorithm, state = make()
+    mine = Reference(state)
+    for _ in range(6):
+        state, _ = algorithm.update(state, BATCH, KEY, phase=0)
+        mine.update()
+        ref.close(mine.value, state.params["value"])
+        ref.close(mine.actor, state.params["actor"], "net.")
+        np.testing.assert_allclose(state.params["actor"]["log_std"], mine.log_std, atol=2e-5)
+        for e in range(2):
+            ref.close(mine.critics[e], state.params["critic"], member=e)
+            ref.close(mine.targets[e], state.target["critic"], member=e)
+
+
+def test_published_defaults() -> None:
+    c = registry.get("algo", "iql").Config()
+    published = {"learning_rate": 3e-4, "batch_size": 256, "discount": 0.99, "polyak": 0.005, "expectile": 0.7, "temperature": 3.0}
+    assert {k: getattr(c, k) for k in published} == published
+    assert c.largest_weight == 100.0 and c.hidden == [256, 256] and c.policy == "gaussian" and c.init == "orthogonal"
+    assert c.actor_schedule == "cosine" and c.decay_steps == 1_000_000 and c.dropout == 0.0

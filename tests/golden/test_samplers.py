@@ -1,0 +1,189 @@
+"""Which transitions are drawn from a hand-made data set with every kind of episode end, and that disk and memory give the same batches."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from offrl import registry, rng
+from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.data import DatasetConfig, load_dataset
+from offrl.data.dataset import Dataset
+from offrl.data.prefetch import Prefetcher
+from offrl.data.samplers import Batch, TransitionSampler, pack
+from offrl.step import Step, make_step, stack
+
+ROWS = 16
+# episodes: 0-3 ends in a terminal, 4-7 in a time-out, 8-11 in both (a terminal then), 12-15: the data stop
+TERMINALS, TIMEOUTS = [3, 11], [7, 11]
+FLAGS = [np.isin(np.arange(ROWS), rows) for rows in (TERMINALS, TIMEOUTS)]
+ACTIONS = np.linspace(-1, 1, ROWS)
+
+
+def hand_made(**more: Any) -> Dataset:
+    """Observation i is [i, -i], reward 10 i."""
+    i = np.arange(ROWS, dtype=np.float32)
+    return Dataset.from_arrays(np.stack([i, -i], 1), more.pop("actions", ACTIONS[:, None]), 10 * i, *FLAGS, **more)
+
+
+def draw(dataset: Dataset, n: int = 20_000, sampler: TransitionSampler | None = None) -> tuple[Batch, Tensor]:
+    """A large batch and the rows that it holds."""
+    sampler = sampler or TransitionSampler()
+    batch = sampler(sampler.prepare(dataset), rng.make_key(0), n)
+    return batch, batch["observations"][:, 0].long()
+
+
+def test_without_stored_successors() -> None:
+    batch, row = draw(hand_made())
+    assert sorted(set(row.tolist())) == [i for i in range(ROWS) if i not in (7, 15)]  # their successors are not in the file
+    counts = torch.bincount(row, minlength=ROWS)[[i for i in range(ROWS) if i not in (7, 15)]].double()
+    assert float(((counts - 20_000 / 14) ** 2 / (20_000 / 14)).sum()) < 34.5  # chi-square with 13 degrees of freedom, p = 0.001
+    terminal = torch.isin(row, torch.tensor(TERMINALS))
+    assert torch.equal(batch["masks"], (~terminal).float())
+    assert torch.equal(batch["next_observations"][~terminal], torch.stack([row + 1.0, -row - 1.0], 1)[~terminal])
+    assert torch.equal(batch["rewards"], 10.0 * row) and torch.equal(batch["actions"][:, 0], torch.tensor(ACTIONS).float()[row])
+    assert {k: v.dtype for k, v in batch.items()} == dict.fromkeys(batch, torch.float32)
+    assert {k: tuple(v.shape[1:]) for k, v in batch.items()} == {
+        "observations": (2,),
+        "actions": (1,),
+        "rewards": (),
+        "masks": (),
+        "next_observations": (2,),
+    }
+
+
+def test_with_stored_successors() -> None:
+    i = np.arange(ROWS, dtype=np.float32)
+    after = np.stack([i + 1, -i - 1], 1)
+    after[[3, 7, 11, 15]] += 100.0  # the true successors at the ends: none of them is the next row's observation
+    batch, row = draw(hand_made(next_observations=after))
+    assert sorted(set(row.tolist())) == list(range(ROWS))
+    assert torch.equal(batch["next_observations"], torch.tensor(after)[row])
+    assert torch.equal(batch["masks"] == 0.0, torch.isin(row, torch.tensor(TERMINALS)))  # a time-out goes on: 7 has mask 1
+
+
+@pytest.mark.parametrize("offset", [0, 1 << 24])
+def test_discrete_actions_survive_packing(offset: int) -> None:
+    actions = np.arange(ROWS) + offset  # at 2**24 a float32 no longer holds every integer
+    dataset = hand_made(actions=actions, num_actions=offset + ROWS)
+    sampler = TransitionSampler()
+    assert (sampler.prepare(dataset).packed is None) == bool(offset)
+    batch, row = draw(dataset)
+    assert batch["actions"].dtype == torch.int64 and torch.equal(batch["actions"], row + offset)
+
+
+def test_extra_columns_and_images() -> None:
+    image = np.arange(ROWS * 12).reshape(ROWS, 2, 2, 3).astype(np.uint8)
+    dataset = Dataset.from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS, weights=np.arange(ROWS) * 0.5)
+    batch, _ = draw(dataset, sampler=TransitionSampler(extra=("weights",)))
+    row = batch["rewards"].long()
+    assert batch["observations"].dtype == torch.uint8 and torch.equal(batch["observations"], torch.tensor(image)[row])
+    assert torch.equal(batch["weights"], row * 0.5)
+    goal = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    packed = pack({"goal": goal, "label": torch.tensor([[7], [9]])}, torch.tensor([1]))
+    assert packed is not None
+    taken = packed.take(torch.tensor([0, 0]))
+    assert torch.equal(taken["goal"], goal[[1, 1]]) and taken["label"].tolist() == [[9], [9]] and taken["label"].dtype == torch.int64
+
+
+def test_batches_depend_on_the_key_alone() -> None:
+    sampler = TransitionSampler()
+    source = sampler.prepare(hand_made())
+    keys = rng.fold_in(rng.make_key(0), torch.arange(4))
+    together = vmap(lambda k: sampler(source, k, 9))(keys)
+    for i, key in enumerate(keys):
+        alone = sampler(source, key, 9)
+        assert all(torch.equal(together[name][i], alone[name]) for name in alone)
+    assert not torch.equal(together["rewards"][0], together["rewards"][1])
+
+
+class Recorder(Algorithm):
+    """Learns nothing; keeps the batch that it was given."""
+
+    period = 2
+
+    def build(self) -> dict[str, nn.Module]:
+        return {}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return state._replace(extra={**batch, "key": key}), {"phase": torch.ones(()) * phase}
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> tuple[Dataset, Dataset]:
+    """The same data set in memory, and memory-mapped from the cache."""
+    i = np.arange(3000, dtype=np.float32)
+    terminals = (i % 97 == 96).astype(bool)
+    np.savez(
+        tmp_path / "data.npz", observations=np.stack([i, -i], 1), actions=np.sin(i)[:, None], rewards=i, terminations=terminals,
+        truncations=i % 250 == 249,
+    )  # fmt: skip
+    config = {"name": str(tmp_path / "data.npz"), "format": "columns", "cache_dir": str(tmp_path / "cache")}
+    memory, disk = (load_dataset(DatasetConfig(**config, memory=m)) for m in ("device", "mmap"))  # type: ignore[arg-type]
+    assert disk.mapped and not memory.mapped
+    return memory, disk
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_prefetched_batches_are_those_the_step_samples_itself(on_disk: tuple[Dataset, Dataset], replicas: int) -> None:
+    memory, disk = on_disk
+    algorithm = Recorder(None, memory.spec)
+    sampler = algorithm.sampler()
+    start = stack([algorithm.init(s) for s in range(replicas)])
+    first = start._replace(step=start.step + 5)  # as after a resume
+    prefetcher = Prefetcher(sampler, sampler.prepare(disk), first.key, 32, 5, torch.device("cpu"), depth=2)
+    own = make_step(algorithm, sampler.prepare(memory), batch_size=32, replicas=replicas)
+    fed = Step(algorithm, None, 32, replicas, "eager", prefetcher)
+    a = b = first
+    seen = []
+    try:
+        for step in range(5, 12):
+            a, _ = own.run(a, {}, step, 1)
+            b, _ = fed.run(b, {}, step, 1)
+            assert sorted(a.extra) == sorted(b.extra) and a.extra["rewards"].shape == (replicas, 32)
+            assert all(torch.equal(x, y) for x, y in zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)), step
+            seen.append(a.extra["rewards"])
+    finally:
+        prefetcher.close()
+    assert len(torch.stack(seen).flatten(0, 1).unique(dim=0)) == 7 * replicas  # another batch at every update of every replica
+
+
+def test_training_from_disk_equals_training_from_memory(on_disk: tuple[Dataset, Dataset]) -> None:
+    memory, disk = on_disk
+    kind = registry.get("algo", "td3_bc")
+    algorithm = kind(kind.Config(hidden=[8]), memory.spec)
+    state = stack([algorithm.init(s) for s in (0, 1)])
+    sampler = algorithm.sampler()
+    direct, _ = make_step(algorithm, sampler.prepare(memory), batch_size=16, replicas=2).run(state, {}, 0, 7)
+    prefetcher = Prefetcher(sampler, sampler.prepare(disk), state.key, 16, 0, torch.device("cpu"))
+    try:
+        fed, _ = make_step(algorithm, None, batch_size=16, replicas=2, batches=prefetcher).run(state, {}, 0, 7)
+    finally:
+        prefetcher.close()
+    assert all(torch.equal(x, y) for x, y in zip(pytree.tree_leaves(direct), pytree.tree_leaves(fed), strict=True))
+
+
+def test_prefetcher_says_what_goes_wrong_and_stops(on_disk: tuple[Dataset, Dataset]) -> None:
+    class Broken(TransitionSampler):
+        def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
+            raise OSError("the disk is gone")
+
+    keys, cpu = torch.stack([rng.make_key(0)]), torch.device("cpu")
+    before = threading.active_count()
+    broken = Prefetcher(Broken(), None, keys, 4, 0, cpu)
+    with pytest.raises(OSError, match="the disk is gone"):
+        broken.get(0)
+    broken.close()
+    good = Prefetcher(TransitionSampler(), TransitionSampler().prepare(on_disk[1]), keys, 4, 3, cpu, depth=1)
+    with pytest.raises(RuntimeError, match="batch of step 3 where 4 was asked for"):
+        good.get(4)
+    good.close()  # while its thread waits for room
+    assert threading.active_count() == before
