@@ -9,6 +9,8 @@ Names are imported when they are first used: `import offrl` is instant.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
     from offrl.runs import Run
     from offrl.runs import Run as load
     from offrl.tasks import Task
+    from offrl.train import Interrupted
 
-__all__ = ["Dataset", "Run", "Task", "TrainedPolicy", "UserError", "load", "load_dataset", "register", "train"]
+__all__ = ["Dataset", "Interrupted", "Run", "Task", "TrainedPolicy", "UserError", "load", "load_dataset", "register", "train"]
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
+    "Interrupted": ("offrl.train", "Interrupted"),
     "Run": ("offrl.runs", "Run"),
     "Task": ("offrl.tasks", "Task"),
     "TrainedPolicy": ("offrl.policy", "TrainedPolicy"),
@@ -48,3 +52,14 @@ def __getattr__(name: str) -> Any:
 
     module, attribute = _WHERE[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+class _Package(ModuleType):
+    """`offrl.train` is the function; Python would put the module of that name in its place when something imports it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name == "train" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -112,7 +112,8 @@ class Algorithm(ABC):
         """Actions as network input: [B, A] as they are, discrete [B] as one-hot [B, K]."""
         if not self.spec.discrete:
             return actions
-        return nn.functional.one_hot(actions, self.spec.num_actions).to(torch.float32)
+        # one_hot itself looks at the values, which neither vmap nor a CUDA graph allows
+        return (actions.unsqueeze(-1) == torch.arange(self.spec.num_actions, device=actions.device)).to(torch.float32)
 
     @property
     def policy(self) -> Policy:

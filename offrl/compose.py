@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import re
 from collections.abc import Mapping
@@ -93,7 +94,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     OmegaConf.set_struct(config, True)
     if dataset_group == "default":
         config.dataset.name = dataset
-    config.experiment = experiment
+    config.experiment, config.algo.name = experiment, base_algorithm(algo)
     return _finish(config, values, given)
 
 
@@ -272,6 +273,8 @@ def _hydra(overrides: list[str]) -> Any:
     store.store(name="offrl_schema", node=TrainConfig)
     files = config_names("algo")
     for name, algorithm in registry.names("algo").items():
+        if missing := {"name", "batch_size"} - {f.name for f in dataclasses.fields(algorithm.Config)}:
+            raise UserError(f"algorithm '{name}' ({algorithm.__module__}): its Config has no field '{min(missing)}', which all must have")
         store.store(group="offrl_algo", name=name, node=algorithm.Config)
         if name not in files:  # a plugin's algorithm has no YAML file
             store.store(group="algo", name=name, node={"algo": algorithm.Config}, package="_global_")

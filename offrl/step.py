@@ -101,8 +101,9 @@ class Step:
         if key not in self._functions:
             function = self._pattern(first, length)
             if self.mode.startswith("compiled") and length == self.algorithm.period:
-                # an update may take gradients inside the traced function
-                torch._dynamo.config.trace_autograd_ops = True
+                # an update may take gradients inside the traced function; older versions of torch have no such switch
+                if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+                    torch._dynamo.config.trace_autograd_ops = True
                 function = torch.compile(function, fullgraph=True, dynamic=False)
             self._functions[key] = function
         return self._functions[key]

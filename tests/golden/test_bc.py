@@ -12,10 +12,10 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.nn.mlp import dropout
 
-B, O, A, K = 7, 3, 2, 4
+B, OBS, A, K = 7, 3, 2, 4
 G = np.random.default_rng(0)
 BATCH = {
-    "observations": torch.tensor(G.normal(size=(B, O)), dtype=torch.float32),
+    "observations": torch.tensor(G.normal(size=(B, OBS)), dtype=torch.float32),
     "actions": torch.tensor(G.uniform(-0.9, 0.9, (B, A)), dtype=torch.float32),
 }
 X, ACTIONS = BATCH["observations"].numpy().astype(np.float64), BATCH["actions"].numpy().astype(np.float64)
@@ -24,7 +24,7 @@ KEY = rng.make_key(0)
 
 def make(discrete: bool = False, **settings: object) -> tuple[Algorithm, TrainState]:
     kind = registry.get("algo", "bc")
-    spec = DataSpec((O,), 1, True, K) if discrete else DataSpec((O,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     algorithm = kind(kind.Config(hidden=[6, 5], learning_rate=0.01, **settings), spec)
     return algorithm, algorithm.init(3)
 

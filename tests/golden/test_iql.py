@@ -13,17 +13,17 @@ from offrl import registry, rng
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
 
-B, O, A, K = 8, 3, 2, 4
+B, OBS, A, K = 8, 3, 2, 4
 LR, DISCOUNT, POLYAK, EXPECTILE, TEMPERATURE = 0.01, 0.9, 0.1, 0.8, 2.0
 G = np.random.default_rng(1)
 BATCH = {
     k: torch.tensor(v, dtype=torch.float32)
     for k, v in {
-        "observations": G.normal(size=(B, O)),
+        "observations": G.normal(size=(B, OBS)),
         "actions": G.uniform(-1, 1, (B, A)),
         "rewards": G.normal(size=B),
         "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": G.normal(size=(B, O)),
+        "next_observations": G.normal(size=(B, OBS)),
     }.items()
 }
 X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
@@ -32,7 +32,7 @@ KEY = rng.make_key(0)
 
 def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "iql")
-    spec = DataSpec((O,), 1, True, K) if discrete else DataSpec((O,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "decay_steps": 20}
     config = kind.Config(**{**defaults, "expectile": EXPECTILE, "temperature": TEMPERATURE, **settings})
     algorithm = kind(config, spec)

@@ -83,7 +83,9 @@ def test_tanh_gaussian_equals_torch_distributions() -> None:
     torch.testing.assert_close(policy.log_prob(dist, actions).double(), squashed.log_prob(actions.double()).sum(-1), rtol=1e-4, atol=1e-3)
     sampled, log_prob = policy.sample_with_log_prob(dist, rng.make_key(1))
     assert torch.equal(sampled, policy.sample(dist, rng.make_key(1)))
-    torch.testing.assert_close(log_prob, policy.log_prob(dist, sampled), rtol=1e-3, atol=1e-2)
+    inner = sampled.abs().amax(-1) < 0.999  # near the edge a float32 action no longer tells where it came from
+    assert inner.any()
+    torch.testing.assert_close(log_prob[inner], policy.log_prob(dist, sampled)[inner], rtol=1e-3, atol=1e-2)
     assert policy.log_prob(dist, torch.ones(4, 2)).isfinite().all()  # data at the very edge
     far = (torch.full((1, 1), 30.0), torch.zeros(1, 1))  # 1 - tanh(30)**2 is 0 in float32
     _, value = policy.sample_with_log_prob(far, rng.make_key(1))

@@ -141,6 +141,7 @@ def test_missing_foreign_and_newer_files(tmp_path: Path, monkeypatch: pytest.Mon
         checkpoint.read(tmp_path / "future")
     save(tmp_path / "run", 1)
     os.replace(tmp_path / "future", file(tmp_path / "run", 2))
+    (tmp_path / "run" / "checkpoints" / "latest").write_text(file(tmp_path / "run", 2).name)
     with pytest.raises(UserError, match="newer offrl"):  # going on from step 1 would lose what step 2 holds
         checkpoint.load_latest(tmp_path / "run")
 
@@ -161,9 +162,9 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     flat = checkpoint.flatten(tree())
     with pytest.raises(UserError, match="run x has no 'params/actor/w': it was written by another version"):
         checkpoint.unflatten(tree(), {k: v for k, v in flat.items() if k != "params/actor/w"}, "run x")
-    with pytest.raises(UserError, match=r"run x: 'params/actor/w' is torch.float32 \(3, 3\) where these settings need torch.float32 \(2, 3\)"):
+    with pytest.raises(UserError, match=r"run x: 'params/actor/w' is torch.float32 \(3, 3\) where these settings need .* \(2, 3\)"):
         checkpoint.unflatten(tree(), {**flat, "params/actor/w": torch.ones(3, 3)}, "run x")
-    with pytest.raises(UserError, match="'step' is torch.float32"):
+    with pytest.raises(UserError, match=r"'step' is torch.float32"):
         checkpoint.unflatten(tree(), {**flat, "step": torch.tensor(1.0)}, "run x")
 
 

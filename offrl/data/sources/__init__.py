@@ -66,7 +66,8 @@ def resolve(name: str, config: DatasetConfig) -> Source:
     if form == "minari" or (form == "auto" and minari.ID.fullmatch(name) and ("/" in name or name in minari.installed())):
         return Source("minari", name, minari.locate(name))
     known = _known_names()
-    raise UserError(f"unknown data set '{name}': no such file, and no D4RL, OGBench, Minari or registered name.{nearest(name, known)}")
+    hint = nearest(name, known) or " `offrl data list` shows those that can be named"
+    raise UserError(f"unknown data set '{name}': no such file, and no D4RL, OGBench, Minari or registered name.{hint}")
 
 
 def _known_names() -> list[str]:

@@ -1,0 +1,443 @@
+"""What every registered algorithm must satisfy. A new one is picked up by itself; only `SETTINGS` and `IMITATION` know names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl import checkpoint, registry, rng
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.transforms import normalize_observations
+from offrl.errors import UserError
+from offrl.policy import TrainedPolicy
+from offrl.settings import check
+from offrl.step import Step, make_step, metric_means, select, stack
+
+ALGORITHMS = registry.names("algo")
+BATCH = 32
+IMITATION = ("bc",)  # clone the data's actions, whatever their rewards
+SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
+    "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
+    "td3_bc": {"polyak": 0.05},
+}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
+    "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    discrete: bool = False
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(["discrete"] if self.discrete else []), *(f"{k}={v}" for k, v in self.settings)])
+
+    def make(self, dataset: Dataset | None = None, **settings: Any) -> Algorithm:
+        kind = ALGORITHMS[self.name]
+        known = {f.name for f in dataclasses.fields(kind.Config)}
+        small = {"hidden": [32, 32], "batch_size": BATCH}
+        config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
+        return kind(config, (dataset or data(self.discrete)).spec)
+
+
+BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete else [False])]
+ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
+BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
+each = functools.partial(pytest.mark.parametrize, "case", ids=str)
+
+
+@functools.lru_cache
+def data(discrete: bool) -> Dataset:
+    """Noise with terminals and time-outs; the environment's actions lie in [-2, 2] x [0, 4] or are one of 3."""
+    g, n = np.random.default_rng(0), 400
+    actions = g.integers(0, 3, n) if discrete else np.stack([g.uniform(-2, 2, n), g.uniform(0, 4, n)], 1)
+    bounds = {"num_actions": 3} if discrete else {"action_low": [-2.0, 0.0], "action_high": [2.0, 4.0]}
+    flags = np.arange(n) % 40 == 39, np.arange(n) % 100 == 89
+    dataset = Dataset.from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds)  # type: ignore[arg-type]
+    return normalize_observations(dataset)
+
+
+def start(algorithm: Algorithm, seeds: list[int], dataset: Dataset | None = None, **options: Any) -> tuple[TrainState, Step]:
+    source = algorithm.sampler().prepare(dataset or data(algorithm.spec.discrete))
+    options = {"batch_size": BATCH, "replicas": len(seeds), **options}
+    return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, **options)
+
+
+def train(algorithm: Algorithm, seeds: list[int], updates: int, **options: Any) -> tuple[TrainState, dict[str, Tensor]]:
+    state, step = start(algorithm, seeds, **options)
+    return step.run(state, {}, 0, updates)
+
+
+def identical(a: Any, b: Any) -> None:
+    left, right = checkpoint.flatten(a), checkpoint.flatten(b)
+    assert list(left) == list(right)
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def close(a: Any, b: Any, atol: float = 1e-4) -> None:
+    left, right = checkpoint.flatten(a), checkpoint.flatten(b)
+    assert list(left) == list(right)
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def copy(tree: Any) -> Any:
+    return pytree.tree_map(torch.clone, tree)
+
+
+def a_batch(algorithm: Algorithm) -> dict[str, Tensor]:
+    sampler = algorithm.sampler()
+    return sampler(sampler.prepare(data(algorithm.spec.discrete)), rng.make_key(17), BATCH)
+
+
+# ---- replicas
+
+
+@each(BATCHED)
+def test_seed_3_alone_is_seed_3_among_8(case: Case) -> None:
+    algorithm = case.make()
+    alone, alone_sums = train(algorithm, [3], 200)
+    among, among_sums = train(algorithm, list(range(8)), 200)
+    close(select(alone, 0).params, select(among, 3).params)
+    close(select(alone, 0).target, select(among, 3).target)
+    assert torch.equal(alone.key[0], among.key[3]) and int(among.step[3]) == 200
+    a, b = metric_means(alone_sums, 200), metric_means(among_sums, 200)
+    for name, value in a.items():
+        assert float(value[0]) == pytest.approx(float(b[name][3]), rel=1e-3, abs=1e-4), name
+    first = [select(among, i).params for i in range(8)]
+    for i, j in itertools.combinations(range(8), 2):  # and no two seeds are alike
+        assert any(not torch.equal(x, y) for x, y in zip(*(pytree.tree_leaves(first[k]) for k in (i, j)), strict=True))
+
+
+@each(BATCHED)
+def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
+    algorithm = case.make()
+    state, step = start(algorithm, [0, 1, 2])
+    poisoned = copy(state)
+    for leaf in pytree.tree_leaves(poisoned.params):
+        leaf[1] = float("nan")
+    clean, clean_sums = step.run(state, {}, 0, 6)
+    sick, sick_sums = step.run(poisoned, {}, 0, 6)
+    for i in (0, 2):
+        identical(select(clean, i), select(sick, i))
+        assert all(torch.equal(clean_sums[k][i], sick_sums[k][i]) for k in clean_sums)
+    assert any(sick_sums[k][1].isnan() for k in sick_sums)
+
+
+# ---- tracing
+
+
+@each(BATCHED)
+def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, graphs = torch.compile, []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return module
+
+    monkeypatch.setattr(torch, "compile", lambda f, **kw: real(f, backend=backend, **{k: v for k, v in kw.items() if k != "backend"}))
+    algorithm = case.make()
+    updates = 2 * algorithm.period + algorithm.period - 1  # a pattern twice, and for delayed actors a part of one
+    eager, eager_sums = train(algorithm, [0, 1], updates)
+    traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
+    assert len(graphs) == 1
+    close(eager, traced, atol=1e-5)
+    close(eager_sums, traced_sums, atol=1e-3)
+
+
+@pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler")
+def test_inductor_agrees_with_eager() -> None:
+    """One algorithm stands for all: compiling costs seconds. Dropout's noise comes from keys inside the compiled function."""
+    algorithm = Case("bc").make(dropout=0.2)
+    eager, _ = train(algorithm, [0, 1, 2], 20)
+    compiled, _ = train(algorithm, [0, 1, 2], 20, mode="compiled")
+    close(eager, compiled)
+    assert torch.equal(eager.key, compiled.key) and torch.equal(eager.step, compiled.step)
+    torch._dynamo.reset()
+
+
+# ---- resuming
+
+
+@each(ALL)
+@pytest.mark.parametrize("interrupted", [1, 4, 7])  # period 2: inside a pattern, between two, inside again
+def test_resumes_bit_for_bit(case: Case, interrupted: int, tmp_path: Path) -> None:
+    seeds = [0, 5] if ALGORITHMS[case.name].vectorized else [0]
+    whole, whole_sums = train(case.make(), seeds, 12)
+    state, step = start(case.make(), seeds)
+    state, sums = step.run(state, {}, 0, interrupted)
+    checkpoint.write(tmp_path / "x", checkpoint.flatten({"state": state, "sums": sums}), {"step": interrupted})
+    del state, step
+
+    tensors, meta = checkpoint.read(tmp_path / "x")  # in a new process
+    algorithm = case.make()
+    template, step = start(algorithm, seeds)
+    state = checkpoint.unflatten({"state": template}, tensors, "x")["state"]
+    sums = {k.removeprefix("sums/"): v for k, v in tensors.items() if k.startswith("sums/")}
+    state, sums = step.run(state, sums, meta["step"], 12 - interrupted)
+    identical(state, whole)
+    assert sorted(sums) == sorted(whole_sums)
+    for name in sums:  # the metrics of the interval that the interruption cut in two
+        assert torch.equal(sums[name], whole_sums[name]), name
+
+
+# ---- purity
+
+
+@each(ALL)
+def test_init_depends_on_the_seed_alone(case: Case) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    algorithm = case.make()
+    first = algorithm.init(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    identical(case.make().init(3), first)
+    other = algorithm.init(4)
+    assert not torch.equal(other.key, first.key)
+    for name in first.params:
+        assert any(not torch.equal(first.params[name][k], other.params[name][k]) for k in first.params[name]), name
+    for name in algorithm.targets:
+        identical(first.target[name], first.params[name])
+
+
+@each(ALL)
+def test_update_is_a_pure_function(case: Case) -> None:
+    algorithm = case.make()
+    state, batch, key = algorithm.init(0), a_batch(algorithm), rng.make_key(1)
+    kept = copy((state, batch))
+    for phase in range(algorithm.period):
+        torch.manual_seed(phase)
+        new, metrics = algorithm.update(state, batch, key, phase=phase)
+        torch.manual_seed(phase + 10)
+        again, _ = algorithm.update(state, batch, key, phase=phase)
+        identical(new, again)
+        identical(kept, (state, batch))
+        assert all(v.shape == () and v.isfinite() for v in metrics.values()) and metrics
+        for a, b in zip(pytree.tree_leaves(state), pytree.tree_leaves(new), strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype
+
+
+# ---- what trains what
+
+
+@each(ALL)
+def test_each_loss_trains_its_own_module_and_targets_only_follow(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = case.make()
+    descended, followed = [], []
+    descend, polyak = Algorithm.descend, Algorithm.polyak
+
+    def spy_descend(self: Algorithm, state: TrainState, name: str, *args: Any) -> Any:
+        before = copy(state)
+        new, metrics = descend(self, state, name, *args)
+        identical(before, state)
+        own = {"params": new.params[name], "opt": new.opt[name]}
+        assert all(not torch.equal(v, before.params[name][k]) for k, v in own["params"].items()), f"{name}: a parameter does not learn"
+        assert int(own["opt"]["count"]) == int(before.opt[name]["count"]) + 1  # type: ignore[arg-type]
+        identical(new._replace(params={**new.params, name: before.params[name]}, opt={**new.opt, name: before.opt[name]}), before)
+        descended.append(name)
+        return new, metrics
+
+    def spy_polyak(self: Algorithm, state: TrainState, name: str, rate: Any) -> TrainState:
+        before = copy(state)
+        new = polyak(self, state, name, rate)
+        expected = {k: v + rate * (before.params[name][k] - v) for k, v in before.target[name].items()}
+        close(new.target[name], expected, atol=1e-6)
+        identical(new._replace(target=before.target), before)
+        identical({**new.target, name: 0 * rng.make_key(0)}, {**before.target, name: 0 * rng.make_key(0)})
+        followed.append(name)
+        return new
+
+    monkeypatch.setattr(Algorithm, "descend", spy_descend)
+    monkeypatch.setattr(Algorithm, "polyak", spy_polyak)
+    state, batch = algorithm.init(0), a_batch(algorithm)
+    for phase in range(algorithm.period):
+        descended.clear()
+        followed.clear()
+        new, _ = algorithm.update(state, batch, rng.fold_in(rng.make_key(0), phase), phase=phase)
+        for group, moved in ((("params", "opt"), descended), (("target",), followed)):
+            for part in group:
+                for name, value in getattr(new, part).items():
+                    if name not in moved:
+                        identical(value, getattr(state, part)[name])
+        assert len(set(descended)) == len(descended)
+        state = new
+    assert sorted(descended) == sorted(state.params), "in the last phase of a pattern every module learns"
+    assert sorted(followed) == sorted(algorithm.targets)
+
+
+@each(ALL)
+def test_the_optimiser_has_the_configured_learning_rate(case: Case) -> None:
+    """With a learning rate of 0 nothing moves but the statistics."""
+    algorithm = case.make(learning_rate=0.0)
+    state, _ = train(algorithm, [1], 2 * algorithm.period)
+    identical(select(state, 0).params, algorithm.init(1).params)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_settings(name: str) -> None:
+    kind = ALGORITHMS[name]
+    config = kind.Config()
+    check(config)
+    assert config.name == name and kind.__doc__ and kind.Config.__doc__
+    for field in dataclasses.fields(config):
+        assert field.name == "name" or field.metadata.get("help"), f"{name}.{field.name} has no help text"
+    changed = dataclasses.replace(config, batch_size=config.batch_size + 1)
+    for c in (config, changed):
+        assert kind.Config(**json.loads(json.dumps(dataclasses.asdict(c)))) == c
+    with pytest.raises(UserError, match="batch_size=0 is out of range"):
+        check(dataclasses.replace(config, batch_size=0))
+    for field in dataclasses.fields(config):
+        for choice in field.metadata.get("choices") or ():
+            assert Case(name).make(**{field.name: choice}).init(0).params
+    text = (resources.files("offrl.configs") / "algo" / f"{name}.yaml").read_text()
+    assert name in text, "configs/algo has a file for every algorithm"
+
+
+# ---- acting
+
+
+@each(ALL)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_act(case: Case, seed: int, tmp_path: Path) -> None:
+    algorithm = case.make()
+    trained, _ = train(algorithm, [seed], 4)
+    state, spec = select(trained, 0), algorithm.spec
+    obs = 5 * torch.randn(64, spec.observation_dim, generator=torch.Generator().manual_seed(0))
+    actions: dict[bool, Tensor] = {}
+    for explore in (False, True):
+        actions[explore], _ = algorithm.act(state, algorithm.start(64), obs, rng.make_key(0), explore=explore)
+        again, _ = algorithm.act(state, algorithm.start(64), obs, rng.make_key(0), explore=explore)
+        other, _ = algorithm.act(state, algorithm.start(64), obs, rng.make_key(1), explore=explore)
+        assert torch.equal(actions[explore], again)
+        noisy = explore and getattr(algorithm.config, "policy", "") != "deterministic"  # documented: such a policy has no noise
+        noisy |= explore and spec.discrete
+        assert torch.equal(actions[explore], other) == (not noisy)
+        assert torch.equal(actions[explore], actions[False]) == (not noisy)
+        if spec.discrete:
+            assert actions[explore].shape == (64,) and actions[explore].dtype == torch.int64
+            assert int(actions[explore].min()) >= 0 and int(actions[explore].max()) < spec.num_actions
+        else:
+            assert actions[explore].shape == (64, spec.action_dim) and actions[explore].dtype == torch.float32
+            assert float(actions[explore].abs().max()) <= 1.0
+
+    policy = TrainedPolicy(algorithm, state, seed)
+    raw = (obs * torch.tensor(spec.observation_std) + torch.tensor(spec.observation_mean)).numpy()
+    greedy = policy.act(raw)
+    expected = actions[False].numpy()
+    if not spec.discrete:  # in the environment's range
+        low, high = np.array([-2.0, 0.0]), np.array([2.0, 4.0])
+        expected = low + (expected + 1) / 2 * (high - low)
+        assert (greedy >= low).all() and (greedy <= high).all()
+    np.testing.assert_allclose(greedy, expected, atol=1e-4)
+    policy.reset()
+    np.testing.assert_allclose(policy.act(raw[5]), greedy[5], atol=1e-5)  # one observation is a batch of one
+    policy.reset()
+
+    policy.save(tmp_path / "policy.safetensors")
+    loaded = TrainedPolicy.load(tmp_path / "policy.safetensors")
+    assert loaded.seed == seed and loaded.algorithm.config == algorithm.config and loaded.algorithm.spec == spec
+    for t, explore in ((0, False), (0, True), (3, True)):
+        a, b = (p.step(p.start(64), raw, t, explore)[0] for p in (policy, loaded))
+        assert np.array_equal(a, b), "a policy read from its file acts as before"
+        assert a.dtype == (np.int64 if spec.discrete else np.float32)
+    tensors, _ = checkpoint.read(tmp_path / "policy.safetensors")
+    assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.acting)
+    assert not any(k.startswith(("opt/", "target/")) for k in tensors)
+
+
+@each(BASE)
+def test_a_policy_refuses_what_is_no_observation(case: Case, tmp_path: Path) -> None:
+    algorithm = case.make()
+    policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    for wrong in (np.zeros(3), np.zeros((2, 5)), np.zeros((1, 2, 4)), 1.0):
+        with pytest.raises(UserError, match="observation has shape"):
+            policy.act(wrong)
+    with pytest.raises(UserError, match="NaN or infinity"):
+        policy.act([0.0, float("nan"), 0.0, 0.0])
+    checkpoint.write(tmp_path / "x", {"w": torch.ones(1)}, {"kind": "checkpoint"})
+    with pytest.raises(UserError, match="not a policy file"):
+        TrainedPolicy.load(tmp_path / "x")
+
+
+# ---- learning
+
+
+def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
+    """The data's action is a known function of the observation; rewards are equal."""
+    x = np.random.default_rng(0).uniform(-1, 1, (1000, 2)).astype(np.float32)
+    best = np.digitize(x.sum(1), [-0.4, 0.4]) if discrete else 0.6 * np.tanh(2 * x @ np.array([[1.0, -0.5], [0.3, 1.0]]))
+    options: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
+    return Dataset.from_arrays(x, best, np.ones(1000), np.ones(1000, bool), **options), best
+
+
+def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
+    """The first action decides the reward, which comes after the second: only values carried back over the step can tell.
+
+    Behaviour is worse than chance: cloning it solves nothing.
+    """
+    g, n = np.random.default_rng(0), 1500
+    x = g.uniform(-1, 1, n).astype(np.float32)
+    rewards, ends = np.zeros(2 * n), np.tile([False, True], n)
+    options: dict[str, Any]
+    if discrete:
+        best: np.ndarray = np.digitize(x, [-0.3, 0.3])
+        first = np.where(g.random(n) < 0.2, best, (best + g.integers(1, 3, n)) % 3)
+        actions, signal, rewards[1::2], options = g.integers(0, 3, 2 * n), first - 1, first == best, {"num_actions": 3}
+        actions[0::2] = first
+    else:
+        best = 0.6 * np.sin(3 * x)[:, None]
+        actions = g.uniform(-1, 1, (2 * n, 1))
+        signal, rewards[1::2] = actions[0::2, 0], -3 * ((actions[0::2] - best) ** 2).sum(1)
+        options = {"action_low": -1.0, "action_high": 1.0}
+    observations = np.zeros((2 * n, 3), np.float32)
+    observations[:, 0] = np.repeat(x, 2)
+    observations[1::2, 1], observations[1::2, 2] = 1.0, signal
+    return Dataset.from_arrays(observations, actions, rewards, ends, **options), best
+
+
+def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates: int) -> float:
+    """Mean error of the learnt greedy actions (discrete: share of wrong ones)."""
+    dataset, best = problem
+    algorithm = case.make(dataset, **{"learning_rate": 3e-3, **SETTINGS.get(case.name, {})})
+    state, step = start(algorithm, [0], dataset, batch_size=128)
+    state, _ = step.run(state, {}, 0, updates)
+    policy = TrainedPolicy(algorithm, select(state, 0), 0)
+    actions = policy.act(dataset.columns["observations"][rows].numpy())
+    return float((actions != best).mean() if case.discrete else np.abs(actions - best).mean())
+
+
+@each([c for c in BASE if c.name in IMITATION])
+def test_imitation_overfits_a_known_function(case: Case) -> None:
+    assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.04 if case.discrete else 0.02)
+
+
+@each([c for c in BASE if c.name not in IMITATION])
+def test_solves_a_problem_of_two_steps(case: Case) -> None:
+    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 1000) < (0.05 if case.discrete else 0.2)
+
+
+@each([c for c in BASE if c.name in IMITATION])
+def test_imitation_does_not_solve_it(case: Case) -> None:
+    """The toy problem asks for values: always acting 0 errs by 0.4, and so does the mean of the data."""
+    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 400) > (0.5 if case.discrete else 0.35)
