@@ -15,6 +15,7 @@ from offrl.data.load import load_dataset
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError
 from offrl.runs import Run
+from offrl.train import pick_device
 from offrl.train import train as run_training
 
 
@@ -66,7 +67,8 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
         raise UserError(
             f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it"
         )
-    data = load_dataset(config.dataset) if dataset is None else apply_transforms([dataset], config.dataset)
+    device = str(pick_device(config.device))
+    data = load_dataset(config.dataset, device) if dataset is None else apply_transforms([dataset], config.dataset)
     if env is not None:
         task = runs.with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
