@@ -128,7 +128,7 @@ def test_plain_progress_says_nothing_twice(tmp_path: Path, capsys: pytest.Captur
     assert lines[0] == "a run"
     assert [line.split()[1] for line in lines[1:]] == ["50/100", "100/100"]
     assert sum("score 12.0" in line for line in lines) == 1
-    assert "50 updates/s x 2 seeds = 100/s" in lines[1] and "ETA 2 s" in lines[1] and "ETA" not in lines[-1]
+    assert "50 updates/s x 2 seeds = 100/s" in lines[1] and "ETA 1 s" in lines[1] and "ETA" not in lines[-1]
 
 
 def test_quiet_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
