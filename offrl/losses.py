@@ -20,9 +20,3 @@ def advantage_weight(advantage: Tensor, temperature: float | Tensor, largest: fl
 def td_target(rewards: Tensor, masks: Tensor, discount: float | Tensor, next_value: Tensor) -> Tensor:
     """r + discount * (1 - terminated) * V(s'), all [B]."""
     return rewards + discount * masks * next_value
-
-
-def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """Mean over the batch, summed over an ensemble's leading axis: prediction [E, B] or [B], target [B]; returns []."""
-    error = (prediction - target).square().mean(-1)
-    return error.sum() if error.ndim else error

@@ -1,9 +1,8 @@
-"""What every registered algorithm must satisfy. A new one is picked up by itself; only `SETTINGS` and `IMITATION` know names."""
+"""What every registered algorithm must satisfy. A new one is picked up by itself."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import shutil
@@ -14,98 +13,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import (
+    ALGORITHMS,
+    ALL,
+    BASE,
+    BATCHED,
+    Case,
+    a_batch,
+    close,
+    copy,
+    each,
+    identical,
+    start,
+    train,
+)
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl import checkpoint, registry, rng
+from offrl import checkpoint, rng
 from offrl.algorithm import Algorithm, TrainState
-from offrl.data.dataset import Dataset
-from offrl.data.transforms import normalize_observations
 from offrl.errors import UserError
 from offrl.policy import TrainedPolicy
 from offrl.settings import check
-from offrl.step import Step, make_step, metric_means, select, stack
-
-ALGORITHMS = registry.names("algo")
-BATCH = 32
-IMITATION = ("bc",)  # clone the data's actions, whatever their rewards
-SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
-    "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
-    "td3_bc": {"polyak": 0.05},
-}
-VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
-    "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    name: str
-    discrete: bool = False
-    settings: tuple[tuple[str, Any], ...] = ()
-
-    def __str__(self) -> str:
-        return "-".join([self.name, *(["discrete"] if self.discrete else []), *(f"{k}={v}" for k, v in self.settings)])
-
-    def make(self, dataset: Dataset | None = None, **settings: Any) -> Algorithm:
-        kind = ALGORITHMS[self.name]
-        known = {f.name for f in dataclasses.fields(kind.Config)}
-        small = {"hidden": [32, 32], "batch_size": BATCH}
-        config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
-        return kind(config, (dataset or data(self.discrete)).spec)
-
-
-BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete else [False])]
-ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
-BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
-each = functools.partial(pytest.mark.parametrize, "case", ids=str)
-
-
-@functools.lru_cache
-def data(discrete: bool) -> Dataset:
-    """Noise with terminals and time-outs; the environment's actions lie in [-2, 2] x [0, 4] or are one of 3."""
-    g, n = np.random.default_rng(0), 400
-    actions = g.integers(0, 3, n) if discrete else np.stack([g.uniform(-2, 2, n), g.uniform(0, 4, n)], 1)
-    bounds = {"num_actions": 3} if discrete else {"action_low": [-2.0, 0.0], "action_high": [2.0, 4.0]}
-    flags = np.arange(n) % 40 == 39, np.arange(n) % 100 == 89
-    dataset = Dataset.from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds)  # type: ignore[arg-type]
-    return normalize_observations(dataset)
-
-
-def start(algorithm: Algorithm, seeds: list[int], dataset: Dataset | None = None, **options: Any) -> tuple[TrainState, Step]:
-    source = algorithm.sampler().prepare(dataset or data(algorithm.spec.discrete))
-    options = {"batch_size": BATCH, "replicas": len(seeds), **options}
-    return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, **options)
-
-
-def train(algorithm: Algorithm, seeds: list[int], updates: int, **options: Any) -> tuple[TrainState, dict[str, Tensor]]:
-    state, step = start(algorithm, seeds, **options)
-    return step.run(state, {}, 0, updates)
-
-
-def identical(a: Any, b: Any) -> None:
-    left, right = checkpoint.flatten(a), checkpoint.flatten(b)
-    assert list(left) == list(right)
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
-
-
-def close(a: Any, b: Any, atol: float = 1e-4) -> None:
-    left, right = checkpoint.flatten(a), checkpoint.flatten(b)
-    assert list(left) == list(right)
-    for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
-
-
-def copy(tree: Any) -> Any:
-    return pytree.tree_map(torch.clone, tree)
-
-
-def a_batch(algorithm: Algorithm) -> dict[str, Tensor]:
-    sampler = algorithm.sampler()
-    return sampler(sampler.prepare(data(algorithm.spec.discrete)), rng.make_key(17), BATCH)
-
+from offrl.step import metric_means, select
 
 # ---- replicas
 
@@ -361,6 +291,8 @@ def test_act(case: Case, seed: int, tmp_path: Path) -> None:
         a, b = (p.step(p.start(64), raw, t, explore)[0] for p in (policy, loaded))
         assert np.array_equal(a, b), "a policy read from its file acts as before"
         assert a.dtype == (np.int64 if spec.discrete else np.float32)
+    early, late = (policy.step(policy.start(64), raw, t, explore=True)[0] for t in (0, 3))
+    assert np.array_equal(early, late) == (not noisy), "every time step explores anew"
     tensors, _ = checkpoint.read(tmp_path / "policy.safetensors")
     assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.acting)
     assert not any(k.startswith(("opt/", "target/")) for k in tensors)
@@ -378,66 +310,3 @@ def test_a_policy_refuses_what_is_no_observation(case: Case, tmp_path: Path) -> 
     checkpoint.write(tmp_path / "x", {"w": torch.ones(1)}, {"kind": "checkpoint"})
     with pytest.raises(UserError, match="not a policy file"):
         TrainedPolicy.load(tmp_path / "x")
-
-
-# ---- learning
-
-
-def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
-    """The data's action is a known function of the observation; rewards are equal."""
-    x = np.random.default_rng(0).uniform(-1, 1, (1000, 2)).astype(np.float32)
-    best = np.digitize(x.sum(1), [-0.4, 0.4]) if discrete else 0.6 * np.tanh(2 * x @ np.array([[1.0, -0.5], [0.3, 1.0]]))
-    options: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
-    return Dataset.from_arrays(x, best, np.ones(1000), np.ones(1000, bool), **options), best
-
-
-def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
-    """The first action decides the reward, which comes after the second: only values carried back over the step can tell.
-
-    Behaviour is worse than chance: cloning it solves nothing.
-    """
-    g, n = np.random.default_rng(0), 1500
-    x = g.uniform(-1, 1, n).astype(np.float32)
-    rewards, ends = np.zeros(2 * n), np.tile([False, True], n)
-    options: dict[str, Any]
-    if discrete:
-        best: np.ndarray = np.digitize(x, [-0.3, 0.3])
-        first = np.where(g.random(n) < 0.2, best, (best + g.integers(1, 3, n)) % 3)
-        actions, signal, rewards[1::2], options = g.integers(0, 3, 2 * n), first - 1, first == best, {"num_actions": 3}
-        actions[0::2] = first
-    else:
-        best = 0.6 * np.sin(3 * x)[:, None]
-        actions = g.uniform(-1, 1, (2 * n, 1))
-        signal, rewards[1::2] = actions[0::2, 0], -3 * ((actions[0::2] - best) ** 2).sum(1)
-        options = {"action_low": -1.0, "action_high": 1.0}
-    observations = np.zeros((2 * n, 3), np.float32)
-    observations[:, 0] = np.repeat(x, 2)
-    observations[1::2, 1], observations[1::2, 2] = 1.0, signal
-    return Dataset.from_arrays(observations, actions, rewards, ends, **options), best
-
-
-def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates: int) -> float:
-    """Mean error of the learnt greedy actions (discrete: share of wrong ones)."""
-    dataset, best = problem
-    algorithm = case.make(dataset, **{"learning_rate": 3e-3, **SETTINGS.get(case.name, {})})
-    state, step = start(algorithm, [0], dataset, batch_size=128)
-    state, _ = step.run(state, {}, 0, updates)
-    policy = TrainedPolicy(algorithm, select(state, 0), 0)
-    actions = policy.act(dataset.columns["observations"][rows].numpy())
-    return float((actions != best).mean() if case.discrete else np.abs(actions - best).mean())
-
-
-@each([c for c in BASE if c.name in IMITATION])
-def test_imitation_overfits_a_known_function(case: Case) -> None:
-    assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.04 if case.discrete else 0.02)
-
-
-@each([c for c in BASE if c.name not in IMITATION])
-def test_solves_a_problem_of_two_steps(case: Case) -> None:
-    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 1000) < (0.05 if case.discrete else 0.2)
-
-
-@each([c for c in BASE if c.name in IMITATION])
-def test_imitation_does_not_solve_it(case: Case) -> None:
-    """The toy problem asks for values: always acting 0 errs by 0.4, and so does the mean of the data."""
-    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 400) > (0.5 if case.discrete else 0.35)

@@ -32,9 +32,3 @@ def test_advantage_weight() -> None:
 def test_td_target() -> None:
     y = losses.td_target(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]), 0.9, torch.tensor([10.0, 10.0]))
     assert y.tolist() == [10.0, 2.0]
-
-
-def test_squared_error() -> None:
-    prediction, target = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([0.0, 4.0])
-    assert float(losses.squared_error(prediction[0], target)) == 2.5
-    assert float(losses.squared_error(prediction, target)) == 2.5 + 5.0  # a mean over the batch, a sum over members

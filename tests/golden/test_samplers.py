@@ -143,7 +143,8 @@ def test_prefetched_batches_are_those_the_step_samples_itself(on_disk: tuple[Dat
     own = make_step(algorithm, sampler.prepare(memory), batch_size=32, replicas=replicas)
     fed = Step(algorithm, None, 32, replicas, "eager", prefetcher)
     a = b = first
-    seen = []
+    seen: list[Tensor] = []
+    keys: list[int] = []  # of the updates and of the batches
     try:
         for step in range(5, 12):
             a, _ = own.run(a, {}, step, 1)
@@ -151,9 +152,11 @@ def test_prefetched_batches_are_those_the_step_samples_itself(on_disk: tuple[Dat
             assert sorted(a.extra) == sorted(b.extra) and a.extra["rewards"].shape == (replicas, 32)
             assert all(torch.equal(x, y) for x, y in zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)), step
             seen.append(a.extra["rewards"])
+            keys += a.extra["key"].tolist() + vmap(lambda k, t: rng.split(rng.fold_in(k, t))[0])(first.key, b.step - 1).tolist()
     finally:
         prefetcher.close()
     assert len(torch.stack(seen).flatten(0, 1).unique(dim=0)) == 7 * replicas  # another batch at every update of every replica
+    assert len(set(keys)) == 2 * 7 * replicas  # and other noise
 
 
 def test_training_from_disk_equals_training_from_memory(on_disk: tuple[Dataset, Dataset]) -> None:

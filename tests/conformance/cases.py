@@ -1,0 +1,99 @@
+"""The algorithms in small, on data made of noise. Only `SETTINGS`, `VARIANTS` and `IMITATION` know names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl import checkpoint, registry, rng
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.transforms import normalize_observations
+from offrl.step import Step, make_step, stack
+
+ALGORITHMS = registry.names("algo")
+BATCH = 32
+IMITATION = ("bc",)  # clone the data's actions, whatever their rewards
+SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
+    "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
+    "td3_bc": {"polyak": 0.05},
+}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
+    "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    discrete: bool = False
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(["discrete"] if self.discrete else []), *(f"{k}={v}" for k, v in self.settings)])
+
+    def make(self, dataset: Dataset | None = None, **settings: Any) -> Algorithm:
+        kind = ALGORITHMS[self.name]
+        known = {f.name for f in dataclasses.fields(kind.Config)}
+        small = {"hidden": [32, 32], "batch_size": BATCH}
+        config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
+        return kind(config, (dataset or data(self.discrete)).spec)
+
+
+BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete else [False])]
+ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
+BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
+each = functools.partial(pytest.mark.parametrize, "case", ids=str)
+
+
+@functools.lru_cache
+def data(discrete: bool) -> Dataset:
+    """Noise with terminals and time-outs; the environment's actions lie in [-2, 2] x [0, 4] or are one of 3."""
+    g, n = np.random.default_rng(0), 400
+    actions = g.integers(0, 3, n) if discrete else np.stack([g.uniform(-2, 2, n), g.uniform(0, 4, n)], 1)
+    bounds = {"num_actions": 3} if discrete else {"action_low": [-2.0, 0.0], "action_high": [2.0, 4.0]}
+    flags = np.arange(n) % 40 == 39, np.arange(n) % 100 == 89
+    dataset = Dataset.from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds)  # type: ignore[arg-type]
+    return normalize_observations(dataset)
+
+
+def start(algorithm: Algorithm, seeds: list[int], dataset: Dataset | None = None, **options: Any) -> tuple[TrainState, Step]:
+    source = algorithm.sampler().prepare(dataset or data(algorithm.spec.discrete))
+    options = {"batch_size": BATCH, "replicas": len(seeds), **options}
+    return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, **options)
+
+
+def train(algorithm: Algorithm, seeds: list[int], updates: int, **options: Any) -> tuple[TrainState, dict[str, Tensor]]:
+    state, step = start(algorithm, seeds, **options)
+    return step.run(state, {}, 0, updates)
+
+
+def identical(a: Any, b: Any) -> None:
+    left, right = checkpoint.flatten(a), checkpoint.flatten(b)
+    assert list(left) == list(right)
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def close(a: Any, b: Any, atol: float = 1e-4) -> None:
+    left, right = checkpoint.flatten(a), checkpoint.flatten(b)
+    assert list(left) == list(right)
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def copy(tree: Any) -> Any:
+    return pytree.tree_map(torch.clone, tree)
+
+
+def a_batch(algorithm: Algorithm) -> dict[str, Tensor]:
+    sampler = algorithm.sampler()
+    return sampler(sampler.prepare(data(algorithm.spec.discrete)), rng.make_key(17), BATCH)

@@ -1,0 +1,79 @@
+"""Every algorithm solves a toy problem: imitation a known function, the others one that only values solve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cases import (
+    BASE,
+    IMITATION,
+    SETTINGS,
+    Case,
+    each,
+    start,
+)
+
+from offrl.data.dataset import Dataset
+from offrl.policy import TrainedPolicy
+from offrl.step import select
+
+
+def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
+    """The data's action is a known function of the observation; rewards are equal."""
+    x = np.random.default_rng(0).uniform(-1, 1, (1000, 2)).astype(np.float32)
+    best = np.digitize(x.sum(1), [-0.4, 0.4]) if discrete else 0.6 * np.tanh(2 * x @ np.array([[1.0, -0.5], [0.3, 1.0]]))
+    options: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
+    return Dataset.from_arrays(x, best, np.ones(1000), np.ones(1000, bool), **options), best
+
+
+def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
+    """The first action decides the reward, which comes after the second: only values carried back over the step can tell.
+
+    Behaviour is worse than chance: cloning it solves nothing.
+    """
+    g, n = np.random.default_rng(0), 1500
+    x = g.uniform(-1, 1, n).astype(np.float32)
+    rewards, ends = np.zeros(2 * n), np.tile([False, True], n)
+    options: dict[str, Any]
+    if discrete:
+        best: np.ndarray = np.digitize(x, [-0.3, 0.3])
+        first = np.where(g.random(n) < 0.2, best, (best + g.integers(1, 3, n)) % 3)
+        actions, signal, rewards[1::2], options = g.integers(0, 3, 2 * n), first - 1, first == best, {"num_actions": 3}
+        actions[0::2] = first
+    else:
+        best = 0.6 * np.sin(3 * x)[:, None]
+        actions = g.uniform(-1, 1, (2 * n, 1))
+        signal, rewards[1::2] = actions[0::2, 0], -3 * ((actions[0::2] - best) ** 2).sum(1)
+        options = {"action_low": -1.0, "action_high": 1.0}
+    observations = np.zeros((2 * n, 3), np.float32)
+    observations[:, 0] = np.repeat(x, 2)
+    observations[1::2, 1], observations[1::2, 2] = 1.0, signal
+    return Dataset.from_arrays(observations, actions, rewards, ends, **options), best
+
+
+def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates: int) -> float:
+    """Mean error of the learnt greedy actions (discrete: share of wrong ones)."""
+    dataset, best = problem
+    algorithm = case.make(dataset, **{"learning_rate": 3e-3, **SETTINGS.get(case.name, {})})
+    state, step = start(algorithm, [0], dataset, batch_size=128)
+    state, _ = step.run(state, {}, 0, updates)
+    policy = TrainedPolicy(algorithm, select(state, 0), 0)
+    actions = policy.act(dataset.columns["observations"][rows].numpy())
+    return float((actions != best).mean() if case.discrete else np.abs(actions - best).mean())
+
+
+@each([c for c in BASE if c.name in IMITATION])
+def test_imitation_overfits_a_known_function(case: Case) -> None:
+    assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.04 if case.discrete else 0.02)
+
+
+@each([c for c in BASE if c.name not in IMITATION])
+def test_solves_a_problem_of_two_steps(case: Case) -> None:
+    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 1000) < (0.05 if case.discrete else 0.2)
+
+
+@each([c for c in BASE if c.name in IMITATION])
+def test_imitation_does_not_solve_it(case: Case) -> None:
+    """The toy problem asks for values: always acting 0 errs by 0.4, and so does the mean of the data."""
+    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 400) > (0.5 if case.discrete else 0.35)
