@@ -144,7 +144,8 @@ def test_idle_rows_hold_zeros_and_progress_counts_episodes() -> None:
     calls: list[tuple[int, int]] = []
     task = Task("corridor", env_factory=Corridor)
     evaluate([Watching(0.0)], [0], task, EvalConfig(episodes=3, parallel=2), progress=lambda done, total: calls.append((done, total)))
-    assert sorted(calls) == calls and {0, 3} <= {done for done, _ in calls} <= {0, 1, 2, 3} and calls[-1] == (3, 3) and len(calls) == len(seen)
+    assert sorted(calls) == calls and {0, 3} <= {done for done, _ in calls} <= {0, 1, 2, 3}
+    assert calls[-1] == (3, 3) and len(calls) == len(seen)
     assert len(seen) == 10 and not seen[0][2].any() and seen[0][:2, 1].all() and not seen[5][:2].any() and seen[5][2].any()
     seen.clear()
     lengths = iter((2, 4))
