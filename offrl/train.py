@@ -164,6 +164,8 @@ class _Loop:
         with self.log, _signals(self):
             try:
                 self._evaluate(0.0)  # what an interrupt cut short
+                if self.update.mode.startswith("compiled") and self.step < config.steps:
+                    self.log.say("compiling the step, 10 to 30 seconds; less where it was compiled before")
                 period, warm, rate = self.algorithm.period, False, 0.0
                 slice_ = period
                 while self.step < config.steps and self.alive.any():
