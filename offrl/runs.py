@@ -32,7 +32,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     """The settings that decide the parameters that come out; two runs that agree in these are the same run."""
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
     values["seeds"] = seed_list(config.seeds)
-    for place in ("cache_dir", "mirror", "memory", "memory_limit_gb"):
+    for place in ("name", "cache_dir", "mirror", "memory", "memory_limit_gb"):  # where the data lie; what they are, the fingerprint says
         values["dataset"].pop(place)
     return values
 
