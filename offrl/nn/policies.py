@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -12,23 +13,23 @@ from offrl import rng
 from offrl.nn.mlp import MLP
 
 
-class Policy(nn.Module):
+class Policy(nn.Module, ABC):
     """What every policy offers; observations [B, O].
 
     forward(observations, key) gives the distribution's parameters (a key switches dropout on); the methods below take those.
     """
 
+    @abstractmethod
     def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
         """The greedy action: [B, A] in [-1, 1], or [B] int64."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
         """One random action per row, reparametrised where the distribution allows it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
         """Log density (or log probability) of the data's actions: [B]."""
-        raise NotImplementedError
 
     def bc_loss(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
         """Imitation loss per row: [B]. The negative log-likelihood unless a policy has none."""
