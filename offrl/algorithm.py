@@ -43,6 +43,7 @@ class Algorithm(ABC):
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
+    average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
@@ -100,6 +101,8 @@ class Algorithm(ABC):
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""
         grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(state.params[name], state, *x)
+        if self.average is not None:
+            grads = self.average(grads)
         params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl import registry, runs
+from offrl import distributed, registry, runs
 from offrl.compose import compose
 from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
@@ -34,8 +34,10 @@ def train(
     algo: "iql" by default. dataset: whatever the command line takes, or a `Dataset`; the built-in one by default. seeds: how many (4 by
     default), or which. env: a Gymnasium id, a function that makes an
     environment, or "none"; by default the data set's own. settings: any other setting by its name on the command line, such as
-    {"algo.temperature": 5.0, "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). The same call
-    continues a run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would refuse.
+    {"algo.temperature": 5.0, "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). A grid trains
+    every combination of its values with every seed: grid={"temperature": [1, 3, 10]}, or settings={"grid.temperature": [1, 3, 10]}. The
+    same call continues a run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would
+    refuse.
     """
     named = {"algo": algo, "seeds": seeds, "steps": steps}
     values: dict[str, Any] = {**{k: v for k, v in named.items() if v is not None}, **more, **(settings or {})}
@@ -54,10 +56,11 @@ def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: C
     for name in config.compare:
         if name != config.label:
             # what was asked for, without what belongs to the main algorithm
-            kept = {k: v for k, v in config.given.items() if not k.startswith("algo") and (k != "experiment" or v == "none")}
+            own = ("algo", "grid")
+            kept = {k: v for k, v in config.given.items() if k.partition(".")[0] not in own and (k != "experiment" or v == "none")}
             main = {k: getattr(config, k) for k in ("seeds", "steps", "runs_dir", "quiet")}
             result.append(_train_one(compose({**kept, **main, "algo": name, "compare": []}), dataset, env))
-    if len(result) > 1:
+    if len(result) > 1 and distributed.world().first:
         result[0].plot(result[1:])
     return result
 
@@ -75,7 +78,8 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
     run_dir = runs.directory(config, data)
     run_training(config, data, run_dir)
     run = Run(run_dir)
-    run.plot()
+    if distributed.world().first:
+        run.plot()
     return run
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from offrl.data.download import cache_dir
+from offrl.errors import UserError
 
 
 def _onednn() -> Any:
@@ -40,13 +45,41 @@ def _onednn_is_exact() -> bool:
     return bool(error <= 4.0 * default)
 
 
-def configure(device: torch.device, threads: int) -> str:
-    """Set up arithmetic for a run on `device`; returns one line for the log. TF32 and bfloat16 stay off."""
+def configure(device: torch.device, threads: int, precision: str = "float32") -> str:
+    """Set up arithmetic for a run on `device`; returns one line for the log. TF32 and bfloat16 are off unless asked for.
+
+    bf16 itself is switched on where the step runs. Raises UserError for tf32 where there is none.
+    """
     torch.set_num_threads(threads)
+    words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[precision]
     if device.type != "cpu":
-        return f"{torch.cuda.get_device_name(device)}, float32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        return f"{torch.cuda.get_device_name(device)}, {words}"
+    if precision == "tf32":
+        raise UserError("precision=tf32 needs a CUDA GPU; on a CPU use float32 or bf16")
+    if precision == "bf16":
+        return f"CPU, {threads} thread{'s' if threads > 1 else ''}, {words}"
     word = f"CPU, {threads} thread{'s' if threads > 1 else ''}, float32 products by "
     if _onednn_is_exact():
         _onednn().fp32_precision = "bf16"
         return word + "oneDNN (accuracy checked)"
     return word + "torch's default library"
+
+
+def cache_compiled() -> None:
+    """Keep what Inductor compiles under the user's cache folder, so that the next run starts in seconds, after a restart too."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(None) / "compiled")
+
+
+def move(source: Any, device: torch.device) -> Any:
+    """What a sampler prepared, on another device: dataclasses and containers with the tensors in them moved."""
+    if isinstance(source, torch.Tensor):
+        return source.to(device)
+    if dataclasses.is_dataclass(source) and not isinstance(source, type):
+        return dataclasses.replace(source, **{f.name: move(getattr(source, f.name), device) for f in dataclasses.fields(source) if f.init})
+    if isinstance(source, dict):
+        return {k: move(v, device) for k, v in source.items()}
+    if isinstance(source, (list, tuple)) and not hasattr(source, "_fields"):
+        return type(source)(move(v, device) for v in source)
+    return source

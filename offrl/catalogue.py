@@ -7,6 +7,7 @@ import textwrap
 from offrl import registry
 from offrl.compose import algorithm_group, base_algorithm, compose, config_names
 from offrl.logging import print_table
+from offrl.replicas import scalars
 from offrl.settings import describe
 
 
@@ -32,6 +33,8 @@ def algorithm_settings(name: str) -> list[str]:
     lines = describe(config.algo, "algo.")
     standard = type(plain.dataset)()
     changed = [f"dataset.{k}={v}" for k, v in vars(config.dataset).items() if k != "name" and v != getattr(standard, k)]
+    if registry.get("algo", base).vectorized:
+        lines.append(f"  a grid (grid.NAME=[a,b]) varies {', '.join(scalars(type(config.algo)))}; not what networks are built from")
     return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
 
 

@@ -18,6 +18,7 @@ usage: offrl COMMAND [name=value ...]
 
   offrl train                        train IQL on the data set that ships with offrl, and score it in MuJoCo
   offrl train algo=td3_bc dataset=hopper-medium-v2 seeds=4 steps=1000000
+  offrl train grid.temperature=[1,3,10] grid.expectile=[0.7,0.9] seeds=4     24 policies as one program
   offrl train dataset=my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
   offrl train resume=runs/NAME       continue a run (so does the command that began it)
   offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5)
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "out of memory" not in str(error) and "t allocate memory" not in str(error):
             raise
-        return _fail("out of memory; a smaller algo.batch_size, fewer seeds, or dataset.memory=mmap needs less")
+        return _fail("out of memory; a smaller algo.batch_size, fewer replicas at once (group=N), or dataset.memory=mmap needs less")
     except KeyboardInterrupt:
         print("offrl: interrupted", file=sys.stderr)
         return 130
@@ -94,6 +95,7 @@ def _train(arguments: list[str]) -> int:
 
     values = parse(arguments)
     from offrl.api import train_from
+    from offrl.distributed import world
     from offrl.runs import report
     from offrl.train import Interrupted
 
@@ -103,18 +105,19 @@ def _train(arguments: list[str]) -> int:
     except Interrupted as stop:
         print(f"offrl: {stop}", file=sys.stderr)
         return 130
+    if not world().first:  # the first of torchrun's processes reports for all
+        return 0
     main_run = runs[0]
-    lost = [s for run in runs for s in run.diverged]
+    lost = [r for run in runs for r in run.diverged]
     environment = main_run.final_scores[0]["environment"] if main_run.scores else ""
     report(runs, environment)
     for run in runs:
-        files = ", ".join(
-            n for n in ("scores.csv", "metrics.jsonl", "learning_curve.png", "policies", "tensorboard") if (run.dir / n).exists()
-        )
+        written = ("scores.csv", "metrics.jsonl", "learning_curve.png", "grid.png", "policies", "tensorboard")
+        files = ", ".join(n for n in written if (run.dir / n).exists())
         print(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
     if lost:
-        print(f"offrl: warning: diverged and frozen: seed {', '.join(map(str, lost))}", file=sys.stderr)
-    return 1 if len(main_run.diverged) == len(main_run.seeds) else 0
+        print(f"offrl: warning: diverged and frozen: {', '.join(map(str, lost))}", file=sys.stderr)
+    return 1 if len(main_run.diverged) == len(main_run.replicas) else 0
 
 
 @contextlib.contextmanager
@@ -140,7 +143,9 @@ def _evaluate(arguments: list[str]) -> int:
         raise UserError(EVALUATE)
     from offrl.compose import parse
     from offrl.logging import interval_text, print_table
+    from offrl.replicas import by_cell, number
     from offrl.runs import Run
+    from offrl.stats import mean_interval
 
     given = parse([f"eval.{a}" if a.startswith("env=") else a for a in arguments[1:]])
     values = {k.removeprefix("eval."): v for k, v in given.items()}
@@ -153,12 +158,18 @@ def _evaluate(arguments: list[str]) -> int:
             raise UserError(f"{key}={value} must be {'a whole number' + (' of at least 1' if key != 'seed' else '')}")
     run = Run(arguments[0])
     result = run.evaluate(**values)
-    headers = ["seed", "score", "return", "std over episodes", "length", "success"]
-    keys = ["seed", "score", "return", "return_std", "length", "success"]
-    rows = [["" if row[k] is None else row[k] if k == "seed" else f"{row[k]:.2f}" for k in keys] for row in result.rows()]
+    headers = [*run.grid, "seed", "score", "return", "std over episodes", "length", "success"]
+    keys = ["score", "return", "return_std", "length", "success"]
+    rows = [
+        [*(number(v) for _, v in replica.values), str(replica.seed), *("" if row[k] is None else f"{row[k]:.2f}" for k in keys)]
+        for replica, row in zip(run.replicas, result.rows(), strict=True)
+    ]
     keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
     print_table([headers[i] for i in keep], [[row[i] for i in keep] for row in rows], f"{run.algorithm}: {result.label}")
-    print(f"{'score' if result.scores is not None else 'return'} over seeds: {interval_text(result.interval())}")
+    means, unit = result.per_seed(), "score" if result.scores is not None else "return"
+    for where in by_cell(run.replicas).values():
+        cell = run.replicas[where[0]].cell
+        print(f"{unit} over seeds{cell and f', {cell}'}: {interval_text(mean_interval(means[where]))}")
     return 0
 
 

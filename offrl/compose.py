@@ -13,6 +13,7 @@ from typing import Any
 from offrl import registry
 from offrl.config import TrainConfig, seed_list
 from offrl.errors import UserError, nearest
+from offrl.replicas import checked, grid_text
 from offrl.settings import check
 
 # names and paths: taken as they stand on the command line, whatever characters they hold
@@ -44,7 +45,7 @@ def parse(arguments: list[str]) -> dict[str, Any]:
         try:
             override = parser.parse_override(f"key={text}")  # `text` alone: names of the user's own columns may hold anything
             if override.is_sweep_override():
-                raise UserError(f"'{argument}' names several values; a list is written [a,b]")
+                raise UserError(f"'{argument}' names several values; a list is written [a,b]{_grid_hint(key)}")
             values[key] = override.value()
         except HydraException:
             cure = f"a list is written [a,b], text with special characters {key}=\"'a b'\""
@@ -55,9 +56,15 @@ def parse(arguments: list[str]) -> dict[str, Any]:
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """{name: value} with dotted names only, the file named by `config` read in below the other values.
 
-    A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML `algo: {name: iql}`.
+    A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML `algo: {name: iql}`. A grid's
+    fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`. A grid of `values` is taken over one value in the file.
     """
-    flat = {str(k): _plain(v) for k, v in _dotted(values).items()}
+    flat: dict[str, Any] = {}
+    for k, v in _dotted(values).items():
+        name = str(k).replace("grid.algo.", "grid.", 1) if str(k).startswith("grid.algo.") else str(k)
+        if name in flat:
+            raise UserError(f"{name} is given twice")
+        flat[name] = _plain(v)
     for group in ("algo", "dataset"):
         name = flat.pop(f"{group}.name", None)
         if flat.get(group) is None:
@@ -70,6 +77,9 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     below = flatten(_read_yaml(Path(path)))
     for name in ("given", "match", "resume"):  # where the file is a run's config.yaml
         below.pop(name, None)
+    for name in flat:
+        if name.startswith("grid."):
+            below.pop(f"algo.{name.removeprefix('grid.')}", None)
     return {**below, **flat}
 
 
@@ -149,15 +159,23 @@ def _finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) ->
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    grid = {k.removeprefix("grid."): v for k, v in values.items() if k.startswith("grid.")}
     for name, value in values.items():
-        _set(config, name, value)
+        if name == "grid" and value is not None:
+            raise UserError(f"grid={_shown(value)}: a grid names its fields, such as grid.learning_rate=[1e-4,3e-4]")
+        if name.partition(".")[0] != "grid":
+            _set(config, name, value)
     try:
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     assert isinstance(result, TrainConfig)
-    seed_list(result.seeds)
+    seeds = seed_list(result.seeds)
     check(result)
+    result.grid = checked({**result.grid, **grid}, registry.get("algo", result.algo.name), result.algo, len(seeds))
+    for name in result.grid:
+        if f"algo.{name}" in values:
+            raise UserError(f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out")
     result.dataset.validate()
     for name in ("name", "label"):
         text = getattr(result, name)
@@ -204,7 +222,13 @@ def _set(config: Any, name: str, value: Any) -> None:
             "ListConfig": f"a list: {name}=[{_shown(value)}]",
         }
         kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
+        if kind == words["Float"] and isinstance(value, list):
+            kind += _grid_hint(name)
         raise UserError(f"{name}={_shown(value)} must be {kind}" if kind else f"{name}={_shown(value)}: {text}") from None
+
+
+def _grid_hint(name: str) -> str:
+    return f"; grid.{name.removeprefix('algo.')}=[a,b] trains with each value" if name.startswith("algo.") else ""
 
 
 def _shown(value: Any) -> str:

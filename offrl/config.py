@@ -30,10 +30,27 @@ class TrainConfig:
     experiment: str = setting("auto", "per-data-set settings from configs/experiment: auto (by data set), none, or algo/name")
     match: list[str] = field(default_factory=list)  # set by an experiment: patterns of the data sets' names that it is for
     seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds; all train at once")
+    grid: dict[str, Any] = setting(
+        {}, "values to train side by side, every combination with every seed: grid.temperature=[1,3,10] grid.expectile=[0.7,0.9]"
+    )
     steps: int = setting(1_000_000, "updates of each seed", low=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     compile: str = setting("auto", "how the step runs: auto picks by device and length", choices=("auto", "eager", "compiled"))
+    precision: str = setting(
+        "float32",
+        "bf16: networks under autocast; tf32: CUDA products in TensorFloat-32; float32: neither",
+        choices=("float32", "tf32", "bf16"),
+    )
     threads: int = setting(1, "torch threads on CPU; more than 1 pays only where no other job runs", low=1)
+    workers: int | None = setting(
+        None,
+        "processes that train on CPU, one thread each; null: one for each core that is free when there are several replicas; "
+        "on GPUs: one for each GPU",
+        low=1,
+    )
+    group: int | None = setting(
+        None, "replicas trained as one program; null: as many as are fastest on the device and fit its memory", low=1
+    )
     log_every: int = setting(1_000, "updates between two lines of metrics", low=1)
     compare: list[str] = setting([], "algorithms to train as well, with their own default settings, for the final table")
     runs_dir: str = setting("runs", "where run directories are made")
@@ -45,7 +62,7 @@ class TrainConfig:
     given: dict[str, Any] = field(default_factory=dict)  # what was asked for, before defaults; for the runs of `compare`
 
 
-MOST_SEEDS = 10_000
+MOST_SEEDS = 10_000  # replicas, where there is a grid
 
 # What may change when a run is continued: these do not alter a single update.
 FREE = (
@@ -57,6 +74,8 @@ FREE = (
     "compile",
     "device",
     "threads",
+    "workers",
+    "group",
     "compare",
     "checkpoint",
     "eval",

@@ -21,11 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
+from offrl.replicas import Replica, Values, by_cell, cell_name, number
+from offrl.stats import mean_interval
 
 SCORE_COLUMNS = (
     "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset", "environment",
 )  # fmt: skip
-TENSORBOARD_SEEDS = 8  # with more replicas than this TensorBoard gets only the means; metrics.jsonl always has every replica
+TENSORBOARD_REPLICAS = 8  # with more than this TensorBoard gets only the means; metrics.jsonl always has every replica
+TENSORBOARD_CELLS = 16  # of a grid: with more than this TensorBoard gets no means of single cells
+CHOICE = "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
 PLAIN_INTERVAL = 10.0  # seconds between progress lines when the output is not a terminal
 Interval = tuple[float, float, float]  # mean, low, high
 
@@ -127,42 +131,55 @@ class RunLog:
         resume_step: int | None,
         quiet: bool,
         total_steps: int,
-        seeds: Sequence[int],
+        replicas: Sequence[Replica],
         title: str,
+        unscored: bool = False,
     ) -> None:
         """`resume_step`: the step of the checkpoint that the run goes on from; None for a new run, which starts with empty files.
+        `replicas`: what the values of `metrics` and the rows of `scores` belong to, in their order. `unscored`: the checkpoint was written
+        before the scores of its own step, which come again.
 
         Raises UserError when `run_dir` cannot be written to.
         """
         self.run_dir = Path(run_dir)
-        self.seeds = tuple(seeds)
+        self.replicas = tuple(replicas)
+        fields = [field for field, _ in self.replicas[0].values]
+        if taken := set(fields) & set(SCORE_COLUMNS):
+            raise UserError(f"grid.{min(taken)}: scores.csv has another column of that name; rename that field of the algorithm")
+        self._columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])  # the grid's fields come after the seed
         keep_to = -1 if resume_step is None else resume_step
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise write_error(error, self.run_dir) from None
         self._metrics = _LineFile(self.run_dir / "metrics.jsonl", _json_step, keep_to)
-        self._scores = _LineFile(self.run_dir / "scores.csv", _csv_step, keep_to, header=",".join(SCORE_COLUMNS) + "\n")
+        self._scores = _LineFile(self.run_dir / "scores.csv", _csv_step, keep_to - unscored, header=",".join(self._columns) + "\n")
         self._timing = _LineFile(self.run_dir / "timing.jsonl", _json_step, keep_to)
-        self._purge_step = keep_to + 1
+        self._purge_step = keep_to + 1 - unscored
+        # the metrics of the step whose scores come again: TensorBoard's purge takes both
+        last = self._metrics.path.read_text(encoding="utf-8").splitlines()[-1:] if unscored else []
+        self._again = json.loads(last[0]) if last and _json_step(last[0].encode()) == keep_to else None
         self._board: Any = None
-        self._show = _progress(title, total_steps, len(self.seeds), resume_step or 0, quiet)
+        crowd = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
+        self._show = _progress(title, total_steps, (len(self.replicas), crowd), resume_step or 0, quiet)
         self._closed = False
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Training metrics at `step`: name -> one value per replica, in the order of `seeds`. What is not finite becomes null."""
+        """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes null."""
         rows = {name: _floats(column) for name, column in values.items()}
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
         self._tensorboard(step, rows)
 
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Evaluation results at `step`: one row per seed with the keys of SCORE_COLUMNS (`step` is filled in, the rest stays empty)."""
+        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and the grid's values
+        are filled in, the rest stays empty)."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        for row in rows:
+        for replica, row in zip(self.replicas, rows, strict=True):
             if unknown := set(row) - set(SCORE_COLUMNS):
                 raise ValueError(f"scores.csv has no column {sorted(unknown)}")
-            writer.writerow([_cell({**row, "step": int(step)}.get(name)) for name in SCORE_COLUMNS])
+            full = {**row, "step": int(step), **dict(replica.values)}
+            writer.writerow([_cell(full.get(name)) for name in self._columns])
         self._scores.write(text.getvalue())
         board = {"eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score"}
         columns = {tag: [row.get(key) for row in rows] for tag, key in board.items()}
@@ -206,26 +223,47 @@ class RunLog:
         self.close()
 
     def _tensorboard(self, step: int, rows: Mapping[str, Sequence[float | None]]) -> None:
-        """`<name>/mean` over the replicas that have a value, and `seed_<s>/<name>` for a small number of replicas."""
+        """`<name>/mean` over the replicas that have a value; `<replica>/<name>` and `cell/<cell>/<name>`, its mean, where they are few."""
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter  # 1.1 s to import
 
             self._board = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=self._purge_step)
-        labels = [f"seed_{s}" for s in self.seeds]
-        if len(set(labels)) < len(labels):  # a grid trains the same seed with several settings
-            labels = [f"replica_{i}" for i in range(len(labels))]
+            if self._again is not None:
+                again = self._again
+                self._tensorboard(again.pop("step"), again)
+        cells = by_cell(self.replicas)
+        groups = {"": list(range(len(self.replicas)))}
+        if 1 < len(cells) <= TENSORBOARD_CELLS:
+            groups |= {f"cell/{cell_name(values)}/": where for values, where in cells.items()}
+        if 1 < len(self.replicas) <= TENSORBOARD_REPLICAS:
+            groups |= {f"{replica.name}/": [i] for i, replica in enumerate(self.replicas)}
         try:
             for name, row in rows.items():
-                finite = [v for v in row if v is not None]
-                if finite:
-                    self._board.add_scalar(f"{name}/mean", sum(finite) / len(finite), step)
-                if 1 < len(row) == len(labels) <= TENSORBOARD_SEEDS:
-                    for label, value in zip(labels, row, strict=True):
-                        if value is not None:
-                            self._board.add_scalar(f"{label}/{name}", value, step)
+                for label, where in groups.items():
+                    finite = [v for i in where if (v := row[i]) is not None]
+                    if finite:
+                        self._board.add_scalar(f"{label}{name}" if label else f"{name}/mean", sum(finite) / len(finite), step)
             self._board.flush()
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None
+
+
+class NoLog:
+    """What a process keeps that shares a run with the one that writes."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def timing(self, step: int, **seconds: float) -> None: ...
+    def progress(self, step: int, steps_per_second: float, extra: str = "") -> None: ...
+    def say(self, message: str) -> None: ...
+    def sync(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> NoLog:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 # ------------------------------------------------------------------------------------------------------------- progress
@@ -244,11 +282,15 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _speed(rate: float, replicas: int) -> str:
+Crowd = tuple[int, str]  # how many replicas, and their number in words: (4, "4 seeds"), (24, "24 replicas"), (1, "")
+
+
+def _speed(rate: float, crowd: Crowd) -> str:
     def digits(x: float) -> str:
         return f"{x:,.0f}" if x >= 10 else f"{x:.1f}"
 
-    return f"{digits(rate)} updates/s" + (f" x {replicas} seeds = {digits(rate * replicas)}/s" if replicas > 1 else "")
+    count, words = crowd
+    return f"{digits(rate)} updates/s" + (f" x {words} = {digits(rate * count)}/s" if words else "")
 
 
 class _Quiet:
@@ -260,8 +302,8 @@ class _Quiet:
 class _Plain(_Quiet):
     """Lines for a log file: at most one in PLAIN_INTERVAL seconds, but every evaluation and the end."""
 
-    def __init__(self, title: str, total: int, replicas: int) -> None:
-        self.total, self.replicas = total, replicas
+    def __init__(self, title: str, total: int, crowd: Crowd) -> None:
+        self.total, self.crowd = total, crowd
         self.next_line, self.last_extra, self.last_step = time.monotonic() + PLAIN_INTERVAL / 5, "", -1
         self.say(title)
 
@@ -274,7 +316,7 @@ class _Plain(_Quiet):
         self.next_line, self.last_step = time.monotonic() + PLAIN_INTERVAL, step
         left = f"  ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
         percent = 100 * step // max(1, self.total)
-        self.say(f"step {step:,}/{self.total:,} ({percent}%)  {_speed(rate, self.replicas)}{left}{'  ' + extra if news else ''}")
+        self.say(f"step {step:,}/{self.total:,} ({percent}%)  {_speed(rate, self.crowd)}{left}{'  ' + extra if news else ''}")
         self.last_extra = extra or self.last_extra
 
     def say(self, message: str) -> None:
@@ -285,11 +327,11 @@ class _Plain(_Quiet):
 class _Bar(_Quiet):
     """A bar on a terminal. While it is up, rich puts anything that is printed (warnings too) above it."""
 
-    def __init__(self, title: str, total: int, replicas: int, start: int) -> None:
+    def __init__(self, title: str, total: int, crowd: Crowd, start: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self.total, self.replicas, self.extra = total, replicas, ""
+        self.total, self.crowd, self.extra = total, crowd, ""
         console = Console(highlight=False)
         if title:
             console.print(title, markup=False)
@@ -308,7 +350,7 @@ class _Bar(_Quiet):
     def update(self, step: int, rate: float, extra: str) -> None:
         self.extra = extra or self.extra
         eta = f"ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
-        self.bar.update(self.task, completed=step, speed=_speed(rate, self.replicas), eta=eta, extra=self.extra)
+        self.bar.update(self.task, completed=step, speed=_speed(rate, self.crowd), eta=eta, extra=self.extra)
 
     def say(self, message: str) -> None:
         self.bar.console.print(message, markup=False)
@@ -317,10 +359,10 @@ class _Bar(_Quiet):
         self.bar.stop()
 
 
-def _progress(title: str, total: int, replicas: int, start: int, quiet: bool) -> _Quiet:
+def _progress(title: str, total: int, crowd: Crowd, start: int, quiet: bool) -> _Quiet:
     if quiet:
         return _Quiet()
-    return _Bar(title, total, replicas, start) if sys.stdout.isatty() else _Plain(title, total, replicas)
+    return _Bar(title, total, crowd, start) if sys.stdout.isatty() else _Plain(title, total, crowd)
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -333,6 +375,18 @@ def interval_text(interval: Interval | None, digits: int = 1) -> str:
     mean, low, high = interval
     bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) and low != high else ""
     return f"{mean:.{digits}f}{bounds}"
+
+
+def score_text(unit: str, values: Sequence[float], replicas: Sequence[Replica]) -> str:
+    """`score 62.1 [58.0, 66.2]` from one value per replica; in a grid the range of its cells' means: `score 12.1 .. 63.0 over 6 cells`.
+
+    No cell is named: that would suggest the best one, and choosing it by its score uses the environment.
+    """
+    cells = by_cell(replicas)
+    if len(cells) == 1:
+        return f"{unit} {interval_text(mean_interval(values))}"
+    means = [mean_interval([values[i] for i in where])[0] for where in cells.values()]
+    return f"{unit} {min(means):.1f} .. {max(means):.1f} over {len(cells)} cells"
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
@@ -373,13 +427,16 @@ class Result:
     score: Interval | None = None  # normalised, when the task has reference scores
     success: Interval | None = None  # share of episodes, when the task has a notion of success
     behaviour: float | None = None  # mean of the data set's own episodes: a score when `score` is given, else a return
+    values: Values = ()  # the cell of a grid that these seeds were trained in
 
 
 def final_table(results: Sequence[Result], title: str = "") -> None:
-    """What a run ends with. Columns that no row has a value for are left out."""
+    """What a run ends with, one line for each cell of a grid. Columns that no row has a value for are left out."""
     unit = "score" if any(r.score for r in results) else "return"
+    fields = dict.fromkeys(field for r in results for field, _ in r.values)
     columns: dict[str, list[str]] = {
         "algorithm": [r.algorithm for r in results],
+        **{field: [number(v) if (v := dict(r.values).get(field)) is not None else "" for r in results] for field in fields},
         "score [95% interval]": [interval_text(r.score) for r in results],
         "success [95% interval]": [interval_text(r.success, 2) for r in results],
         "return [95% interval]": [interval_text(r.returns) for r in results],
@@ -388,3 +445,5 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
     }
     columns = {name: column for name, column in columns.items() if any(column)}
     print_table(list(columns), list(zip(*columns.values(), strict=True)), title)
+    if sum(bool(r.values) for r in results) > 1:
+        print(CHOICE)

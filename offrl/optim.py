@@ -62,8 +62,8 @@ class Adam:
         rate = self.rate(count)
         count = count + 1.0
         # expm1(x log b) keeps 1 - b**count accurate in float32 for the first updates
-        step_size = rate / -torch.expm1(count * math.log(self.beta1))
-        correction = torch.rsqrt(-torch.expm1(count * math.log(self.beta2)))
+        step_size = once(rate / -torch.expm1(count * math.log(self.beta1)))
+        correction = once(torch.rsqrt(-torch.expm1(count * math.log(self.beta2))))
         new_params, new_mu, new_nu = {}, {}, {}
         for k, p in params.items():
             g = grads[k]
@@ -73,6 +73,17 @@ class Adam:
                 p = p * (1.0 - rate * self.weight_decay)
             new_params[k] = p - step_size * m / (v.sqrt() * correction + self.eps)
         return new_params, {"mu": new_mu, "nu": new_nu, "count": count}
+
+
+def once(scalar: Tensor) -> Tensor:
+    """The same number. When compiled for a CPU it is computed once, where Inductor would compute it anew for each element it multiplies.
+
+    The fused kernel of an Adam update would spend most of its time in exponentials of the step count; a reduction is never fused into its
+    readers.
+    """
+    if torch.compiler.is_compiling() and scalar.device.type == "cpu":
+        return scalar.expand(16).amax()  # of fewer elements the reduction is unrolled, and fused again
+    return scalar
 
 
 def global_norm(tree: Params) -> Tensor:

@@ -6,15 +6,16 @@ import dataclasses
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import checkpoint
 from offrl.config import FREE, TrainConfig, seed_list
-from offrl.errors import UserError
+from offrl.errors import UserError, nearest
 from offrl.logging import Result, final_table
+from offrl.replicas import Replica, Values, by_cell, expand, grid_text, number, replicas
 from offrl.stats import mean_interval
 
 if TYPE_CHECKING:
@@ -24,17 +25,32 @@ if TYPE_CHECKING:
     from offrl.evaluate import Evaluation
     from offrl.policy import TrainedPolicy
 
-CONFIG, RECORD, SCORES, CURVE = "config.yaml", "run.json", "scores.csv", "learning_curve.png"
+CONFIG, RECORD, SCORES, CURVE, GRID = "config.yaml", "run.json", "scores.csv", "learning_curve.png", "grid.png"
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
-    """The settings that decide the parameters that come out; two runs that agree in these are the same run."""
+    """The settings that decide the parameters that come out; two runs that agree in these are the same run.
+
+    What later versions added is there only where it is used, so that older runs keep their names.
+    """
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
     values["seeds"] = seed_list(config.seeds)
     for place in ("name", "cache_dir", "mirror", "memory", "memory_limit_gb"):  # where the data lie; what they are, the fingerprint says
         values["dataset"].pop(place)
+    values["dataset"].pop("cache", None)
+    if values["precision"] == "float32":
+        del values["precision"]
+    grid = values.pop("grid")
+    if grid:
+        values["grid"] = [[field, cells] for field, cells in grid.items()]  # a list: the order of the fields is that of the replicas
+        values["algo"] = _without(values["algo"], grid)
     return values
+
+
+def _without(algo: dict[str, Any], grid: Collection[str]) -> dict[str, Any]:
+    """An algorithm's settings less those that a grid decides."""
+    return {k: v for k, v in algo.items() if k not in grid}
 
 
 def directory(config: TrainConfig, dataset: Dataset) -> Path:
@@ -50,10 +66,18 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     return Path(config.runs_dir) / f"{config.label}-{data}-{digest}"
 
 
-def prepare(run_dir: Path, config: TrainConfig, dataset: Dataset, choose_mode: Callable[[], str], device: torch.device) -> str:
-    """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the step.
+def prepare(
+    run_dir: Path,
+    config: TrainConfig,
+    dataset: Dataset,
+    choose: Callable[[], tuple[str, int]],
+    device: torch.device,
+) -> tuple[str, int]:
+    """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the step and how many
+    replicas it trains as one program.
 
-    A resumed run keeps the mode that it began with: another one would round differently. Raises UserError when another run is there.
+    A resumed run keeps those that it began with, unless told otherwise: others round differently. Raises UserError when another run is
+    there.
     """
     old = read_record(run_dir) if (run_dir / RECORD).exists() else None
     settings = identity(config)
@@ -64,18 +88,24 @@ def prepare(run_dir: Path, config: TrainConfig, dataset: Dataset, choose_mode: C
                 f"{run_dir} was trained on {old['data']['name']} ({old['data']['fingerprint'][:12]}) and this is {dataset.spec.name} "
                 f"({dataset.fingerprint[:12]}): a run continues on its own data only; choose another name="
             )
-        change = _difference(old["identity"], json.loads(json.dumps(settings, default=str)))
+        change = _change(old["identity"], json.loads(json.dumps(settings, default=str)))
         if change:
             raise UserError(f"{run_dir} holds another run ({change}); choose another name=, or use the settings it began with")
     same_device = old is not None and old["device"] == device.type
-    mode = old["mode"] if old is not None and same_device and config.compile == "auto" else choose_mode()
+    mode, group = choose()
+    if old is not None and same_device:
+        mode = old["mode"] if config.compile == "auto" else mode
+        group = old.get("group", len(old["identity"]["seeds"]))
+    group = config.group or group
     record = {
         "label": config.label,
         "identity": settings,
+        "replicas": [{"seed": r.seed, **dict(r.values)} for r in replicas(config)],  # the columns of metrics.jsonl
         "data": dataset.describe(),
         "spec": dataset.spec.to_json(),
         "env": config.eval.env,
         "mode": mode,
+        "group": group,
         "device": device.type,
         "packages": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
@@ -84,9 +114,10 @@ def prepare(run_dir: Path, config: TrainConfig, dataset: Dataset, choose_mode: C
     checkpoint.write_text(run_dir / RECORD, json.dumps(record, indent=1, default=str) + "\n")
     from omegaconf import OmegaConf
 
-    saved = dataclasses.replace(config, name=run_dir.name, resume=None, config=None)
-    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(saved))))
-    return mode
+    saved = dataclasses.asdict(dataclasses.replace(config, name=run_dir.name, resume=None, config=None))
+    saved["algo"] = _without(saved["algo"], config.grid)
+    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(saved)))
+    return mode, group
 
 
 def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
@@ -98,6 +129,15 @@ def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
         )
     if not known and (others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith("."))):
         raise UserError(f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name= or runs_dir=")
+
+
+def _change(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What differs between two identities, in words; an empty string when nothing does."""
+    grids = [grid_text(dict(settings.get("grid", []))) for settings in (old, new)]
+    if grids[0] != grids[1]:
+        return f"{grids[0]} there, {grids[1]} here"
+    used = {"precision": "float32"}
+    return _difference({**used, **old}, {**used, **new})
 
 
 def _difference(old: Any, new: Any, name: str = "") -> str:
@@ -125,8 +165,6 @@ def read_record(run_dir: Path) -> dict[str, Any]:
         return json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         there = sorted(p.parent.name for p in run_dir.parent.glob(f"*/{RECORD}"))
-        from offrl.errors import nearest
-
         raise UserError(f"{run_dir} is not a run directory (it has no {RECORD}).{nearest(run_dir.name, there)}") from None
     except (OSError, ValueError) as error:
         raise UserError(
@@ -142,11 +180,14 @@ class Run:
         self.dir = Path(run_dir)
         self.record = read_record(self.dir)
         self.seeds: list[int] = self.record["identity"]["seeds"]
+        self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
+        self.replicas: list[Replica] = expand(self.grid, self.seeds)
         self.algorithm: str = self.record.get("label", self.record["identity"]["algo"]["name"])
         self.dataset: str = self.record["data"]["name"]
 
     def __repr__(self) -> str:
-        return f"Run({str(self.dir)!r}: {self.algorithm} on {self.dataset}, seeds {self.seeds})"
+        grid = f", {grid_text(self.grid)}" if self.grid else ""
+        return f"Run({str(self.dir)!r}: {self.algorithm} on {self.dataset}, seeds {self.seeds}{grid})"
 
     @property
     def scores(self) -> list[dict[str, Any]]:
@@ -161,31 +202,55 @@ class Run:
 
     @property
     def final_scores(self) -> list[dict[str, Any]]:
-        """The rows of the last evaluation, one for each seed."""
+        """The rows of the last evaluation, one for each replica."""
         rows = self.scores
         return [r for r in rows if r["step"] == rows[-1]["step"]]
 
     @property
-    def diverged(self) -> list[int]:
-        """Seeds that were frozen because a loss was not finite."""
+    def diverged(self) -> list[Replica]:
+        """Replicas that were frozen because a loss was not finite."""
         found = checkpoint.load_latest(self.dir)
-        return [] if found is None else [s for s, ok in zip(self.seeds, found[0]["alive"].tolist(), strict=True) if not ok]
+        return [] if found is None else [r for r, ok in zip(self.replicas, found[0]["alive"].tolist(), strict=True) if not ok]
 
-    def policy(self, seed: int | None = None) -> TrainedPolicy:
-        """The policy of one seed, the first by default. Raises UserError for a seed that was not trained, or before training ended."""
-        from offrl.policy import TrainedPolicy
+    def policy(self, seed: int | None = None, **values: float) -> TrainedPolicy:
+        """The policy of one seed, the first by default, and of one cell of the grid: `policy(seed=0, temperature=3.0)`.
 
-        seed = self.seeds[0] if seed is None else seed
+        A field may be left out where the grid has one value for it. Raises UserError for a seed or value that was not trained, where
+        several cells fit, or before training ended.
+        """
+        return self._load(self._find(self.seeds[0] if seed is None else seed, values))
+
+    def _find(self, seed: int, values: dict[str, float]) -> Replica:
+        """The replica with this seed and these values. Raises UserError."""
         if seed not in self.seeds:
             raise UserError(f"{self.dir} has no seed {seed}; it has {', '.join(map(str, self.seeds))}")
-        path = self.dir / "policies" / f"seed_{seed}.safetensors"
+        for field, value in values.items():
+            if field not in self.grid:
+                has = f"its grid is over {', '.join(self.grid)}" if self.grid else "it has no grid"
+                raise UserError(f"{self.dir} has no grid over '{field}'; {has}.{nearest(field, self.grid)}")
+            if value not in self.grid[field]:
+                raise UserError(f"{self.dir} has no {field}={value}; it has {', '.join(map(number, self.grid[field]))}")
+        open_ = {field: given for field, given in self.grid.items() if field not in values and len(given) > 1}
+        if open_:
+            choices = "; ".join(f"{field}={' or '.join(map(number, given))}" for field, given in open_.items())
+            raise UserError(f"{self.dir} has several policies of seed {seed}; say which: policy(seed={seed}, ...) with {choices}")
+        chosen = {field: values.get(field, given[0]) for field, given in self.grid.items()}
+        return next(r for r in self.replicas if r.seed == seed and dict(r.values) == chosen)
+
+    def _load(self, replica: Replica) -> TrainedPolicy:
+        from offrl.policy import TrainedPolicy
+
+        path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():
             raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")
         return TrainedPolicy.load(path)
 
     def evaluate(self, episodes: int = 10, seed: int = 0, env: Any = None, parallel: int = 64, max_steps: int | None = None) -> Evaluation:
-        """Score the final policies again. `env`: a Gymnasium id, "auto" (the data set's), a function that makes an environment, or None
-        for the one that the run was scored in. Raises UserError where there is none, or it does not fit the data."""
+        """Score the final policies of all replicas again, in the order of `replicas`.
+
+        `env`: a Gymnasium id, "auto" (the data set's), a function that makes an environment, or None for the one that the run was scored
+        in. Raises UserError where there is none, or it does not fit the data.
+        """
         from offrl.data.dataset import DataSpec
         from offrl.evalconfig import EvalConfig
         from offrl.evaluate import check_fit, evaluate, resolve_task
@@ -199,27 +264,29 @@ class Run:
         if task is None:
             raise UserError(f"{self.dir}: there is no environment to score in; name one: offrl evaluate {self.dir} env=ID")
         check_fit(spec, task)
-        return evaluate([self.policy(s) for s in self.seeds], self.seeds, task, config)
+        return evaluate([self._load(r) for r in self.replicas], [r.seed for r in self.replicas], task, config)
 
-    def result(self) -> Result | None:
-        """The last evaluation as a row of a table, or None when nothing was scored."""
+    def results(self) -> list[Result]:
+        """The last evaluation as rows of a table: one for each cell of the grid, in its order; none when nothing was scored."""
         rows = self.scores and self.final_scores
         if not rows:
-            return None
-        return summarise(self.algorithm, rows, self.record)
+            return []
+        cells = by_cell(self.replicas).items()
+        return [summarise(self.algorithm, [rows[i] for i in where], self.record, values) for values, where in cells]
 
     def plot(self, others: Sequence[Run] = ()) -> bool:
-        """Draw learning_curve.png; False when there is nothing to draw."""
-        from offrl.plots import learning_curve
+        """Draw learning_curve.png, and grid.png for a grid over one or two fields; False when there is nothing to draw."""
+        from offrl.plots import grid_picture, learning_curve
 
         files = {run.algorithm: run.dir / SCORES for run in (self, *others) if (run.dir / SCORES).exists()}
-        result = self.result()
-        behaviour = result.behaviour if result else None
-        return bool(files) and learning_curve(files, self.dir / CURVE, behaviour=behaviour, title=f"{self.algorithm} on {self.dataset}")
+        results, title = self.results(), f"{self.algorithm} on {self.dataset}"
+        grid_picture(results, self.dir / GRID, title=title)
+        behaviour = results[0].behaviour if results else None
+        return bool(files) and learning_curve(files, self.dir / CURVE, behaviour=behaviour, title=title)
 
 
-def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any]) -> Result:
-    """One row of the final table from the rows of one evaluation."""
+def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any], values: Values = ()) -> Result:
+    """One row of the final table from the rows of one evaluation. `values`: the cell of the grid that all of them belong to."""
 
     def interval(key: str) -> tuple[float, float, float] | None:
         values = [r[key] for r in rows]
@@ -231,7 +298,7 @@ def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, 
     task = record["spec"].get("task")
     if score is not None and task:
         behaviour = 100.0 * (behaviour - task["ref_min"]) / (task["ref_max"] - task["ref_min"])
-    return Result(algorithm, len(rows), returns, score, interval("success"), behaviour)
+    return Result(algorithm, len(rows), returns, score, interval("success"), behaviour, values)
 
 
 def with_factory(task: Any, factory: Callable[[], Any], name: str) -> Any:
@@ -245,7 +312,7 @@ def with_factory(task: Any, factory: Callable[[], Any], name: str) -> Any:
 
 def report(runs: Sequence[Run], title: str) -> None:
     """Print the final table of runs on the same data."""
-    results = [r for run in runs if (r := run.result()) is not None]
+    results = [result for run in runs for result in run.results()]
     if results:
         final_table(results, title)
 

@@ -6,8 +6,9 @@ update from the same keys; they differ by float rounding only.
 
 from __future__ import annotations
 
+import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from offrl import rng
+from offrl import distributed, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.samplers import Batch
 from offrl.errors import UserError
 
 COUNT = "count of "  # prefix of the sums that count in how many updates a metric came
-COMPILE_PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
+KEYS = 128  # updates whose keys are made at once
+PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
+Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
 
 
 class Batches(Protocol):
@@ -39,7 +42,7 @@ def choose_mode(compile: str, device: torch.device, steps: int) -> str:
     if compile == "compiled" and not has_compiler:
         raise UserError("compile=compiled needs a C++ compiler on CPU and none was found; install g++ or use compile=eager")
     if compile == "auto":
-        return "compiled" if has_compiler and steps >= COMPILE_PAYS_FROM else "eager"
+        return "compiled" if has_compiler and steps >= PAYS_FROM else "eager"
     return compile
 
 
@@ -67,112 +70,211 @@ def metric_means(sums: Metrics, updates: int) -> dict[str, Tensor]:
 class Step:
     """Callable training step; see `make_step`. `run` is all that the trainer needs."""
 
-    def __init__(self, algorithm: Algorithm, source: Any, batch_size: int, replicas: int, mode: str, batches: Batches | None) -> None:
-        self.algorithm, self.source, self.batch_size, self.replicas, self.mode = algorithm, source, batch_size, replicas, mode
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        source: Any,
+        batch_size: int,
+        replicas: int,
+        mode: str,
+        batches: Batches | None,
+        hyper: Hyper,
+        precision: str,
+        world: distributed.World,
+    ) -> None:
+        self.source, self.batch_size, self.replicas, self.mode = source, batch_size, replicas, mode
+        self.algorithm = copy.copy(algorithm)
+        self.algorithm.config = copy.copy(algorithm.config)
+        self.base = algorithm.config
+        self.world = world
+        if world.size > 1:
+            self.algorithm.average = distributed.average
         self.sampler = algorithm.sampler()
-        self.batches = batches
-        self._functions: dict[tuple[int, int], Callable[..., tuple[TrainState, Metrics]]] = {}
-        self._graph: _CudaGraph | None = None
+        self.batches, self.hyper = batches, dict(hyper)
+        device = "cuda" if "cudagraph" in mode else "cpu"
+        # networks' products and activations in bfloat16; parameters, optimiser and targets stay float32
+        self.autocast: Any = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+        # compiled, one replica is faster with the axis too; and then it is the same arithmetic
+        self.batched = algorithm.vectorized and (replicas > 1 or mode != "eager")
+        self._eager: dict[tuple[int, int], Callable[..., tuple[TrainState, Metrics]]] = {}
+        self._compiled: Callable[..., None] | None = None
+        self._graphs: dict[int, _CudaGraph] = {}
 
-    def _one(self, state: TrainState, batch: Batch | None, phase: int) -> tuple[TrainState, Metrics]:
-        """One update of one seed."""
-        key_batch, key_update = rng.split(rng.fold_in(state.key, state.step))
-        if batch is None:
-            batch = self.sampler(self.source, key_batch, self.batch_size)
-        state, metrics = self.algorithm.update(state, batch, key_update, phase=phase)
-        return state._replace(step=state.step + 1), metrics
+    def _configure(self, values: Mapping[str, Any]) -> None:
+        """Set fields of the config, which is this step's own copy, while an update is run or traced."""
+        for name in values:
+            object.__setattr__(self.algorithm.config, name, values[name])  # a frozen Config refuses an assignment
 
     def _pattern(self, first: int, length: int) -> Callable[..., tuple[TrainState, Metrics]]:
-        """`length` updates in a row from phase `first`, for all replicas; metrics are summed."""
+        """`length` updates in a row from phase `first`, of one seed; metrics are summed. keys: [length, 2] for batches and updates."""
 
-        def one(state: TrainState, *batches: Batch) -> tuple[TrainState, Metrics]:
+        def one(state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> tuple[TrainState, Metrics]:
             total: Metrics = {}
+            self._configure(hyper)
             for i in range(length):
-                state, metrics = self._one(state, batches[i] if batches else None, first + i)
+                batch = batches[i] if batches else self.sampler(self.source, keys[i, 0], self.batch_size)
+                key = keys[i, 1]
+                if self.world.size > 1:  # each process takes its share of the one batch, and draws noise of its own
+                    batch = {name: column[self.world.rank :: self.world.size] for name, column in batch.items()}
+                    key = rng.fold_in(key, self.world.rank)
+                with self.autocast:
+                    state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
+                state = state._replace(step=state.step + 1)
                 if self.algorithm.period > 1:  # a metric may come in some phases only
                     metrics = {**metrics, **{COUNT + k: torch.ones_like(v) for k, v in metrics.items()}}
                 total = add(total, metrics)
+            self._configure({name: getattr(self.base, name) for name in hyper})
             return state, total
 
-        return one if self.replicas == 1 else vmap(one)
+        if self.batched:
+            return vmap(one)
 
-    def _function(self, first: int, length: int) -> Callable[..., tuple[TrainState, Metrics]]:
+        def alone(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
+            result = one(*pytree.tree_map(lambda x: x[0], (state, *rest)))
+            return pytree.tree_map(lambda x: x.unsqueeze(0), result)
+
+        return alone
+
+    def _plain(self, first: int, length: int) -> Callable[..., tuple[TrainState, Metrics]]:
         key = (first, length)
-        if key not in self._functions:
-            function = self._pattern(first, length)
-            if self.mode.startswith("compiled") and length == self.algorithm.period:
+        if key not in self._eager:
+            self._eager[key] = self._pattern(first, length)
+        return self._eager[key]
+
+    def _in_place(self, state: TrainState, sums: Metrics, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> None:
+        """One pattern whose results overwrite `state` and are added to `sums`: no memory is taken, none is copied."""
+        new, metrics = self._plain(0, self.algorithm.period)(state, keys, hyper, batches)
+        for old, leaf in zip(pytree.tree_leaves(state), pytree.tree_leaves(new), strict=True):
+            if old is not leaf:
+                old.copy_(leaf)
+        for name, total in sums.items():
+            total.add_(metrics[name])
+
+    def _program(self) -> Callable[..., None]:
+        """`_in_place`, compiled if the mode says so."""
+        if self._compiled is None:
+            self._compiled = self._in_place
+            if self.mode.startswith("compiled"):
                 # an update may take gradients inside the traced function; older versions of torch have no such switch
                 if hasattr(torch._dynamo.config, "trace_autograd_ops"):
                     torch._dynamo.config.trace_autograd_ops = True
-                function = torch.compile(function, fullgraph=True, dynamic=False)
-            self._functions[key] = function
-        return self._functions[key]
 
-    def run(self, state: TrainState, sums: Metrics, step: int, count: int) -> tuple[TrainState, Metrics]:
+                def program(*arguments: Any) -> None:
+                    self._in_place(*arguments)
+
+                # Shapes never change here, and checking each tensor before each update costs as much as a small matrix product. Without
+                # checks what was compiled must be found by this step alone: it is kept with the code object, hence one of its own.
+                skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
+                program.__code__ = program.__code__.replace()
+                options: dict[str, Any] = {} if skip is None else {"guard_filter_fn": skip}
+                self._compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
+        return self._compiled
+
+    def _zeros(self, state: TrainState, sums: Metrics, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> Metrics:
+        """`sums` with a zero for every metric that a whole pattern gives: an update is tried for their names."""
+        _, metrics = self._plain(0, self.algorithm.period)(state, keys, hyper, batches)
+        return {k: sums[k] if k in sums else torch.zeros_like(v) for k, v in metrics.items()}
+
+    def run(
+        self, state: TrainState, sums: Metrics, step: int, count: int, slot: int = 0, hyper: Hyper | None = None
+    ) -> tuple[TrainState, Metrics]:
         """`count` updates from update number `step`; returns the new state and `sums` with each metric [N] of each update added.
 
-        The sums are carried along, not added up per call, so that where a run was interrupted does not show in their last bits.
+        The memory of what is handed in may be used for what comes out. The sums are carried along, not added up per call, so that where a
+        run was interrupted does not show in their last bits. `slot` tells states apart that take turns in one step: each keeps its own
+        CUDA graph. `hyper`: in place of the step's own.
         """
-        single = self.replicas == 1
-        if single:
-            state, sums = pytree.tree_map(lambda x: x[0], (state, sums))
+        hyper = self.hyper if hyper is None else hyper
         period, end = self.algorithm.period, step + count
         while step < end:
             phase = step % period
-            # eagerly one by one: the sums then do not show where a run was interrupted inside a pattern
-            length = period if self.mode != "eager" and phase == 0 and end - step >= period else 1
-            function = self._function(phase, length)
-            if "cudagraph" in self.mode and length == period and self.batches is None:
-                if self._graph is None:
-                    self._graph = _CudaGraph(function, state)
-                state, sums = self._graph.replay(state, sums, (end - step) // period)
-                step += (end - step) // period * period
-            else:
+            whole = phase == 0 and end - step >= period and self.mode != "eager"
+            if whole and "cudagraph" in self.mode and self.batches is None:
+                if slot not in self._graphs:
+                    self._graphs[slot] = _CudaGraph(self, state, hyper)
+                times = (end - step) // period
+                state, sums = self._graphs[slot].replay(state, sums, times)
+                step += times * period
+                continue
+            # keys of many updates at a time: one by one they would take longer than some of the matrix products
+            many = min(end - step, KEYS) // period * period if whole else min(end - step, period - phase if self.mode != "eager" else KEYS)
+            keys = update_keys(state, many)
+            length = period if whole else 1  # eagerly one by one: the sums then do not show where a run was interrupted
+            for first in range(0, many, length):
                 batches = [] if self.batches is None else [self.batches.get(step + i) for i in range(length)]
-                if single:
-                    batches = [{k: v[0] for k, v in batch.items()} for batch in batches]
-                state, metrics = function(state, *batches)
-                sums = add(sums, metrics)
+                part = keys[:, first : first + length]
+                if not whole:
+                    state, metrics = self._plain(step % period, 1)(state, part, hyper, batches)
+                    sums = add(sums, metrics)
+                else:
+                    if self._missing(sums):
+                        sums = self._zeros(state, sums, part, hyper, batches)
+                        self._names = tuple(sums)
+                    self._program()(state, sums, part, hyper, batches)
                 step += length
-        if single:
-            state, sums = pytree.tree_map(lambda x: x.unsqueeze(0), (state, sums))
         return state, sums
+
+    _names: tuple[str, ...] = ()
+
+    def _missing(self, sums: Metrics) -> bool:
+        return not self._names or any(name not in sums for name in self._names)
+
+
+def update_keys(state: TrainState, count: int) -> Tensor:
+    """[N, count, 2] int64: for each of the next `count` updates a key for its batch and one for its own noise."""
+    steps = state.step.unsqueeze(-1) + torch.arange(count, dtype=torch.int64, device=state.step.device)
+    return torch.stack(rng.split(rng.fold_in(state.key.unsqueeze(-1), steps)), -1)
 
 
 class _CudaGraph:
     """A step captured once and replayed; the state lives in fixed buffers that the graph updates in place."""
 
-    def __init__(self, function: Callable[..., tuple[TrainState, Metrics]], state: TrainState) -> None:
+    def __init__(self, step: Step, state: TrainState, hyper: Hyper) -> None:
         self.state = pytree.tree_map(torch.clone, state)
+        program, period = step._program(), step.algorithm.period
+
+        def pattern() -> None:
+            program(self.state, self.sums, update_keys(self.state, period), hyper, [])
+
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # warm-up: compilation and library handles must not be captured; its result is dropped
+        with torch.cuda.stream(stream):  # warm-up: compilation and library handles must not be captured; what it does is undone below
+            self.sums = step._zeros(self.state, {}, update_keys(self.state, period), hyper, [])
             for _ in range(3):
-                _, metrics = function(self.state)
+                pattern()
         torch.cuda.current_stream().wait_stream(stream)
-        self.sums = {k: torch.zeros_like(v) for k, v in metrics.items()}
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            new, metrics = function(self.state)
-            torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(new))
-            torch._foreach_add_(list(self.sums.values()), [metrics[k] for k in self.sums])
+            pattern()
 
     def replay(self, state: TrainState, sums: Metrics, times: int) -> tuple[TrainState, Metrics]:
-        torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
-        torch._foreach_zero_(list(self.sums.values()))
-        for name, value in sums.items():
-            self.sums[name].copy_(value)
+        if state is not self.state:
+            torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
+        if sums is not self.sums:
+            for name, value in self.sums.items():
+                value.copy_(sums[name]) if name in sums else value.zero_()
         for _ in range(times):
             self.graph.replay()
-        return pytree.tree_map(torch.clone, self.state), {k: v.clone() for k, v in self.sums.items()}
+        return self.state, self.sums
 
 
 def make_step(
-    algorithm: Algorithm, source: Any, *, batch_size: int, replicas: int, mode: str = "eager", batches: Batches | None = None
+    algorithm: Algorithm,
+    source: Any,
+    *,
+    batch_size: int,
+    replicas: int,
+    mode: str = "eager",
+    batches: Batches | None = None,
+    hyper: Hyper | None = None,
+    precision: str = "float32",
+    world: distributed.World = distributed.World(),  # noqa: B008 - frozen
 ) -> Step:
     """The training step of `algorithm` for `replicas` seeds at once.
 
     source: what the algorithm's sampler prepared from the data set, on the device. batches: instead of sampling inside the step, take
-    the batches from here (the same ones: a sampler is a pure function of the key). mode: as `choose_mode` returns.
+    the batches from here (the same ones: a sampler is a pure function of the key). mode: as `choose_mode` returns. hyper: settings of the
+    algorithm's config that differ between replicas, float32 [N] each. precision: float32 or bf16 (autocast). world: the processes that
+    share the batch of a single replica; the mode is then eager.
     """
-    return Step(algorithm, source, batch_size, replicas, mode, batches)
+    return Step(algorithm, source, batch_size, replicas, mode, batches, hyper or {}, precision, world)

@@ -13,18 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
-from offrl import backend, checkpoint, registry, runs
-from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.config import TrainConfig, seed_list
+from offrl import backend, checkpoint, distributed, registry, runs
+from offrl.algorithm import Algorithm, TrainState
+from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.data.prefetch import Prefetcher
+from offrl.engine import Engine, LocalEngine, Plan, default_group, first_state, policies_of, try_update
 from offrl.errors import UserError, warn
+from offrl.evalconfig import cores, worker_count
 from offrl.evaluate import Evaluator, check_fit, resolve_task
-from offrl.logging import RunLog, duration, interval_text
+from offrl.logging import NoLog, RunLog, duration, score_text
 from offrl.policy import TrainedPolicy
-from offrl.step import choose_mode, make_step, metric_means, select, stack
+from offrl.replicas import Replica, check_grid, replicas
+from offrl.scoring import Scorer
+from offrl.step import PAYS_FROM, choose_mode, metric_means
+from offrl.workers import WorkerEngine, WorkersUnavailable, shares
 
 SLICE_SECONDS = 0.5  # how long an interrupt may wait
 
@@ -39,21 +44,48 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
     Raises UserError for settings that do not fit the data, the environment or the run found in `run_dir`; Interrupted after Ctrl-C or
     SIGTERM, when all is saved.
     """
-    seeds = seed_list(config.seeds)
+    them = replicas(config)
     device = pick_device(config.device)
-    arithmetic = backend.configure(device, config.threads)
+    world = distributed.join(device, len(them), config.algo.batch_size)
+    arithmetic = backend.configure(device, config.threads, config.precision)
     algorithm = make_algorithm(config, dataset)
-    task = resolve_task(dataset.spec.task, config.eval)
+    if not algorithm.vectorized and len(them) > 1 and config.group not in (None, 1):
+        raise UserError(f"{config.algo.name} trains one replica at a time: leave out group=")
+    task = resolve_task(dataset.spec.task, config.eval) if world.first else None
     evaluator = None
     if task is not None:
         evaluator = Evaluator(task, config.eval)
         check_fit(dataset.spec, task, evaluator.envs[0])
     with contextlib.ExitStack() as stack_:
+        stack_.callback(distributed.leave)
         if evaluator is not None:
             stack_.enter_context(evaluator)
-        stack_.enter_context(_lock(run_dir))
-        mode = runs.prepare(run_dir, config, dataset, lambda: choose_mode(config.compile, device, config.steps), device)
-        _Loop(config, dataset, run_dir, seeds, device, algorithm, evaluator, mode, arithmetic).run()
+        if world.first:
+            stack_.enter_context(_lock(run_dir))
+        devices = _devices(config, device, len(them), dataset.mapped)
+
+        def choose() -> tuple[str, int]:
+            mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps)
+            return mode, default_group(len(them), len(devices), device, algorithm, config.algo.batch_size)
+
+        mode, group = runs.prepare(run_dir, config, dataset, choose, device) if world.first else choose()
+        if dataset.mapped:
+            group = len(them)  # batches are read ahead for all replicas together
+        plan = Plan(algorithm, config.algo.batch_size, mode, config.precision, group, world)
+        _Loop(config, dataset, run_dir, them, devices, plan, evaluator, arithmetic).run()
+
+
+def _devices(config: TrainConfig, device: torch.device, many: int, mapped: bool) -> list[torch.device]:
+    """Where the replicas train, a process each; one device alone is this process."""
+    if many == 1 or mapped or distributed.world().size > 1:
+        return [device]
+    if device.type == "cpu":
+        free = cores() // config.threads if config.steps >= PAYS_FROM else 1  # starting processes takes seconds
+        return [device] * max(1, min(many, config.workers or free))
+    if device.index is not None:  # this GPU was asked for
+        return [device]
+    count = min(many, config.workers or torch.cuda.device_count())
+    return [torch.device("cuda", i % torch.cuda.device_count()) for i in range(count)] if count > 1 else [device]
 
 
 def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
@@ -62,6 +94,7 @@ def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
     if dataset.spec.discrete and not algorithm_class.discrete:
         able = [n for n, c in registry.names("algo").items() if c.discrete]
         raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
+    check_grid(config, dataset.spec)
     return algorithm_class(config.algo, dataset.spec)
 
 
@@ -100,55 +133,60 @@ class _CutShort(Exception):
 
 
 class _Loop:
-    """The state of a run while it trains."""
+    """A run while it trains."""
 
     def __init__(
         self,
         config: TrainConfig,
         dataset: Dataset,
         run_dir: Path,
-        seeds: list[int],
-        device: torch.device,
-        algorithm: Algorithm,
+        them: list[Replica],
+        devices: list[torch.device],
+        plan: Plan,
         evaluator: Evaluator | None,
-        mode: str,
         arithmetic: str,
     ) -> None:
-        self.config, self.run_dir, self.seeds, self.device = config, run_dir, seeds, device
-        self.algorithm, self.evaluator, self.spec = algorithm, evaluator, dataset.spec
-        self.state: TrainState = stack([algorithm.init(s) for s in seeds], device)
-        self.good = self.state  # at the last line of metrics, when every loss was finite
-        self.sums: Metrics = {}
-        self.since = 0  # the update at which `sums` began
-        self.alive = torch.ones(len(seeds), dtype=torch.bool)
+        self.config, self.run_dir, self.replicas, self.device, self.plan = config, run_dir, them, devices[0], plan
+        self.algorithm, self.spec, self.world = plan.algorithm, dataset.spec, plan.world
+        self.since = 0  # the update at which the sums of metrics began
+        self.alive = torch.ones(len(them), dtype=torch.bool)
         self.step = 0
-        self.unscored = False  # an evaluation is due at this step
+        self.rate = 0.0
         self.last_score, self.seconds_evaluating = "", 0.0
-        resumed = self._restore()
-        if not dataset.mapped:
-            dataset = dataset.to(device)
-        sampler = algorithm.sampler()
-        source = sampler.prepare(dataset)
-        batch_size = config.algo.batch_size
-        self.prefetcher = None
-        if dataset.mapped and self.step < config.steps:
-            self.prefetcher = Prefetcher(sampler, source, self.state.key.cpu(), batch_size, self.step, device)
-        self.update = make_step(algorithm, source, batch_size=batch_size, replicas=len(seeds), mode=mode, batches=self.prefetcher)
+        self.stop = 0  # signals seen
+        state = first_state(self.algorithm, them)
+        found = checkpoint.load_latest(run_dir)
+        unscored, scoring, good, sums = False, None, state, {}
+        if found is not None:
+            state, good, sums, unscored, scoring = self._restore(state, *found)
+        done = self.step >= config.steps
+        self.prefetcher: Prefetcher | None = None
+        self.engine, where = self._engine(dataset, state, devices, done)
+        self.engine.load(state, good, sums)
+        brief = config.eval.workers is None and (config.steps < PAYS_FROM or done)
+        self.scorer = None if evaluator is None else Scorer(evaluator, 0 if brief else worker_count(config.eval))
         every = config.eval.every
         self.eval_every = math.ceil(config.steps / 10) if every is None else every or config.steps
         self.save_every = config.checkpoint.every or min(self.eval_every, math.ceil(config.steps / 20))
-        self.stop = 0  # signals seen
+        seeds = len({r.seed for r in them})
+        crowd = f"{seeds} seed{'s' if seeds > 1 else ''}" + (f" of {len(them) // seeds} settings" if config.grid else "")
         title = (
-            f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, "
-            f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, {config.steps:,} updates\n"
-            f"{arithmetic}; step {mode}; settings {config.experiment}; {run_dir}"
+            f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, {crowd}, "
+            f"{config.steps:,} updates\n{arithmetic}; step {plan.mode}{where}; settings {config.experiment}; {run_dir}"
         )
-        self.log = RunLog(
-            run_dir, resume_step=self.step if resumed else None, quiet=config.quiet, total_steps=config.steps, seeds=seeds, title=title
+        kind = RunLog if self.world.first else NoLog
+        self.log: RunLog | NoLog = kind(
+            run_dir,
+            resume_step=None if found is None else self.step,
+            unscored=scoring is not None and scoring[0] == self.step,
+            quiet=config.quiet,
+            total_steps=config.steps,
+            replicas=them,
+            title=title,
         )
-        if resumed and self.step < config.steps:
+        if found is not None and not done:
             self.log.say(f"continuing from step {self.step:,}")
-        elif resumed:
+        elif found is not None:
             self.log.say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
         for note in dataset.notes:
             self.log.say(note)
@@ -157,61 +195,110 @@ class _Loop:
         decay = getattr(config.algo, "decay_steps", None)
         if decay and decay < config.steps and getattr(config.algo, "actor_schedule", "") == "cosine":
             warn(f"the actor's learning rate reaches 0 at step {decay:,} (algo.decay_steps); it does not learn after that")
+        if self.scorer is not None and scoring is not None and unscored:
+            self.scorer.begin(scoring[0], scoring[1], them)
+
+    def _engine(self, dataset: Dataset, state: TrainState, devices: list[torch.device], done: bool) -> tuple[Engine, str]:
+        """What trains the replicas, and words for the log about how."""
+        config, sampler = self.config, self.algorithm.sampler()
+        if self.plan.mode.startswith("compiled"):
+            backend.cache_compiled()
+        here = devices[0] if len(devices) == 1 else torch.device("cpu")
+        if not dataset.mapped:
+            dataset = dataset.to(here)
+        source = sampler.prepare(dataset)
+        if config.grid:
+            try_update(self.plan, source, self.replicas, here)
+        used = len(shares(len(self.replicas), self.plan.group, len(devices)))
+        if used > 1 and not done:
+            try:
+                engine = WorkerEngine(self.plan, source, self.replicas, devices, config.threads)
+                return engine, f" in {used} processes"
+            except WorkersUnavailable as error:
+                warn(f"training in one process: {error}")
+                source = backend.move(source, devices[0])
+        if dataset.mapped and not done:
+            self.prefetcher = Prefetcher(sampler, source, state.key, config.algo.batch_size, self.step, devices[0])
+        local = LocalEngine(self.plan, source, self.replicas, devices[0], self.prefetcher)
+        return local, f" in {len(local.parts)} groups" if len(local.parts) > 1 else ""
 
     def run(self) -> None:
         """Train to the end, or raise Interrupted."""
-        config, started = self.config, time.monotonic()
+        config, started, trained = self.config, time.monotonic(), self.step < self.config.steps
         with self.log, _signals(self):
             try:
-                self._evaluate(0.0)  # what an interrupt cut short
-                if self.update.mode.startswith("compiled") and self.step < config.steps:
+                if trained and self.plan.mode.startswith("compiled"):
                     self.log.say("compiling the step, 10 to 30 seconds; less where it was compiled before")
-                period, warm, rate = self.algorithm.period, False, 0.0
-                slice_ = period
                 while self.step < config.steps and self.alive.any():
                     stop_at = min(self._next(n) for n in (config.log_every, self.eval_every, self.save_every))
-                    tick, first = time.monotonic(), self.step
-                    while self.step < stop_at and not self.stop:
-                        now, end = time.monotonic(), min(self.step + slice_, stop_at)
-                        if end < stop_at:
-                            end -= end % period  # parts of a pattern round differently, and where a slice ends depends on the clock
-                        count = end - self.step
-                        self.state, self.sums = self.update.run(self.state, self.sums, self.step, count)
-                        self.step = end
-                        seconds = time.monotonic() - now
-                        if not warm:  # tracing and compiling are no measure of speed
-                            warm, tick, first = True, time.monotonic(), self.step
-                            self.log.timing(self.step, first_updates=seconds)
-                            continue
-                        # on a GPU this measures the queueing only, which still bounds how many updates wait behind an interrupt
-                        slice_ = max(period, min(4 * slice_, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
-                        rate = (self.step - first) / (time.monotonic() - tick)
-                        if self.step < config.steps:
-                            self.log.progress(self.step, rate, self.last_score)
+                    self._advance(stop_at)
                     if self.step == stop_at:
                         self._log_metrics()
-                        self.log.timing(self.step, updates_per_second=rate)
-                        self.unscored = self.evaluator is not None and self._due(self.eval_every)
-                        self._evaluate(rate)
+                        self.log.timing(self.step, updates_per_second=self.rate)
+                        if self._due(self.eval_every):
+                            self._begin_scoring()
                         if self._due(self.save_every):
                             self._save()
+                        if self.step == config.steps:
+                            self._wait_for_scores()
                     if self.stop:
-                        self._save()
-                        raise Interrupted(f"stopped at step {self.step:,}; all is saved in {self.run_dir}: the same command continues")
+                        self._save(cut_short=True)
+                        raise self._interrupted()
                 if not self.alive.any() and self.step < config.steps:
                     self._save()
+                self._wait_for_scores()
+                if self.scorer is not None and self.scorer.step is not None:
+                    raise self._interrupted()
+                if self.world.first:
+                    for replica, policy in zip(self.replicas, self.policies(), strict=True):
+                        policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
             finally:
+                self.engine.close()
                 if self.prefetcher is not None:
                     self.prefetcher.close()
-            for seed, policy in zip(self.seeds, self.policies(), strict=True):
-                policy.save(self.run_dir / "policies" / f"seed_{seed}.safetensors")
-            if rate > 0.0:
-                self.log.say(f"trained in {duration(time.monotonic() - started)}, of which evaluation {duration(self.seconds_evaluating)}")
+                if self.scorer is not None:
+                    self.scorer.close()
+            if trained:
+                words = f", of which waiting for evaluation {duration(self.seconds_evaluating)}" if self.seconds_evaluating > 1.0 else ""
+                self.log.say(f"trained in {duration(time.monotonic() - started)}{words}")
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"stopped at step {self.step:,}; all is saved in {self.run_dir}: the same command continues")
+
+    def _advance(self, stop_at: int) -> None:
+        """Updates up to `stop_at`, in slices of about SLICE_SECONDS; fewer where a signal came."""
+        period = self.algorithm.period
+        tick, first = time.monotonic(), self.step
+        while self.step < stop_at and not self.stop:
+            now, end = time.monotonic(), min(self.step + self.slice, stop_at)
+            if self.world.size > 1:
+                end, self.stop = distributed.agree(end, self.stop, self.device)
+                if self.stop:
+                    break
+            if end < stop_at:
+                end -= end % period  # parts of a pattern round differently, and where a slice ends depends on the clock
+            count = end - self.step
+            self.engine.run(self.step, count)
+            self.step = end
+            seconds = time.monotonic() - now
+            if not self.warm:  # tracing and compiling are no measure of speed
+                self.warm, tick, first = True, time.monotonic(), self.step
+                self.log.timing(self.step, first_updates=seconds)
+                self.slice = period
+                continue
+            # on a GPU this measures the queueing only, which still bounds how many updates wait behind an interrupt
+            self.slice = max(period, min(4 * self.slice, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
+            self.rate = (self.step - first) / (time.monotonic() - tick)
+            self._take_scores(None)
+            if self.step < self.config.steps:
+                self.log.progress(self.step, self.rate, self.last_score)
+
+    warm = False
+    slice = 1
 
     def policies(self) -> list[TrainedPolicy]:
-        """The current policies, one for each seed."""
-        state = pytree.tree_map(lambda x: x.cpu(), self.state)
-        return [TrainedPolicy(self.algorithm, select(state, i), seed) for i, seed in enumerate(self.seeds)]
+        """The current policies, one for each replica."""
+        return policies_of(self.algorithm, self.engine.acting(), self.replicas)
 
     def _next(self, every: int) -> int:
         return min(self.config.steps, (self.step // every + 1) * every)
@@ -221,76 +308,108 @@ class _Loop:
 
     def _log_metrics(self) -> None:
         """Write the means since the last line, and freeze every replica whose losses are no longer finite."""
-        values = metric_means(self.sums, self.step - self.since)
+        sums = self.engine.sums()
+        if self.world.size > 1:
+            names = sorted(sums)
+            means = distributed.mean(torch.stack([sums[n] for n in names]).to(self.device)).cpu()
+            sums = dict(zip(names, means.unbind(0), strict=True))
+        values = metric_means(sums, self.step - self.since)
         finite = torch.stack([v.isfinite() for v in values.values()]).all(0)
         for index in torch.nonzero(self.alive & ~finite).squeeze(-1).tolist():
             warn(
-                f"seed {self.seeds[index]} diverged between step {self.since:,} and {self.step:,} (a loss is not finite): its parameters "
-                f"stay as they were at step {self.since:,}; the other seeds go on. A smaller algo.learning_rate or "
+                f"{self.replicas[index]} diverged between step {self.since:,} and {self.step:,} (a loss is not finite): its parameters "
+                f"stay as they were at step {self.since:,}; the others go on. A smaller algo.learning_rate or "
                 "dataset.normalize_observations=true often helps"
             )
         self.alive &= finite
-        self._freeze()
-        self.good = self.state
+        self.engine.settle(self.alive)
         dead = (~self.alive).numpy()
         rows = {k: [math.nan if d else x for x, d in zip(v.tolist(), dead, strict=True)] for k, v in sorted(values.items())}
         self.log.metrics(self.step, rows)
-        self.sums, self.since = {}, self.step
+        self.since = self.step
 
-    def _freeze(self) -> None:
-        """Put the replicas that diverged back to their last good state."""
-        if not self.alive.all():
-            alive = self.alive.to(self.device)
-            self.state = pytree.tree_map(
-                lambda new, old: torch.where(alive.view(-1, *[1] * (new.ndim - 1)), new, old), self.state, self.good
-            )
+    # ---- scores: one evaluation at a time, of a copy of the policies, while training goes on
 
-    def _evaluate(self, rate: float) -> None:
-        """Score the policies and write the scores, if that is due; an interrupt leaves it due."""
-        if self.unscored and self.evaluator is not None:
-            started = time.monotonic()
-            self._freeze()
-            try:
-                result = self.evaluator(self.policies(), self.seeds, self._heed_signals)
-            except _CutShort:
-                return
+    def _begin_scoring(self) -> None:
+        if self.scorer is not None:
+            self._wait_for_scores()
+            if self.scorer.step is None:  # not cut short
+                self.scorer.begin(self.step, self.policies(), self.replicas)
+                if self.scorer.pool is None:
+                    self._wait_for_scores()
+
+    def _wait_for_scores(self) -> None:
+        """Until the evaluation that runs, if any, is over, or a signal came."""
+        started = time.monotonic()
+        with contextlib.suppress(_CutShort):
+            self._take_scores(self._heed_signals)
+        self.seconds_evaluating += time.monotonic() - started
+
+    def _take_scores(self, heed: Any) -> None:
+        """Write down the scores if they are there; with `heed` wait for them."""
+        found = None if self.scorer is None else self.scorer.fetch(heed)
+        if found is not None:
+            step, result, seconds = found
             names = {"return": "return_mean", "length": "length_mean"}
             rows = [{names.get(k, k): v for k, v in row.items()} for row in result.rows()]
-            self.log.scores(self.step, [{**row, "dataset": self.spec.name, "environment": result.label} for row in rows])
-            self.unscored = False
-            self.last_score = f"{'score' if result.scores is not None else 'return'} {interval_text(result.interval())}"
-            seconds = time.monotonic() - started
-            self.seconds_evaluating += seconds
-            self.log.timing(self.step, evaluation=seconds)
-            self.log.progress(self.step, rate, self.last_score)
-        elif self.step == self.config.steps and rate > 0.0:
-            self.log.progress(self.step, rate, self.last_score)
+            self.log.scores(step, [{**row, "dataset": self.spec.name, "environment": result.label} for row in rows])
+            self.last_score = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
+            self.log.timing(step, evaluation=seconds)
+            self.log.progress(self.step, self.rate, self.last_score)
 
     def _heed_signals(self, done: int, total: int) -> None:
         if self.stop:
             raise _CutShort
 
-    def _save(self) -> None:
+    # ---- checkpoints
+
+    def _save(self, cut_short: bool = False) -> None:
+        """Write a checkpoint. One that is not `cut_short` waits for the scores of earlier steps, so that none is written twice."""
+        if self.scorer is not None and self.scorer.step not in (None, self.step) and not cut_short:
+            self._wait_for_scores()
+        if not self.world.first:
+            return
         self.log.sync()
-        self._freeze()
+        self.engine.freeze(self.alive)
         between = self.step != self.since  # only when interrupted: every regular checkpoint stands at a line of metrics
-        tree = {"state": self.state, "good": self.good if between else {}, "alive": self.alive, "sums": self.sums}
-        meta = {"since": self.since, "unscored": self.unscored, "algorithm": self.config.algo.name, "seeds": self.seeds}
+        scoring = None if self.scorer is None else self.scorer.step
+        later = self.scorer is not None and scoring not in (None, self.step)
+        tree = {
+            "state": self.engine.state(),
+            "good": self.engine.good() if between else {},
+            "alive": self.alive,
+            "sums": self.engine.sums() if between else {},
+            "scoring": [p.state for p in self.scorer.policies] if later and self.scorer is not None else [],
+        }
+        meta = {
+            "since": self.since,
+            "unscored": scoring is not None,
+            "scoring": scoring,
+            "algorithm": self.config.algo.name,
+            "seeds": [r.seed for r in self.replicas],
+        }
+        if cut_short and self.scorer is not None:
+            self.scorer.cancel()
         checkpoint.save(self.run_dir, self.step, checkpoint.flatten(tree), meta, self.config.checkpoint.keep)
 
-    def _restore(self) -> bool:
-        found = checkpoint.load_latest(self.run_dir)
-        if found is None:
-            return False
-        tensors, meta = found
+    def _restore(self, template: TrainState, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Any:
+        """(state, good state, sums, whether an evaluation is due, (its step, its policies)) of a checkpoint."""
         where = f"checkpoint of step {meta['step']:,} in {self.run_dir}"
-        self.step, self.since, self.unscored = meta["step"], meta["since"], meta["unscored"]
-        self.state = self.good = checkpoint.unflatten({"state": self.state}, tensors, where)["state"]
+        self.step, self.since, self.alive = meta["step"], meta["since"], tensors["alive"]
+        state = good = checkpoint.unflatten({"state": template}, tensors, where)["state"]
         if self.step != self.since:
-            self.good = checkpoint.unflatten({"good": self.good}, tensors, where)["good"]
-        self.alive = tensors["alive"]
-        self.sums = {k.removeprefix("sums/"): v.to(self.device) for k, v in tensors.items() if k.startswith("sums/")}
-        return True
+            good = checkpoint.unflatten({"good": template}, tensors, where)["good"]
+        sums = {k.removeprefix("sums/"): v for k, v in tensors.items() if k.startswith("sums/")}
+        scoring = None
+        if meta["unscored"]:
+            step = meta.get("scoring", self.step)
+            policies = policies_of(self.algorithm, state, self.replicas)
+            if step != self.step:
+                states = checkpoint.unflatten({"scoring": [p.state for p in policies]}, tensors, where)["scoring"]
+                for policy, old in zip(policies, states, strict=True):
+                    policy.state = old
+            scoring = step, policies
+        return state, good, sums, meta["unscored"], scoring
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ import torch
 from offrl import checkpoint
 
 STEPS, KILLS = 5_000, 10
+# from 5,000 updates on two processes train and a third one evaluates; how many replicas share a program is given, as it shows in last bits
 COMMAND = shlex.split(
+    "group=1 "
     "algo=bc dataset=builtin compare=[] seeds=2 compile=eager device=cpu algo.hidden=[32,32] algo.batch_size=32 log_every=100 quiet=true "
     "eval.every=1000 eval.episodes=2 eval.max_steps=40 checkpoint.every=100"
 )

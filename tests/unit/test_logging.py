@@ -13,6 +13,7 @@ import pytest
 
 from offrl import logging as log
 from offrl.errors import UserError
+from offrl.replicas import Replica, expand
 
 FILES = ("metrics.jsonl", "scores.csv")
 
@@ -24,7 +25,7 @@ def no_tensorboard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
 
 
 def start(path: Path, resume_step: int | None = None, **kwargs: Any) -> log.RunLog:
-    options: dict[str, Any] = {"quiet": True, "total_steps": 100, "seeds": [3, 7], "title": "a run"}
+    options: dict[str, Any] = {"quiet": True, "total_steps": 100, "replicas": [Replica(3), Replica(7)], "title": "a run"}
     return log.RunLog(path, resume_step=resume_step, **(options | kwargs))
 
 
@@ -73,6 +74,22 @@ def test_a_new_run_starts_empty(tmp_path: Path) -> None:
     assert contents(tmp_path) == [b"", (",".join(log.SCORE_COLUMNS) + "\n").encode()]
 
 
+def test_a_grid_has_columns_of_its_own(tmp_path: Path) -> None:
+    grid = expand({"temperature": [1.0, 30.0], "learning_rate": [1e-5]}, [3, 7])
+    with start(tmp_path, replicas=grid) as run:
+        for step in (1, 2):
+            run.scores(step, [{"seed": r.seed, "return_mean": float(i), "dataset": "d"} for i, r in enumerate(grid)])
+    lines = (tmp_path / "scores.csv").read_text().splitlines()
+    assert lines[0] == "step,seed,temperature,learning_rate,episodes,return_mean,return_std,length_mean,success,score,dataset,environment"
+    assert lines[1:4] == ["1,3,1.0,1e-05,,0.0,,,,,d,", "1,7,1.0,1e-05,,1.0,,,,,d,", "1,3,30.0,1e-05,,2.0,,,,,d,"]
+    assert len(lines) == 9
+    with start(tmp_path, replicas=grid, resume_step=1) as run, pytest.raises(ValueError, match="zip"):
+        run.scores(2, [{"seed": 3}])
+    assert (tmp_path / "scores.csv").read_text().splitlines() == lines[:5]
+    with pytest.raises(UserError, match=r"grid.score: scores.csv has another column of that name"):
+        start(tmp_path, replicas=expand({"score": [1.0]}, [0]))
+
+
 def test_unknown_score_column_is_an_error(tmp_path: Path) -> None:
     with start(tmp_path) as run, pytest.raises(ValueError, match="retrun"):
         run.scores(1, [{"seed": 0, "retrun": 1.0}])
@@ -117,6 +134,37 @@ def test_tensorboard_has_means_and_seeds_and_resumes(tmp_path: Path) -> None:
     board.Reload()
     assert [(e.step, e.value) for e in board.Scalars("loss/mean")] == [(10, 2.0), (20, 2.0), (30, 5.0)]
     assert [e.value for e in board.Scalars("seed_7/loss")] == [3.0, 3.0]
+
+
+def test_tensorboard_of_a_grid_has_its_cells(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tags = {}
+    for name, cells, seeds in (("small", 2, 2), ("middle", 16, 2), ("large", 17, 1)):
+        grid = expand({"temperature": list(map(float, range(cells))), "expectile": [0.7]}, list(range(seeds)))
+        with start(tmp_path / name, replicas=grid) as run:
+            run.metrics(10, {"loss": [float("nan"), *map(float, range(1, len(grid)))]})
+        board = EventAccumulator(str(tmp_path / name / "tensorboard"))
+        board.Reload()
+        tags[name] = {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]}
+    names = ["temperature=0,expectile=0.7", "temperature=1,expectile=0.7"]
+    assert tags["small"] == {
+        "loss/mean": 2.0, f"cell/{names[0]}/loss": 1.0, f"cell/{names[1]}/loss": 2.5,
+        f"{names[0]},seed=1/loss": 1.0, f"{names[1]},seed=0/loss": 2.0, f"{names[1]},seed=1/loss": 3.0,
+    }  # fmt: skip
+    assert len(tags["middle"]) == 17 and not any("seed=" in tag for tag in tags["middle"])
+    assert list(tags["large"]) == ["loss/mean"]
+
+
+def test_progress_of_a_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = expand({"temperature": [1.0, 3.0, 10.0]}, [0, 1])
+    text = log.score_text("score", [60.0, 64.0, 10.0, 14.0, 30.0, 30.0], grid)
+    assert text == "score 12.0 .. 62.0 over 3 cells"
+    assert log.score_text("return", [12.0, 14.0], [Replica(0), Replica(1)]) == "return 13.0 [0.3, 25.7]"
+    assert log.score_text("score", [12.0], expand({"temperature": [1.0]}, [0])) == "score 12.0"
+    with start(tmp_path, replicas=grid, quiet=False) as run:
+        run.progress(50, 10.0, text)
+    assert "10 updates/s x 6 replicas = 60/s" in capsys.readouterr().out
 
 
 def test_plain_progress_says_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +213,23 @@ def test_final_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert text[0] == "hopper" and "success" not in text[1]
     assert text[3].split("  ")[0] == "iql" and "60.0 [55.5, 64.5]" in text[3]
     assert "25.0 " in text[4] and "nan" not in text[4]
-    assert len({len(line) for line in text[1:]}) == 1
+    assert len({len(line) for line in text[1:]}) == 1 and len(text) == 5
+
+
+def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        log.Result("iql", 2, (0.0, 0.0, 0.0), (score, score - 1, score + 1), None, 22.0, (("temperature", t), ("expectile", 0.7)))
+        for t, score in ((10.0, 5.0), (1.0, 60.0))
+    ]
+    log.final_table([*rows, log.Result("bc", 2, (0.0, 0.0, 0.0), (20.0, 19.0, 21.0))])
+    header, _, *lines, note = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["algorithm", "temperature", "expectile", "score"]
+    assert [line.split()[:4] for line in lines] == [
+        ["iql", "10", "0.7", "5.0"],
+        ["iql", "1", "0.7", "60.0"],
+        ["bc", "20.0", "[19.0,", "21.0]"],
+    ]
+    assert note == log.CHOICE
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (75, "1 min 15 s"), (7500, "2 h 05 min"), (float("inf"), "?")])

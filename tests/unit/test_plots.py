@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import struct
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import pytest
 
 from offrl import plots
 from offrl.errors import UserError
-from offrl.logging import SCORE_COLUMNS
+from offrl.logging import SCORE_COLUMNS, Result
+from offrl.replicas import expand
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, SCORE_COLUMNS, restval="")
+        writer = csv.DictWriter(file, dict.fromkeys([*SCORE_COLUMNS, *(key for row in rows for key in row)]), restval="")
         writer.writeheader()
         writer.writerows(rows)
     return path
@@ -49,7 +51,7 @@ def test_score_only_where_every_run_has_one(tmp_path: Path) -> None:
     with_score = write(tmp_path / "a.csv", rows(2, 3))
     without = write(tmp_path / "b.csv", rows(2, 3, score=False))
     assert plots.learning_curve({"a": with_score, "b": without}, tmp_path / "curve.png")
-    assert plots.read_curves(with_score, "score") == {s: {1000 * t: 3.0 * t + s for t in (1, 2, 3)} for s in (0, 1)}
+    assert plots.read_curves(with_score, "score") == {(): {s: {1000 * t: 3.0 * t + s for t in (1, 2, 3)} for s in (0, 1)}}
     assert plots.read_curves(without, "score") == {}
 
 
@@ -59,6 +61,57 @@ def test_a_frozen_seed_leaves_the_others(tmp_path: Path) -> None:
         if row["seed"] == 1 and int(str(row["step"])) > 2000:
             row["score"] = ""
     assert plots.learning_curve({"iql": write(tmp_path / "scores.csv", data)}, tmp_path / "curve.png")
+
+
+GRIDS: dict[str, dict[str, list[float]]] = {
+    "one": {"temperature": [10.0, 1.0, math.inf]},
+    "two": {"temperature": [1.0, 3.0], "expectile": [0.7, 0.9], "discount": [0.99]},
+    "three": {"temperature": [1.0, 3.0], "expectile": [0.7, 0.9], "discount": [0.9, 0.99]},
+    "many": {"temperature": [float(t) for t in range(40)], "expectile": [0.7, 0.8, 0.9]},
+}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids(tmp_path: Path, name: str, steps: int) -> None:
+    replicas = expand(GRIDS[name], [0, 1])
+    data = [
+        {"step": t, "seed": r.seed, **dict(r.values), "score": float(i * t)} for t in range(1, steps + 1) for i, r in enumerate(replicas)
+    ]
+    source = write(tmp_path / "scores.csv", data)
+    read = plots.read_curves(source, "score")
+    assert list(read) == list(dict.fromkeys(r.values for r in replicas))
+    assert list(read.values())[1] == {s: {t: float((2 + s) * t) for t in range(1, steps + 1)} for s in (0, 1)}
+    assert plots.learning_curve({"iql": source}, tmp_path / "curve.png", behaviour=1.0, title="hopper")
+    width, height = size(tmp_path / "curve.png")
+    assert (width, height) == (900, 550) if name != "many" else width == 900 and height > 550
+    plain = write(tmp_path / "bc.csv", rows(2, 2))
+    assert plots.learning_curve({"iql": source, "bc": plain}, tmp_path / "both.png")
+
+
+def test_names_of_lines() -> None:
+    values = (("temperature", 3.0), ("expectile", 0.7))
+    assert [plots._line_name("iql", values, several) for several in (False, True)] == ["3, 0.7", "iql 3, 0.7"]
+    assert plots._line_name("iql", (), False) == plots._line_name("iql", (), True) == "iql"
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("one", True), ("two", True), ("three", False), ("many", True)])
+def test_grid_picture(tmp_path: Path, name: str, drawn: bool) -> None:
+    cells = list(dict.fromkeys(r.values for r in expand(GRIDS[name], [0])))
+    for score, seeds in ((None, 2), ((12.0, 10.0, 14.0), 2), ((12.0, math.nan, math.nan), 1)):
+        results = [Result("iql", seeds, (1000.0 * i, 1000.0 * i - 50.0, 1000.0 * i + 50.0), score, values=v) for i, v in enumerate(cells)]
+        assert plots.grid_picture(results, tmp_path / "grid.png", title="hopper") is drawn
+        assert (tmp_path / "grid.png").exists() is drawn
+    if drawn:
+        assert size(tmp_path / "grid.png") == (900, 550)
+    assert not plots.grid_picture([Result("iql", 1, (1.0, 1.0, 1.0))], tmp_path / "none.png")
+
+
+def test_the_heat_map_has_the_numbers_of_its_cells() -> None:
+    _, axes = plots._figure("")
+    plots._heat_map(axes, [[1.0, 250.0], [math.nan, 3.0]], ["a", "b"], ["c", "d"], numbers=True)
+    assert [(t.get_position(), t.get_text()) for t in axes.texts] == [((0, 0), "1.0"), ((1, 0), "250"), ((1, 1), "3.0")]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["c", "d"]
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

@@ -1,0 +1,221 @@
+"""What trains a run's replicas between two looks of the loop: in this process, or spread over worker processes (`offrl.workers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.distributed import World
+from offrl.errors import UserError
+from offrl.replicas import Replica, for_replica, hyper
+from offrl.step import Batches, Hyper, Step, make_step, select, stack
+
+CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a process needs to train some replicas, besides the data."""
+
+    algorithm: Algorithm
+    batch_size: int
+    mode: str  # of the step
+    precision: str
+    group: int  # at most so many replicas in one program
+    world: World = World()  # noqa: RUF009 - frozen
+
+
+class Engine(Protocol):
+    """The replicas of a run, on their devices. Everything it gives out is a copy on the CPU, with the replica axis in the run's order."""
+
+    def run(self, step: int, count: int) -> None:
+        """`count` updates of every replica from update number `step`."""
+
+    def sums(self) -> Metrics:
+        """Sums of each metric [N] since `settle`."""
+
+    def settle(self, alive: Tensor) -> None:
+        """The states now are good: remember them and begin new sums. What is not `alive` [N] goes back to what was remembered before."""
+
+    def freeze(self, alive: Tensor) -> None:
+        """Put what is not `alive` [N] back to what `settle` remembered."""
+
+    def state(self) -> TrainState:
+        """The states as they are."""
+
+    def acting(self) -> TrainState:
+        """Of the states, what `TrainedPolicy` needs."""
+
+    def good(self) -> TrainState:
+        """The states that `settle` remembered."""
+
+    def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
+        """Go on from here."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+def group_sizes(replicas: int, largest: int) -> list[int]:
+    """How many replicas each program trains: as few programs as `largest` allows, of sizes that differ by one at most."""
+    programs = -(-replicas // largest)
+    small, more = divmod(replicas, programs)
+    return [small + 1] * more + [small] * (programs - more)
+
+
+def default_group(replicas: int, workers: int, device: torch.device, algorithm: Algorithm, batch_size: int) -> int:
+    """How many replicas to train as one program.
+
+    Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
+    """
+    if not algorithm.vectorized:
+        return 1
+    share = -(-replicas // workers)
+    if device.type == "cpu":
+        return max(1, min(share, CPU_GROUP))
+    free = torch.cuda.mem_get_info(device)[0] * 0.8
+    return max(1, min(share, int(free / replica_bytes(algorithm, batch_size))))
+
+
+def replica_bytes(algorithm: Algorithm, batch_size: int) -> float:
+    """Roughly the memory that one more replica takes while it trains: its state four times over, and every activation of its batch."""
+    state = algorithm.init(0)
+    leaves = pytree.tree_leaves(state)
+    widths = sum(p.shape[-1] for module in state.params.values() for p in module.values() if p.ndim)
+    return 4.0 * sum(x.numel() * x.element_size() for x in leaves) + 8.0 * 4.0 * batch_size * widths
+
+
+def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState:
+    """The replicas' states before the first update, on the CPU."""
+    return stack([for_replica(algorithm, r).init(r.seed) for r in replicas])
+
+
+def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
+    """A state without what acting does not need."""
+    return state._replace(params={n: state.params[n] for n in algorithm.acting}, target={}, opt={})
+
+
+class LocalEngine:
+    """Trains in this process: group after group, each group's replicas as one program."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Any,
+        replicas: Sequence[Replica],
+        device: torch.device,
+        batches: Batches | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """source: what the algorithm's sampler prepared, on `device`. batches: see `make_step`; only where there is a single group.
+        sizes: of the groups, where they are not those of `plan.group`."""
+        self.algorithm, self.device = plan.algorithm, device
+        self.steps: dict[int, Step] = {}
+        self.parts: list[slice] = []
+        self.groups: list[Step] = []
+        self.hyper: list[Hyper] = []
+        varied = {name: torch.tensor(values, dtype=torch.float32, device=device) for name, values in hyper(replicas).items()}
+        first = 0
+        for size in sizes or group_sizes(len(replicas), plan.group):
+            part = slice(first, first + size)
+            if size not in self.steps:  # groups of one size share a compiled program
+                self.steps[size] = make_step(
+                    plan.algorithm,
+                    source,
+                    batch_size=plan.batch_size,
+                    replicas=size,
+                    mode=plan.mode,
+                    batches=batches,
+                    precision=plan.precision,
+                    world=plan.world,
+                )
+            self.hyper.append({name: column[part] for name, column in varied.items()})
+            self.groups.append(self.steps[size])
+            self.parts.append(part)
+            first += size
+        self._state: list[TrainState] = []
+        self._good: list[TrainState] = []
+        self._sums: list[Metrics] = []
+
+    def run(self, step: int, count: int) -> None:
+        for i, program in enumerate(self.groups):
+            self._state[i], self._sums[i] = program.run(self._state[i], self._sums[i], step, count, i, self.hyper[i])
+
+    def sums(self) -> Metrics:
+        return {name: torch.cat([sums[name] for sums in self._sums]).cpu() for name in self._sums[0]}
+
+    def settle(self, alive: Tensor) -> None:
+        self.freeze(alive)
+        for i, (state, good) in enumerate(zip(self._state, self._good, strict=True)):
+            for old, new in zip(pytree.tree_leaves(good), pytree.tree_leaves(state), strict=True):
+                old.copy_(new)
+            self._sums[i] = {}
+
+    def freeze(self, alive: Tensor) -> None:
+        if alive.all():
+            return
+        for part, state, good in zip(self.parts, self._state, self._good, strict=True):
+            keep = alive[part].to(self.device)
+            for new, old in zip(pytree.tree_leaves(state), pytree.tree_leaves(good), strict=True):
+                new.copy_(torch.where(keep.view(-1, *[1] * (new.ndim - 1)), new, old))
+
+    def state(self) -> TrainState:
+        return self._gather(self._state)
+
+    def acting(self) -> TrainState:
+        return self._gather([acting_part(self.algorithm, state) for state in self._state])
+
+    def good(self) -> TrainState:
+        return self._gather(self._good)
+
+    def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
+        self._state = [self._part(state, part) for part in self.parts]
+        self._good = [self._part(good, part) for part in self.parts]
+        self._sums = [self._part(sums, part) for part in self.parts]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _part(self, tree: Any, part: slice) -> Any:
+        return pytree.tree_map(lambda x: x[part].to(self.device, copy=True), tree)
+
+    @staticmethod
+    def _gather(states: Sequence[TrainState]) -> TrainState:
+        return pytree.tree_map(lambda *leaves: torch.cat([leaf.detach() for leaf in leaves]).to("cpu", copy=len(leaves) == 1), *states)
+
+
+def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: torch.device) -> None:
+    """Raise UserError where the algorithm cannot be trained with the grid's settings side by side: one update is tried, and dropped."""
+    values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in hyper(replicas).items()}
+    if not values or len(replicas) < 2:
+        return
+    step = make_step(plan.algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
+    state = pytree.tree_map(lambda x: x.to(device), first_state(plan.algorithm, replicas[:2]))
+    try:
+        step.run(state, {}, 0, plan.algorithm.period)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's update does with a number that is now a tensor
+        names = " or ".join(f"grid.{name}" for name in values)
+        raise UserError(
+            f"{names}: the update of {plan.algorithm.config.name} cannot take a value of its own for each replica "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); train each value by itself: algo.{next(iter(values))}=VALUE"
+        ) from error
+
+
+def policies_of(algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica]) -> list[Any]:
+    """One TrainedPolicy for each replica."""
+    from offrl.policy import TrainedPolicy
+
+    return [TrainedPolicy(for_replica(algorithm, r), select(state, i), r.seed) for i, r in enumerate(replicas)]
+
+
+def merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Metrics of several processes as one, along the replica axis."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,159 @@
+"""Worker processes of our own: fresh interpreters at the other end of a pipe, and large tensors that they share.
+
+Nothing of the caller's script is run again in them, so scripts need no `if __name__ == "__main__"`; they take no Ctrl-C from the terminal;
+and they end when their pipe closes or their parent is gone, however it ended. What goes through the pipe is pickled: it comes from
+ourselves, never from a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+SHARED_FROM = 1 << 16  # bytes; smaller tensors go through the pipe
+
+
+def launch(target: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a process that calls `target`, "module:function", with the number of its end of the pipe; returns our end. Raises OSError."""
+    ours, theirs = get_context("spawn").Pipe()
+    module, function = target.split(":")
+    code = f"import sys; sys.path[:] = sys.argv[2:]; from {module} import {function}; {function}(int(sys.argv[1]))"
+    try:
+        process = subprocess.Popen(
+            [sys.executable or "python3", "-c", code, str(theirs.fileno()), *(p for p in sys.path if isinstance(p, str))],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C in a terminal reaches a whole group of processes
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def send(link: Connection, message: Any) -> None:
+    """Send any picklable object. Raises OSError where nobody listens any more. (`Connection.send` would put tensors into shared memory.)"""
+    link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def receive(link: Connection) -> Any:
+    """The next message. Raises EOFError or OSError when the other end is gone."""
+    return pickle.loads(link.recv_bytes())
+
+
+def attend(link: Connection, urgent: Callable[[Any], bool] = lambda message: False) -> queue.SimpleQueue[Any]:
+    """In a worker: the messages that arrive, read by a thread that ends the process when the parent is gone. `urgent` messages, for which
+    it returns True, are dealt with at once and not queued."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    parent = os.getppid()
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while os.getppid() == parent:  # somebody else's child may hold the other end of the pipe open
+                if link.poll(1.0):
+                    message = receive(link)
+                    if not urgent(message):
+                        inbox.put(message)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return inbox
+
+
+def ending(process: subprocess.Popen[bytes]) -> str:
+    """How a process whose pipe closed has ended, in words: "ended with status 3", "was killed by SIGKILL (...)"."""
+    try:
+        status = process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = process.wait()
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was killed by {name}" + (" (the system does that when memory runs out)" if status == -signal.SIGKILL else "")
+
+
+class Shared:
+    """An object whose large tensors lie in files in memory, so that all processes of the machine read the same copy."""
+
+    def __init__(self, thing: Any) -> None:
+        """Raises OSError where there is no room, and whatever pickling raises."""
+        nbytes = sum(t.numel() * t.element_size() for t in _tensors(thing))
+        memory = Path("/dev/shm")
+        place = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 * nbytes else None
+        self.folder = Path(tempfile.mkdtemp(prefix="offrl-", dir=place))
+        try:
+            self.blob = _dumps(thing, self.folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the files. Processes that mapped them keep what they mapped."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def attach(blob: bytes) -> Any:
+    """The object behind `Shared.blob`, in any process. Its large tensors must only be read."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> torch.Tensor:
+            path, dtype, shape = pid
+            return torch.from_file(path, shared=False, size=int(np.prod(shape)), dtype=dtype).reshape(shape)
+
+    return Unpickler(io.BytesIO(blob)).load()
+
+
+def _tensors(thing: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> int | None:
+            if isinstance(obj, torch.Tensor):
+                found.append(obj)
+                return 0
+            return None
+
+    Pickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(thing)
+    return found
+
+
+def _dumps(thing: Any, folder: Path) -> bytes:
+    class Pickler(pickle.Pickler):
+        count = 0
+
+        def persistent_id(self, obj: Any) -> tuple[str, torch.dtype, tuple[int, ...]] | None:
+            if type(obj) is not torch.Tensor or obj.numel() * obj.element_size() < SHARED_FROM:
+                return None
+            path = folder / f"tensor-{self.count}"
+            self.count += 1
+            obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tofile(path)
+            return str(path), obj.dtype, tuple(obj.shape)
+
+    buffer = io.BytesIO()
+    Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(thing)
+    return buffer.getvalue()
