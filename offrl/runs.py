@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl import checkpoint
 from offrl.config import FREE, TrainConfig, seed_list
+from offrl.data.config import DatasetConfig
 from offrl.errors import UserError, nearest
 from offrl.logging import Result, final_table
 from offrl.replicas import Replica, Values, by_cell, expand, grid_text, number, replicas
@@ -36,9 +37,8 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     """
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
     values["seeds"] = seed_list(config.seeds)
-    for place in ("name", "cache_dir", "mirror", "memory", "memory_limit_gb"):  # where the data lie; what they are, the fingerprint says
+    for place in DatasetConfig.PLACES:  # where the data lie; what they are, the fingerprint says
         values["dataset"].pop(place)
-    values["dataset"].pop("cache", None)
     if values["precision"] == "float32":
         del values["precision"]
     grid = values.pop("grid")

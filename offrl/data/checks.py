@@ -8,7 +8,7 @@ import numpy as np
 
 from offrl.data.mmap import chunks
 from offrl.data.raw import FLAGS, MANY_JUMPS, RawData, action_range, find_ends
-from offrl.errors import UserError, warn
+from offrl.errors import UserError
 
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
@@ -39,22 +39,26 @@ def refuse(raw: RawData, faults: list[Fault], check: bool = True) -> None:
         if fault.severity == "corrupting" and (check or fault.kind in ("missing", "empty", "length", "shape")):
             more = sum(f.severity == "corrupting" for f in faults) - 1
             raise UserError(f"{raw.where}: {fault}" + (f" [and {more} more: offrl data inspect]" if more else ""))
-        warn(f"{raw.where}: {fault}")
+        raw.warn(str(fault))
 
 
 def find_faults(raw: RawData, clip_actions: bool = False) -> list[Fault]:
     """Everything wrong with the columns, the corrupting faults first. Never raises for faulty data."""
-    columns, rows = raw.columns, raw.rows
-    missing = [k for k in ("observations", "actions", "rewards") if k not in columns]
-    faults = [Fault("missing", "corrupting", f"there are no {k}", cure=f"set dataset.fields.{k} to their key in the file") for k in missing]
-    if not missing and rows == 0:
-        faults.append(Fault("empty", "corrupting", "the data set has no rows"))
-    faults += _shapes(raw)
+    faults = form_faults(raw)
     if any(f.severity == "corrupting" for f in faults):
         return faults + _not_finite(raw, None)
     ends = find_ends(raw, split_jumps=False)
     faults += _not_finite(raw, ends) + _actions(raw, ends, clip_actions) + _ends(raw, ends)
     return sorted(faults, key=lambda f: f.severity != "corrupting")
+
+
+def form_faults(raw: RawData) -> list[Fault]:
+    """Columns that are missing or do not fit together. With a corrupting fault among these nothing can be built, whatever `check` says."""
+    missing = [k for k in ("observations", "actions", "rewards") if k not in raw.columns]
+    faults = [Fault("missing", "corrupting", f"there are no {k}", cure=f"set dataset.fields.{k} to their key in the file") for k in missing]
+    if not missing and raw.rows == 0:
+        faults.append(Fault("empty", "corrupting", "the data set has no rows"))
+    return faults + _shapes(raw)
 
 
 def _episode(ends: np.ndarray | None, row: int) -> int | None:
@@ -94,7 +98,7 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
         for part in chunks(len(column)):
             block = column[part]
             with np.errstate(all="ignore"):
-                total = block.sum(dtype=np.float64)  # one pass without a temporary; the exact search only where it pays
+                total = block.sum()  # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
             if not np.isfinite(total):
                 bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
                 count += len(bad)
@@ -106,6 +110,15 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
             faults.append(Fault("nan", "corrupting", message, _episode(ends, first), first, cure))
     return faults
+
+
+def _along_rows(operation: np.ufunc, block: np.ndarray, side_by_side: int = 64) -> np.ndarray:
+    """`operation.reduce(block, 0)` for [R, A]: many rows side by side first, because NumPy is slow with narrow ones."""
+    rows = len(block) // side_by_side * side_by_side
+    if not rows or not block.flags.c_contiguous:
+        return operation.reduce(block, 0)
+    wide = operation.reduce(block[:rows].reshape(-1, side_by_side * block.shape[1]), 0).reshape(side_by_side, -1)
+    return operation.reduce(np.concatenate([wide, block[rows:]]), 0)
 
 
 def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
@@ -125,8 +138,8 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     count, first, dimension, value = 0, -1, 0, 0.0
     for part in chunks(len(actions)):
         block = actions[part]
-        if (np.fmin.reduce(block, 0) >= low - slack).all() and (np.fmax.reduce(block, 0) <= high + slack).all():
-            continue
+        if (_along_rows(np.minimum, block) >= low - slack).all() and (_along_rows(np.maximum, block) <= high + slack).all():
+            continue  # a NaN gets past neither
         outside = (block < low - slack) | (block > high + slack)
         bad = np.flatnonzero(outside.any(1))
         count += len(bad)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from offrl.errors import UserError
 from offrl.settings import check, setting
 
 FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns")
 MEMORY = ("auto", "device", "mmap")
+CACHE = ("auto", "always", "never")
 
 
 @dataclass
 class DatasetConfig:
     """One data set. Everything below `name` has a default that leaves the data as they are."""
+
+    # Settings that decide where data come from and where they are put, and nothing about the data.
+    PLACES: ClassVar[tuple[str, ...]] = ("name", "cache_dir", "mirror", "memory", "memory_limit_gb", "cache", "cache_limit_gb")
+    # Settings of `apply_transforms`: what is done after the columns are assembled.
+    TRANSFORMS: ClassVar[tuple[str, ...]] = (
+        "concatenate",
+        "subsample",
+        "subsample_seed",
+        "top_fraction",
+        "reward_by_return_range",
+        "reward_scale",
+        "reward_shift",
+        "discount_returns",
+        "action_margin",
+        "normalize_observations",
+    )
 
     name: str = setting("builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME")
     format: str = setting("auto", "layout of the file; columns: plain npz, HDF5 or Parquet with a key per column", choices=FORMATS)
@@ -41,7 +59,14 @@ class DatasetConfig:
     memory_limit_gb: float = setting(0.0, "0: half of the free memory", low=0.0)
     cache_dir: str | None = setting(None, "downloads and memory-mapped columns; null: $OFFRL_CACHE or ~/.cache/offrl")
     mirror: str | None = setting(None, "URL prefix or folder to take data sets from, not their own address; null: $OFFRL_MIRROR")
+    cache: str = setting("auto", "keep the read data in cache_dir for the next load; auto: if reading took over 0.5 s", choices=CACHE)
+    cache_limit_gb: float = setting(10.0, "disk for them; beyond it those not used for longest are removed", low=0.0)
     check: bool = setting(True, "refuse data whose faults would corrupt training; false: warn only")
+
+    def anywhere(self) -> DatasetConfig:
+        """These settings with the defaults of `PLACES`: two that agree in it ask for the same treatment of the data."""
+        default = DatasetConfig()
+        return replace(self, **{name: getattr(default, name) for name in self.PLACES})
 
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""

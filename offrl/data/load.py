@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from offrl.data import flat
 from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset
 from offrl.data.download import cache_dir
@@ -14,7 +16,7 @@ from offrl.data.mmap import Memory, free_bytes, mapped_bytes, open_mapped
 from offrl.data.raw import RawData, assemble
 from offrl.data.sources import Source, read_raw, resolve
 from offrl.data.transforms import apply_transforms
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 
 LAYOUT = 1  # raise it when the files of a cached data set change meaning
 
@@ -45,7 +47,7 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu") -> 
     memory = Memory(budget, cache)
     try:
         parts = [_load_one(source, config, memory) for source in sources]
-        dataset = apply_transforms(parts, config, memory)
+        dataset = apply_transforms(parts, config, memory, owned=all(s.kind != "registered" for s in sources))
         if config.memory == "mmap" or memory.folder is not None or dataset.nbytes > budget:
             return memory.finish(dataset, target)
         return dataset
@@ -63,11 +65,25 @@ def _load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
         if not isinstance(made, Dataset):
             raise UserError(f"the registered data set '{source.name}' returned {type(made).__name__}, not a Dataset or RawData")
         return made
-    return assemble(read_raw(source.name, config, memory, source), config, memory)
+    folder = flat.entry(source, config) if config.cache != "never" else None
+    if folder is not None and (found := flat.read(folder, memory)):
+        for text in found[1]:
+            warn(text)
+        return found[0]
+    began = time.perf_counter()
+    raw = read_raw(source.name, config, memory, source)
+    dataset = assemble(raw, config, memory)
+    slow = time.perf_counter() - began > flat.SLOW
+    # What went into mapped files is kept by those; and a file that changed while it was read is read again the next time.
+    if folder is not None and (slow or config.cache == "always") and memory.folder is None and flat.entry(source, config) == folder:
+        problem = flat.write(folder, dataset, raw.warnings, config.cache_limit_gb * 1e9)
+        if problem and config.cache == "always":
+            warn(f"{raw.where}: not kept in {folder.parent}: {problem}")
+    return dataset
 
 
 def _key(config: DatasetConfig, sources: list[Source]) -> str:
     """Names the memory-mapped form of these files under these settings."""
-    plain = replace(config, memory="", memory_limit_gb=0.0, cache_dir=None, mirror=None, name="", concatenate=[])
-    text = json.dumps([LAYOUT, asdict(plain), [s.identity() for s in sources]], sort_keys=True)
+    plain = asdict(replace(config.anywhere(), concatenate=[]))
+    text = json.dumps([LAYOUT, plain, [s.identity() for s in sources]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

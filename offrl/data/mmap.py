@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,12 @@ class Memory:
         self._keep.clear()
 
     def finish(self, dataset: Dataset, target: Path) -> Dataset:
-        """Write what is not in a file yet, move the folder to `target` in one step and open it there."""
+        """`write`, and open what was written."""
+        self.write(dataset, target)
+        return open_mapped(target)
+
+    def write(self, dataset: Dataset, target: Path, **more: Any) -> None:
+        """Write what is not in a file yet and move the folder to `target` in one step. `more` goes into the manifest."""
         if self.folder is None:
             target.parent.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
@@ -97,7 +103,7 @@ class Memory:
             "transforms": dataset.transforms,
             "notes": dataset.notes,
             "nbytes": dataset.nbytes,
-        }
+        } | more
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
         if target.exists():  # another process was faster, or an older build is being replaced
             shutil.rmtree(target, ignore_errors=True)
@@ -108,14 +114,13 @@ class Memory:
                 raise
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder = None
-        return open_mapped(target)
 
 
 def mapped_bytes(folder: Path) -> int | None:
     """The size of the columns kept in `folder`, or None when no finished data set is there."""
     try:
         return int(json.loads((folder / MANIFEST).read_text())["nbytes"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -126,6 +131,11 @@ def open_mapped(folder: Path) -> Dataset:
         name: torch.from_numpy(np.load(folder / c["file"], mmap_mode="c", allow_pickle=False)[: c["rows"]])
         for name, c in manifest["columns"].items()
     }
+    return replace(dataset_from(manifest, folder, columns), mapped=True)
+
+
+def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torch.Tensor]) -> Dataset:
+    """What `Memory.write` wrote to `folder`, with these columns."""
     with np.load(folder / "episodes.npz", allow_pickle=False) as episodes:
         e = {key: torch.from_numpy(episodes[key]) for key in episodes.files}
     return Dataset(
@@ -138,7 +148,6 @@ def open_mapped(folder: Path) -> Dataset:
         complete=e["complete"],
         transforms=tuple(manifest["transforms"]),
         notes=tuple(manifest["notes"]),
-        mapped=True,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,10 +41,16 @@ class RawData:
     jump_rows: np.ndarray | None = None  # filled by `find_ends`: rows whose stored successor is not the next row's, though no end is marked
     last_complete: bool | None = None  # filled by `find_ends`: False when the data stop inside the last episode
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what `warn` printed
 
     @property
     def rows(self) -> int:
         return len(self.columns["observations"]) if "observations" in self.columns else 0
+
+    def warn(self, text: str) -> None:
+        """Print a warning about these data, and remember it."""
+        self.warnings.append(f"{self.where}: {text}")
+        warn(self.warnings[-1])
 
     @property
     def where(self) -> str:
@@ -254,35 +261,37 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
 
     Raises UserError for the first fault that would corrupt training (with `config.check`; faults in shape always).
     """
-    from offrl.data.checks import find_faults, refuse
+    from offrl.data.checks import find_faults, form_faults, refuse
 
     config, memory = config or DatasetConfig(), memory or Memory()
     if raw.discrete is None:
         raw.discrete = "actions" in raw.columns and raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
-    faults = find_faults(raw, clip_actions=config.clip_actions)
-    refuse(raw, faults, config.check)
+    if any(f.severity == "corrupting" for f in form_faults(raw)):
+        refuse(raw, find_faults(raw))
     columns, rows = dict(raw.columns), raw.rows
     ends = find_ends(raw)
-    digest = fingerprint(raw, ends)
-    last = np.flatnonzero(ends)
-    start = np.concatenate([[0], last[:-1] + 1])
-    terminations = columns.get("terminations", np.zeros(rows, bool))
-    observations = columns["observations"]
-    known = np.ones(rows, bool)
-    if "next_observations" in columns:
-        successors = columns["next_observations"]
-        timeouts = last[~terminations[last]]
-        first = observations[(timeouts + 1) % rows]  # a shifted file has the next episode's start there, on the last row perhaps row 0
-        same = (successors[timeouts] == first).reshape(len(timeouts), -1).all(1)
-        known[timeouts[same]] = False
-    else:
-        successors = memory.empty("next_observations", observations.shape, observations.dtype)
-        for part in chunks(rows - 1):
-            successors[part] = observations[part.start + 1 : part.stop + 1]
-        if raw.final_observations is not None:
-            successors[last] = raw.final_observations
+    with ThreadPoolExecutor(1) as pool:  # hashing lets go of the interpreter: values are checked and successors copied meanwhile
+        digest = pool.submit(fingerprint, raw, ends)
+        refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
+        last = np.flatnonzero(ends)
+        start = np.concatenate([[0], last[:-1] + 1])
+        terminations = columns.get("terminations", np.zeros(rows, bool))
+        observations = columns["observations"]
+        known = np.ones(rows, bool)
+        if "next_observations" in columns:
+            successors = columns["next_observations"]
+            timeouts = last[~terminations[last]]
+            first = observations[(timeouts + 1) % rows]  # a shifted file has the next episode's start there, on the last row perhaps row 0
+            same = (successors[timeouts] == first).reshape(len(timeouts), -1).all(1)
+            known[timeouts[same]] = False
         else:
-            known[last] = False
+            successors = memory.empty("next_observations", observations.shape, observations.dtype)
+            for part in chunks(rows - 1):
+                successors[part] = observations[part.start + 1 : part.stop + 1]
+            if raw.final_observations is not None:
+                successors[last] = raw.final_observations
+            else:
+                known[last] = False
     unknown = np.flatnonzero(~known)
     successors[unknown] = observations[unknown]
     columns |= {"next_observations": successors, "terminations": terminations, "truncations": ends & ~terminations}
@@ -312,14 +321,14 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
         task=fitting_task(raw),
     )
     for text in raw.notes:
-        warn(f"{raw.where}: {text}")
+        raw.warn(text)
     order = [k for k in (*CORE, "successor_known") if k in columns] + sorted(set(columns) - {*CORE, "successor_known"})
     return Dataset(
         columns={k: torch.from_numpy(np.ascontiguousarray(columns[k])) for k in order},
         episode_start=torch.from_numpy(start),
         episode_end=torch.from_numpy(last + 1),
         spec=spec,
-        fingerprint=digest,
+        fingerprint=digest.result(),
         raw_returns=torch.from_numpy(returns),
         complete=torch.from_numpy(complete),
         transforms=("clip_actions",) if config.clip_actions else (),

@@ -18,8 +18,11 @@ from offrl.errors import UserError
 EPSILON = 1e-3  # added to the standard deviation of observations, as TD3+BC and CORL do
 
 
-def apply_transforms(datasets: Sequence[Dataset], config: DatasetConfig, memory: Memory | None = None) -> Dataset:
-    """Concatenate, subsample, keep the best, rewards, returns to go, action margin, observation normalisation: as far as `config` asks."""
+def apply_transforms(datasets: Sequence[Dataset], config: DatasetConfig, memory: Memory | None = None, owned: bool = False) -> Dataset:
+    """Concatenate, subsample, keep the best, rewards, returns to go, action margin, observation normalisation: as far as `config` asks.
+
+    `owned`: nobody else has the data, so that observations may be overwritten.
+    """
     memory = memory or Memory()
     dataset = concatenate(datasets, memory) if len(datasets) > 1 else datasets[0]
     if config.subsample < 1.0:
@@ -35,7 +38,7 @@ def apply_transforms(datasets: Sequence[Dataset], config: DatasetConfig, memory:
     if config.action_margin:
         dataset = clip_to_margin(dataset, config.action_margin)
     if config.normalize_observations:
-        dataset = normalize_observations(dataset, memory)
+        dataset = normalize_observations(dataset, memory, owned)
     return dataset
 
 
@@ -186,8 +189,11 @@ def clip_to_margin(dataset: Dataset, margin: float) -> Dataset:
     return _with(dataset, f"action_margin {margin:g}", actions=dataset.columns["actions"].clamp(-1.0 + margin, 1.0 - margin))
 
 
-def normalize_observations(dataset: Dataset, memory: Memory | None = None) -> Dataset:
-    """(s - mean) / (std + 1e-3) for observations and their successors, with mean and standard deviation over the rows' observations."""
+def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_place: bool = False) -> Dataset:
+    """(s - mean) / (std + 1e-3) for observations and their successors, with mean and standard deviation over the rows' observations.
+
+    `in_place`: overwrite the columns of `dataset`, which then takes no second copy of them.
+    """
     memory = memory or Memory()
     observations = dataset.columns["observations"].numpy()
     if observations.dtype != np.float32:
@@ -199,7 +205,7 @@ def normalize_observations(dataset: Dataset, memory: Memory | None = None) -> Da
     columns = {}
     for name in ("observations", "next_observations"):
         source = dataset.columns[name].numpy()
-        out = memory.empty(name, source.shape, np.float32)
+        out = source if in_place and source.flags.writeable else memory.empty(name, source.shape, np.float32)
         for part in chunks(rows):
             block = source[part].reshape(-1, flat.shape[1])
             out[part] = ((block - low) / high).reshape(source[part].shape)

@@ -31,13 +31,11 @@ class Source:
     loader: Callable[[DatasetConfig], Any] | None = None
 
     def identity(self) -> list[Any]:
-        """What changes when the file changes: path, size and time of the last change. For the key of the cache."""
+        """What changes when a file changes: paths, sizes and times of the last change. For the keys of the caches."""
         if self.path is None:
             return [self.kind, self.name]
-        found = [self.path / "data" / "metadata.json", self.path / "data" / "main_data.hdf5", self.path / "metadata.json"]
-        stats = [
-            (str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in (found if self.path.is_dir() else [self.path]) if p.exists()
-        ]
+        files = minari.files(self.path) if self.kind == "minari" else [self.path]
+        stats = [(str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]]  # ctime: mtime can be set
         return [self.kind, self.name, stats]
 
 
@@ -105,14 +103,19 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     if kind == "parquet":
         return Source("columns", name, path)
     with files.open_hdf5(path) as file:
+        if minari.data_folder(path) and any(k.startswith("episode_") and k[8:].isdigit() for k in file):
+            return Source("minari", "", path)
         keys = set(file)
-    if any(k.startswith("episode_") and k[8:].isdigit() for k in keys) and minari.data_folder(path):
-        return Source("minari", "", path)
     if "observations_0" in keys or {"observations", "episode_terminals"} <= keys:
         return Source("d3rlpy", name, path)
     if {"observations", "actions", "rewards", "terminals"} <= keys:
         return Source("d4rl", name, path)
     return Source("columns", name, path)
+
+
+def guessed_task(source: Source) -> Task | None:
+    """The task that the name of the source stands for; the file itself may say more."""
+    return source.task or (d4rl.guess_task(source.path.stem) if source.kind in ("columns", "d4rl") and source.path else None)
 
 
 def read_raw(name: str, config: DatasetConfig | None = None, memory: Memory | None = None, source: Source | None = None) -> RawData:

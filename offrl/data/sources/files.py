@@ -45,7 +45,7 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # h5py has both for HDF5's errors
         text = " ".join(str(error).split())
         cure = "the file is damaged or incomplete: delete it and download or copy it again"
         raise UserError(f"{path} cannot be read as HDF5 ({text}); {cure}") from None

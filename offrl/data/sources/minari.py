@@ -16,6 +16,7 @@ from offrl.data.config import DatasetConfig
 from offrl.data.mmap import Memory
 from offrl.data.raw import RawData
 from offrl.data.sources.files import arrow_values, open_hdf5
+from offrl.data.sources.hdf5map import Hdf5Map, Located
 from offrl.errors import UserError, nearest
 from offrl.tasks import Task
 
@@ -78,6 +79,16 @@ def data_folder(path: Path) -> Path | None:
         if (candidate / "metadata.json").is_file() and "action_space" in (candidate / "metadata.json").read_text(errors="replace"):
             return candidate
     return None
+
+
+def files(path: Path) -> list[Path]:
+    """The files of the data set at `path`, for which `data_folder` finds a folder."""
+    folder = data_folder(path)
+    assert folder is not None
+    if (folder / "main_data.hdf5").is_file():
+        return [folder / "metadata.json", folder / "main_data.hdf5"]
+    episodes = (Path(base) / name for base, _, names in os.walk(folder) for name in names if base != str(folder))
+    return [folder / "metadata.json", *sorted(episodes)]
 
 
 def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "") -> RawData:
@@ -266,57 +277,89 @@ def _numbered(names: Iterator[str], prefix: str) -> list[str]:
 
 
 class _Hdf5Reader:
-    """Reads through h5py's low-level interface: with many short episodes the other takes most of the time."""
+    """Reads from where `Hdf5Map` found the data; what it did not find, through h5py's low-level interface."""
 
-    def __init__(self, file: Any, where: str) -> None:
+    def __init__(self, file: Any, names: list[str], where: str, located: Hdf5Map) -> None:
         import h5py
 
-        self.h5, self.file, self.where = h5py, file, where
+        self.h5, self.file, self.names, self.where = h5py, file, names, where
         self.types = {np.dtype(t): h5py.h5t.py_create(np.dtype(t)) for t in (np.float32, np.bool_, np.int64, np.uint8)}
-        self.name, self.group, self.rewards = "", file.id, None
+        self.map = located
+        self.located: dict[tuple[str, ...], Located | None] = {}
+        self.index, self.group = 0, None
 
-    def select(self, name: str) -> int:
-        """Turn to the episode's group; the number of its steps."""
-        self.name, self.group = name, self.h5.h5g.open(self.file.id, name.encode())
-        self.rewards = self.open("rewards")
-        return int(self.rewards.shape[0])  # type: ignore[attr-defined]
+    def select(self, index: int) -> int:
+        """Turn to an episode by its position in `names`; the number of its steps."""
+        self.index, self.group = index, None
+        found = self.find(("rewards",))
+        return found.rows[index] if found is not None else int(self.open("rewards").shape[0])
+
+    def find(self, path: tuple[str, ...]) -> Located | None:
+        """Where the dataset lies, if that is known for the current episode."""
+        if path not in self.located:
+            self.located[path] = self.map.locate(path)
+        found = self.located[path]
+        return found if found is not None and found.rows[self.index] >= 0 else None
 
     def open(self, path: str) -> Any:
+        name = self.names[self.index]
         try:
+            if self.group is None:
+                self.group = self.h5.h5g.open(self.file.id, name.encode())
             return self.h5.h5d.open(self.group, path.encode())
         except KeyError:
-            raise UserError(f"{self.where}: {self.name} has no {path}") from None
+            raise UserError(f"{self.where}: {name} has no {path}") from None
+        except ValueError as error:
+            raise UserError(f"{self.where}: {name}: '{path}' cannot be opened ({error}); the file is damaged") from None
 
     def read(self, column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
-        item: Any = self.rewards if column == "rewards" else self.open("/".join((column, *leaf)))
+        """See `_Buffers.add`."""
+        path = (column, *leaf)
+        found = self.find(path)
+        item: Any = self.open("/".join(path)) if found is None else None
         if out is None:
-            return self.h5.Dataset(item)[()]
-        shape = item.shape
+            return found.read(self.index) if found is not None else self.h5.Dataset(item)[()]
+        shape = (found.rows[self.index], *found.tail) if found is not None else item.shape
         if shape != out.shape:
             if shape[0] != len(out) or int(np.prod(shape[1:])) != int(np.prod(out.shape[1:])):
-                raise UserError(f"{self.where}: {self.name}: '{column}' has shape {list(shape)}, expected {list(out.shape)}")
+                name = self.names[self.index]
+                raise UserError(f"{self.where}: {name}: '{column}' has shape {list(shape)}, expected {list(out.shape)}")
             out = out.reshape(shape)
+        if found is not None and _converts_alike(found.dtype, out.dtype):
+            return found.read(self.index, out)
+        if found is not None and out.dtype == bool:
+            out[:] = found.read(self.index) != 0  # flags stored as numbers
+            return out
+        item = item or self.open("/".join(path))
         if out.dtype == bool and item.get_type().get_class() != self.h5.h5t.ENUM:
-            out[:] = self.h5.Dataset(item)[()] != 0  # flags stored as numbers
+            out[:] = self.h5.Dataset(item)[()] != 0
         else:
             item.read(self.h5.h5s.ALL, self.h5.h5s.ALL, out, self.types[out.dtype])
         return out
 
 
+def _converts_alike(stored: np.dtype, wanted: np.dtype) -> bool:
+    """True where NumPy's conversion gives what HDF5's does, to the bit."""
+    if stored == wanted:
+        return True
+    return (wanted == np.float32 and stored.kind in "fiu") or (wanted == np.int64 and stored.kind in "iu" and stored != np.uint64)
+
+
 def _read_hdf5(folder: Path, kind: str, buffers: _Buffers) -> None:
-    """HDF5 converts to the buffer's dtype and writes straight into it."""
+    """Episode after episode, converted to the buffers' dtypes on the way into them."""
     path = folder / "main_data.hdf5"
     if not path.is_file():
         raise UserError(f"{path} is missing; the data set is incomplete")
-    with open_hdf5(path) as file:
+    with open_hdf5(path) as file, np.errstate(over="ignore"):  # what is too large for a float32 becomes infinite, as in HDF5
         names = _numbered(iter(file), "episode_")
-        reader = _Hdf5Reader(file, str(path))
-        for name in names:
-            steps = reader.select(name)
-            try:
-                buffers.add(steps, reader.read, name)
-            except _Overflow:
-                raise _Overflow(sum(reader.select(n) for n in names)) from None
+        with Hdf5Map(file, names) as located:
+            reader = _Hdf5Reader(file, names, str(path), located)
+            for index, name in enumerate(names):
+                steps = reader.select(index)
+                try:
+                    buffers.add(steps, reader.read, name)
+                except _Overflow:
+                    raise _Overflow(sum(reader.select(i) for i in range(len(names)))) from None
 
 
 def _read_arrow(folder: Path, kind: str, buffers: _Buffers) -> None:
