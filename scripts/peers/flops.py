@@ -1,0 +1,67 @@
+"""The matrix products that one update needs, from the layers' shapes: the floor under any implementation's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Product = tuple[int, int, int]  # [m, k] times [k, n]
+
+ENSEMBLE_MEMBERS, ENSEMBLE_HIDDEN = 7, (200, 200, 200, 200)
+
+
+def flops(products: Sequence[Product]) -> float:
+    """Multiplications and additions."""
+    return float(sum(2 * m * k * n for m, k, n in products))
+
+
+def forward(batch: int, sizes: Sequence[int]) -> list[Product]:
+    """A multi-layer perceptron with layers of these sizes, first to last."""
+    return [(batch, i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True)]
+
+
+def backward(batch: int, sizes: Sequence[int], *, weights: bool = True, inputs: bool = False) -> list[Product]:
+    """Gradients with respect to the weights and to each layer's input; to the first layer's only if `inputs`."""
+    products = []
+    for index, (i, o) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        if weights:
+            products.append((i, batch, o))
+        if index or inputs:
+            products.append((batch, o, i))
+    return products
+
+
+def _trained(batch: int, sizes: Sequence[int]) -> list[Product]:
+    return forward(batch, sizes) + backward(batch, sizes)
+
+
+def iql(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """Target critics; V; V again and the policy; V of the next state and the critics."""
+    v, q, pi = [observation, *hidden, 1], [observation + action, *hidden, 1], [observation, *hidden, action]
+    return 2 * forward(batch, q) + _trained(batch, v) + 2 * forward(batch, v) + _trained(batch, pi) + 2 * _trained(batch, q)
+
+
+def td3_bc(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """TWO updates, since the policy learns at every second one: critics twice, the policy through the first critic once."""
+    q, pi = [observation + action, *hidden, 1], [observation, *hidden, action]
+    critic = forward(batch, pi) + 2 * forward(batch, q) + 2 * _trained(batch, q)
+    actor = _trained(batch, pi) + forward(batch, q) + backward(batch, q, weights=False, inputs=True)
+    return 2 * critic + actor
+
+
+def ensemble(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """Seven probabilistic networks, each with its own batch."""
+    return ENSEMBLE_MEMBERS * _trained(batch, [observation + action, *hidden, 2 * (observation + 1)])
+
+
+# name -> (products, updates that they make up)
+NEEDED: dict[str, tuple[Callable[[int, int, int, Sequence[int]], list[Product]], int]] = {
+    "iql": (iql, 1),
+    "td3_bc": (td3_bc, 2),
+    "ensemble": (ensemble, 1),
+}
+
+
+def needed(name: str, batch: int, observation: int, action: int, hidden: Sequence[int]) -> float:
+    """FLOPs of the matrix products of one update, on average over a pattern of updates."""
+    products, updates = NEEDED[name]
+    return flops(products(batch, observation, action, hidden)) / updates

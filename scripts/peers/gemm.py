@@ -1,0 +1,38 @@
+"""The matrix products of one update and nothing else, with the back end that offrl picks: the floor, as measured."""
+
+from __future__ import annotations
+
+import torch
+from peers import common, flops
+from peers.common import ACTION, BATCH, HIDDEN, OBSERVATION
+
+from offrl import backend
+
+
+def main() -> None:
+    """`--products NAME`: an update's, in their own shapes; "square": one product of 256 x 256 matrices, the fastest shape here."""
+    options = common.options(("--products", {"default": "square", "choices": ["square", *flops.NEEDED]}))
+    note = backend.configure(torch.device("cpu"), 1)
+    if options.products == "square":
+        products, per_run = [(256, 256, 256)], 1
+    else:
+        function, per_run = flops.NEEDED[options.products]
+        hidden = flops.ENSEMBLE_HIDDEN if options.products == "ensemble" else HIDDEN
+        products = function(BATCH, OBSERVATION, ACTION, hidden)
+    shapes = set(products)
+    left = {s: torch.randn(s[0], s[1]) for s in shapes}
+    right = {s: torch.randn(s[1], s[2]) for s in shapes}
+    out = {s: torch.empty(s[0], s[2]) for s in shapes}
+    jobs = [(left[s], right[s], out[s]) for s in products]
+
+    def updates(count: int) -> dict[str, float]:
+        for _ in range(count // per_run):
+            for a, b, c in jobs:
+                torch.mm(a, b, out=c)
+        return {}
+
+    common.serve(updates, chunk=1000 if options.products == "square" else 20, note=note)
+
+
+if __name__ == "__main__":
+    main()

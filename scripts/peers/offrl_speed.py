@@ -1,0 +1,80 @@
+"""offrl's training step: the same algorithms, sizes and data as the others, as `offrl train` runs them between two evaluations."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from peers import common
+from peers.common import BATCH, Arrays
+from peers.ensemble import Ensemble, EnsembleConfig
+from peers.runner import Runner, make, synthetic
+
+from offrl import backend, rng
+from offrl.algorithm import Algorithm
+from offrl.step import select, stack
+
+MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
+ALGO = ("--algo", {"required": True})
+FIRST_SEED = ("--first-seed", {"type": int, "default": 0, "help": "a second process has other seeds"})
+QUIET = {"td3_bc": {"policy_noise": 0.0}}  # settings without randomness in the update, for a check
+
+
+def build(name: str, rows: int, settings: dict | None = None):
+    """The algorithm, or the bare ensemble, and its data."""
+    dataset = synthetic(rows)
+    if name == "ensemble":
+        return Ensemble(EnsembleConfig(), dataset.spec), dataset
+    return make(name, dataset, settings), dataset
+
+
+def weights_of(algorithm: Algorithm, seed: int) -> Arrays:
+    """A seed's initial weights under the names of `common.load_check`."""
+    found: Arrays = {}
+    for net, params in algorithm.init(seed).params.items():
+        layers = sorted({k.rpartition(".")[0] for k in params if k.endswith("weight")}, key=lambda k: (k.endswith("head"), k))
+        for i, layer in enumerate(layers):
+            w, b = params[layer + ".weight"].numpy(), params[layer + ".bias"].numpy()
+            if net == "critic":
+                for member in range(len(w)):
+                    found[f"{net}{member}/w{i}"], found[f"{net}{member}/b{i}"] = w[member], b[member, 0]
+            elif net == "model":
+                found[f"{net}/w{i}"], found[f"{net}/b{i}"] = w, b
+            else:
+                found[f"{net}/w{i}"], found[f"{net}/b{i}"] = w.T, b
+    return found
+
+
+def check(name: str, path) -> list[dict[str, float]]:
+    """Write weights and batches for the others to `path`, and return the losses that offrl has with them."""
+    algorithm, dataset = build(name, 2_000, QUIET.get(name))
+    sampler = algorithm.sampler()
+    source = sampler.prepare(dataset)
+    batches = [sampler(source, rng.make_key(i), BATCH) for i in range(common.CHECKED_UPDATES)]
+    common.save_check(path, weights_of(algorithm, 0), [{k: v.numpy() for k, v in b.items()} for b in batches])
+    return losses_of(algorithm, batches)
+
+
+def losses_of(algorithm: Algorithm, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, float]]:
+    """The losses of the first updates of seed 0 with these batches."""
+    state, seen = select(stack([algorithm.init(0)]), 0), []
+    for i, batch in enumerate(batches):
+        state, metrics = algorithm.update(state, batch, rng.make_key(i), phase=i % algorithm.period)
+        seen.append({k: float(v) for k, v in metrics.items() if k.endswith("loss")})
+    return seen
+
+
+def main() -> None:
+    options = common.options(ALGO, MODE, FIRST_SEED)
+    note = backend.configure(torch.device("cpu"), 1)
+    np.random.seed(0)
+    if options.check:
+        common.report(losses=check(options.algo, options.check))
+        return
+    algorithm, dataset = build(options.algo, options.rows)
+    seeds = range(options.first_seed, options.first_seed + options.replicas)
+    runner = Runner(algorithm, dataset, seeds=seeds, mode=options.mode)
+    common.serve(runner.updates, note=f"{note}; torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The parts of a plain PyTorch loop, as most papers' code has them; no part of offrl."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from peers.common import Arrays, transitions
+from torch import nn
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, o in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Twin(nn.Module):
+    """Two critics Q(s, a)."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.q1, self.q2 = mlp(*sizes), mlp(*sizes)
+
+    def forward(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sa = torch.cat([state, action], 1)
+        return self.q1(sa).squeeze(-1), self.q2(sa).squeeze(-1)
+
+
+class Buffer:
+    """The data set as one tensor for each column."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.columns = {k: torch.tensor(v) for k, v in transitions(rows).items()}
+
+    def sample(self, batch_size: int) -> dict[str, torch.Tensor]:
+        indices = np.random.randint(0, self.rows, size=batch_size)
+        return {k: v[indices] for k, v in self.columns.items()}
+
+
+def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    for target_param, param in zip(target.parameters(), source.parameters(), strict=True):
+        target_param.data.copy_((1 - tau) * target_param.data + tau * param.data)
+
+
+def load(net: nn.Sequential, weights: Arrays, name: str) -> None:
+    """Put the initial weights of a check into a network."""
+    with torch.no_grad():
+        for i, layer in enumerate(m for m in net if isinstance(m, nn.Linear)):
+            layer.weight.copy_(torch.from_numpy(weights[f"{name}/w{i}"].T))
+            layer.bias.copy_(torch.from_numpy(weights[f"{name}/b{i}"]))
+
+
+def tensors(batch: Arrays) -> dict[str, torch.Tensor]:
+    """A batch of a check as tensors."""
+    return {k: torch.from_numpy(v) for k, v in batch.items()}
+
+
+ONEDNN = ("--onednn", {"action": "store_true", "help": "route float32 products to oneDNN, as offrl does where it is exact"})
+
+
+def arithmetic(onednn: bool) -> str:
+    """One thread; with `onednn` the back end that offrl would pick. Returns what is used."""
+    torch.set_num_threads(1)
+    if not onednn:
+        return "torch's default library"
+    from offrl import backend
+
+    return backend.configure(torch.device("cpu"), 1)

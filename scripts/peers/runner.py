@@ -1,0 +1,124 @@
+"""An algorithm of offrl on synthetic data, ready to be timed; what offrl_speed.py, growth.py and gpu_check.py have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import common
+
+from offrl import registry
+from offrl.algorithm import Algorithm, Metrics
+from offrl.data.dataset import Dataset
+from offrl.step import make_step, metric_means, stack
+
+
+def synthetic(rows: int) -> Dataset:
+    """`common.transitions` as a data set of offrl."""
+    columns = common.transitions(rows)
+    columns.pop("masks")
+    terminations, truncations = common.flags(rows)
+    return Dataset.from_arrays(
+        **columns, terminations=terminations, truncations=truncations, action_low=-1.0, action_high=1.0, name="synthetic", check=False
+    )
+
+
+def make(name: str, dataset: Dataset, settings: dict[str, Any] | None = None) -> Algorithm:
+    """The registered algorithm `name` with its default settings but for `settings`."""
+    kind = registry.get("algo", name)
+    return kind(kind.Config(**(settings or {})), dataset.spec)
+
+
+class Runner:
+    """State, step and data of `seeds` replicas."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        dataset: Dataset,
+        *,
+        seeds: Sequence[int],
+        mode: str,
+        batch_size: int = common.BATCH,
+        device: str = "cpu",
+    ) -> None:
+        self.algorithm, self.device = algorithm, torch.device(device)
+        self.source = algorithm.sampler().prepare(dataset.to(self.device))
+        self.step = make_step(algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode)
+        self.state = stack([algorithm.init(s) for s in seeds], self.device)
+        self.sums: Metrics = {}
+        self.done = 0
+
+    def run(self, count: int) -> None:
+        """`count` updates; on a GPU they may still be under way on return."""
+        self.state, self.sums = self.step.run(self.state, self.sums, self.done, count)
+        self.done += count
+
+    def updates(self, count: int) -> dict[str, float]:
+        """`count` updates to their end, and the mean over replicas and updates of each loss."""
+        self.sums = {k: torch.zeros_like(v) for k, v in self.sums.items()}
+        self.run(count)
+        means = metric_means(self.sums, count)
+        return {k: float(v.mean()) for k, v in means.items() if k.endswith("loss")}
+
+    def rate(self, seconds: float) -> float:
+        """Updates per second over about that many seconds."""
+        chunk = 5 * self.algorithm.period
+        while True:
+            start = time.perf_counter()
+            self.run(chunk)
+            self.wait()
+            spent = time.perf_counter() - start
+            if spent >= seconds:
+                return chunk / spent
+            chunk *= max(2, min(20, int(1.2 * seconds / max(spent, 1e-6))))
+
+    def wait(self) -> None:
+        """Until a GPU is done with what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def resident_bytes(self) -> tuple[int, int]:
+        """Bytes of the state and of the data that the sampler prepared."""
+        return nbytes(self.state), nbytes(self.source)
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes of all tensors in nested dictionaries, lists, tuples and objects; a storage counts once."""
+    found: dict[int, int] = {}
+    _storages(tree, found)
+    return sum(found.values())
+
+
+def _storages(tree: Any, found: dict[int, int]) -> None:
+    if isinstance(tree, torch.Tensor):
+        storage = tree.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _storages(item, found)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _storages(item, found)
+    elif hasattr(tree, "__dict__"):
+        _storages(vars(tree), found)
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def products_per_second() -> float:
+    """FLOPs per second of float32 products of 256 x 256 matrices on the CPU; the best of some tries."""
+    a = torch.randn(256, 256)
+    out, best = torch.empty_like(a), float("inf")
+    for _ in range(30):
+        start = time.perf_counter()
+        for _ in range(20):
+            torch.mm(a, a, out=out)
+        best = min(best, (time.perf_counter() - start) / 20)
+    return 2.0 * 256**3 / best

@@ -1,0 +1,101 @@
+"""The contestants of scripts/compare_speed.py train what offrl trains; counts of products; memory does not grow."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.mark.parametrize("name", ["iql", "td3_bc", "ensemble"])
+def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path) -> None:
+    import compare_speed
+    from peers import common, ensemble_plain, offrl_speed, plain
+    from peers.iql_plain import IQL
+    from peers.td3_bc_plain import TD3BC
+
+    file = tmp_path / "check.npz"
+    ours = offrl_speed.check(name, file)
+    weights, batches = common.load_check(file)
+    assert len(batches) == common.CHECKED_UPDATES
+    if name == "ensemble":
+        model = ensemble_plain.Model()
+        ensemble_plain.load(model, weights)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        theirs = [ensemble_plain.update(model, optimizer, b["x"], b["y"]) for b in batches]
+    else:
+        trainer: Any = IQL() if name == "iql" else TD3BC(noise=0.0)
+        trainer.load(weights)
+        theirs = [trainer.update(plain.tensors(b)) for b in batches]
+    assert compare_speed.difference(ours, theirs) < 1e-4
+
+
+def test_difference_of_losses_tells_loops_apart() -> None:
+    import compare_speed
+
+    ours = [{"critic/loss": 2.0, "actor/loss": 0.1}, {"critic/loss": 4.0}]
+    assert compare_speed.difference(ours, [{"critic/loss": 2.0, "actor/loss": 0.2}, {"critic/loss": 5.0}]) == pytest.approx(0.25)
+    assert not compare_speed.difference(ours, [{"critic/loss": 2.0}, {"critic/loss": 4.0}]) < 1e-3
+
+
+def test_counted_products_are_those_that_a_plain_loop_does() -> None:
+    from peers import common, flops, plain
+    from peers.iql_plain import IQL
+    from peers.td3_bc_plain import TD3BC
+    from torch.utils.flop_counter import FlopCounterMode
+
+    batch = plain.tensors({k: v[: common.BATCH] for k, v in common.transitions(common.BATCH).items()})
+    sizes = (common.BATCH, common.OBSERVATION, common.ACTION, common.HIDDEN)
+    for name, trainer, updates in (("iql", IQL(), 1), ("td3_bc", TD3BC(), 2)):
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(updates):
+                trainer.update(batch)
+        # the plain TD3+BC also works out the critic's own gradients in the actor's half, which nobody needs
+        spare = flops.flops(flops.backward(common.BATCH, [14, 256, 256, 1])) - flops.flops(
+            flops.backward(common.BATCH, [14, 256, 256, 1], weights=False)
+        )
+        assert counter.get_total_flops() / updates == flops.needed(name, *sizes) + (spare / 2 if name == "td3_bc" else 0.0)
+
+
+def test_table_has_ratios_within_a_round() -> None:
+    from compare_speed import PLAIN, Contestant, Row, line_of
+
+    plain = Row(PLAIN, ["plain"], rates=[100.0, 200.0, 100.0])
+    row = Row("offrl, compiled", ["c"], seeds=4, rates=[300.0, 400.0, 250.0])
+    line = line_of(row, [Contestant("c", "m")], {PLAIN: plain}, floor=600.0)
+    assert line == "| offrl, compiled | 4 | 75.0 | 300 | 2.50 (2.00 to 3.00) | 0.50 |"
+    failed = Contestant("d3rlpy", "m", failure="no such package")
+    assert "no such package" in line_of(Row("d3rlpy", ["d3rlpy"]), [failed], {PLAIN: plain}, floor=600.0)
+
+
+def test_memory_does_not_grow() -> None:
+    from peers.runner import Runner, make, resident, synthetic
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+
+    dataset = synthetic(1_000)
+    runner = Runner(make("bc", dataset, {"hidden": [8]}), dataset, seeds=[0], mode="eager", batch_size=4)
+    runner.updates(400)
+    count, size = tensors(), resident()
+    runner.updates(1_000)
+    assert tensors() == count
+    assert resident() - size < 2_000_000  # 2 kB for each update
+
+
+def test_resident_bytes_of_a_state_are_those_of_its_tensors() -> None:
+    from peers.runner import nbytes
+
+    a = torch.zeros(10)
+    assert nbytes({"x": [a, a[:5]], "y": (torch.zeros(3, dtype=torch.int64), None)}) == 40 + 24
