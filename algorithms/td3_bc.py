@@ -69,7 +69,8 @@ class TD3BC(Algorithm):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         (action,) = self.apply("actor", actor, batch["observations"])
-        q = self.head.mean(self.q(state.params["critic"], batch["observations"], action)[0])  # [B]
+        first = {k: v[:1] for k, v in state.params["critic"].items()}  # the other critic is not asked
+        q = self.head.mean(self.q(first, batch["observations"], action)[0])  # [B]
         scale = self.config.alpha / q.detach().abs().mean()
         imitation = (action - batch["actions"]).square().mean()
         loss = imitation - scale * q.mean()

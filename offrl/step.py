@@ -7,6 +7,7 @@ update from the same keys; they differ by float rounding only.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -37,7 +38,11 @@ class Batches(Protocol):
 def choose_mode(compile: str, device: torch.device, steps: int) -> str:
     """Resolve compile=auto|eager|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph."""
     if device.type == "cuda":
-        return {"auto": "compiled-cudagraph", "compiled": "compiled-cudagraph", "eager": "cudagraph"}[compile]
+        triton = importlib.util.find_spec("triton") is not None and any(shutil.which(c) for c in ("cc", "gcc", "clang"))
+        if compile == "compiled" and not triton:
+            raise UserError("compile=compiled needs Triton and a C compiler on a GPU; install gcc and triton, or use compile=eager")
+        pays = compile == "compiled" or (compile == "auto" and triton and steps >= PAYS_FROM)
+        return "compiled-cudagraph" if pays else "cudagraph"
     has_compiler = any(shutil.which(c) for c in ("c++", "g++", "clang++"))
     if compile == "compiled" and not has_compiler:
         raise UserError("compile=compiled needs a C++ compiler on CPU and none was found; install g++ or use compile=eager")
@@ -99,6 +104,7 @@ class Step:
         self._eager: dict[tuple[int, int], Callable[..., tuple[TrainState, Metrics]]] = {}
         self._compiled: Callable[..., None] | None = None
         self._graphs: dict[int, _CudaGraph] = {}
+        self._names: dict[str, torch.dtype] | None = None  # of a whole pattern's metrics
 
     def _configure(self, values: Mapping[str, Any]) -> None:
         """Set fields of the config, which is this step's own copy, while an update is run or traced."""
@@ -141,10 +147,15 @@ class Step:
             self._eager[key] = self._pattern(first, length)
         return self._eager[key]
 
-    def _in_place(self, state: TrainState, sums: Metrics, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> None:
+    def _in_place(self, state: TrainState, sums: Metrics, keys: Tensor | None, hyper: Hyper, batches: list[Batch]) -> None:
         """One pattern whose results overwrite `state` and are added to `sums`: no memory is taken, none is copied."""
-        new, metrics = self._plain(0, self.algorithm.period)(state, keys, hyper, batches)
-        for old, leaf in zip(pytree.tree_leaves(state), pytree.tree_leaves(new), strict=True):
+        if keys is None:
+            keys = update_keys(state, self.algorithm.period)
+        new, metrics = self._plain(0, self.algorithm.period)(state, keys.transpose(0, 1), hyper, batches)
+        olds, leaves = pytree.tree_leaves(state), pytree.tree_leaves(new)
+        # what an update passes on under another name is read before it is overwritten
+        leaves = [x.clone() if x is not old and any(x is other for other in olds) else x for old, x in zip(olds, leaves, strict=True)]
+        for old, leaf in zip(olds, leaves, strict=True):
             if old is not leaf:
                 old.copy_(leaf)
         for name, total in sums.items():
@@ -170,10 +181,15 @@ class Step:
                 self._compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
         return self._compiled
 
-    def _zeros(self, state: TrainState, sums: Metrics, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> Metrics:
-        """`sums` with a zero for every metric that a whole pattern gives: an update is tried for their names."""
-        _, metrics = self._plain(0, self.algorithm.period)(state, keys, hyper, batches)
-        return {k: sums[k] if k in sums else torch.zeros_like(v) for k, v in metrics.items()}
+    def _complete(self, sums: Metrics, state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> Metrics:
+        """`sums` with a zero for every metric that a whole pattern gives: the first time an update is tried for their names."""
+        if self._names is None:
+            _, metrics = self._plain(0, self.algorithm.period)(state, keys.transpose(0, 1), hyper, batches)
+            self._names = {name: value.dtype for name, value in metrics.items()}
+        if len(sums) == len(self._names):
+            return sums
+        zeros = {name: torch.zeros(self.replicas, dtype=dtype, device=state.step.device) for name, dtype in self._names.items()}
+        return {**zeros, **sums}
 
     def run(
         self, state: TrainState, sums: Metrics, step: int, count: int, slot: int = 0, hyper: Hyper | None = None
@@ -202,54 +218,45 @@ class Step:
             length = period if whole else 1  # eagerly one by one: the sums then do not show where a run was interrupted
             for first in range(0, many, length):
                 batches = [] if self.batches is None else [self.batches.get(step + i) for i in range(length)]
-                part = keys[:, first : first + length]
-                if not whole:
-                    state, metrics = self._plain(step % period, 1)(state, part, hyper, batches)
-                    sums = add(sums, metrics)
-                else:
-                    if self._missing(sums):
-                        sums = self._zeros(state, sums, part, hyper, batches)
-                        self._names = tuple(sums)
+                part = keys[first : first + length]
+                if whole:
+                    sums = self._complete(sums, state, part, hyper, batches)
                     self._program()(state, sums, part, hyper, batches)
+                else:
+                    state, metrics = self._plain(step % period, 1)(state, part.transpose(0, 1), hyper, batches)
+                    sums = add(sums, metrics)
                 step += length
         return state, sums
 
-    _names: tuple[str, ...] = ()
-
-    def _missing(self, sums: Metrics) -> bool:
-        return not self._names or any(name not in sums for name in self._names)
-
 
 def update_keys(state: TrainState, count: int) -> Tensor:
-    """[N, count, 2] int64: for each of the next `count` updates a key for its batch and one for its own noise."""
-    steps = state.step.unsqueeze(-1) + torch.arange(count, dtype=torch.int64, device=state.step.device)
-    return torch.stack(rng.split(rng.fold_in(state.key.unsqueeze(-1), steps)), -1)
+    """[count, N, 2] int64: for each of the next `count` updates a key for its batch and one for its own noise."""
+    steps = state.step + torch.arange(count, dtype=torch.int64, device=state.step.device).unsqueeze(-1)
+    return torch.stack(rng.split(rng.fold_in(state.key, steps)), -1)
 
 
 class _CudaGraph:
-    """A step captured once and replayed; the state lives in fixed buffers that the graph updates in place."""
+    """A pattern captured once and replayed; the state lives in fixed buffers that the graph updates in place."""
 
     def __init__(self, step: Step, state: TrainState, hyper: Hyper) -> None:
         self.state = pytree.tree_map(torch.clone, state)
-        program, period = step._program(), step.algorithm.period
-
-        def pattern() -> None:
-            program(self.state, self.sums, update_keys(self.state, period), hyper, [])
-
+        self.hyper = hyper  # the graph reads this memory
+        program = step._program()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # warm-up: compilation and library handles must not be captured; what it does is undone below
-            self.sums = step._zeros(self.state, {}, update_keys(self.state, period), hyper, [])
+        with torch.cuda.stream(stream):  # warm-up: compilation and library handles must not be captured; `replay` undoes what it does
+            self.sums = step._complete({}, self.state, update_keys(self.state, step.algorithm.period), hyper, [])
             for _ in range(3):
-                pattern()
+                program(self.state, self.sums, None, hyper, [])
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            pattern()
+            program(self.state, self.sums, None, hyper, [])
 
     def replay(self, state: TrainState, sums: Metrics, times: int) -> tuple[TrainState, Metrics]:
         if state is not self.state:
-            torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
+            for old, new in zip(pytree.tree_leaves(self.state), pytree.tree_leaves(state), strict=True):
+                old.copy_(new)
         if sums is not self.sums:
             for name, value in self.sums.items():
                 value.copy_(sums[name]) if name in sums else value.zero_()

@@ -181,6 +181,5 @@ def _engine(blob: bytes, replicas: list[Replica], sizes: list[int], device_name:
     device = torch.device(device_name)
     backend.configure(device, threads, plan.precision)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         source = backend.move(source, device)
     return LocalEngine(plan, source, replicas, device, sizes=sizes)

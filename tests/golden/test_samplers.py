@@ -19,7 +19,7 @@ from offrl.data import DatasetConfig, load_dataset
 from offrl.data.dataset import Dataset
 from offrl.data.prefetch import Prefetcher
 from offrl.data.samplers import Batch, TransitionSampler, pack
-from offrl.step import Step, make_step, stack
+from offrl.step import make_step, stack
 
 ROWS = 16
 # episodes: 0-3 ends in a terminal, 4-7 in a time-out, 8-11 in both (a terminal then), 12-15: the data stop
@@ -141,7 +141,7 @@ def test_prefetched_batches_are_those_the_step_samples_itself(on_disk: tuple[Dat
     first = start._replace(step=start.step + 5)  # as after a resume
     prefetcher = Prefetcher(sampler, sampler.prepare(disk), first.key, 32, 5, torch.device("cpu"), depth=2)
     own = make_step(algorithm, sampler.prepare(memory), batch_size=32, replicas=replicas)
-    fed = Step(algorithm, None, 32, replicas, "eager", prefetcher)
+    fed = make_step(algorithm, None, batch_size=32, replicas=replicas, batches=prefetcher)
     a = b = first
     seen: list[Tensor] = []
     keys: list[int] = []  # of the updates and of the batches
