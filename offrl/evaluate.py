@@ -1,4 +1,4 @@
-"""Score policies in their environment: all seeds and episodes side by side, the same numbers however many run at once.
+"""Score policies in their environment: a policy's episodes side by side, the same numbers however many run at once.
 
 Episode e of the policy with seed s always starts from a state that depends on (eval.seed, s, e) alone, and the policy always sees all of
 its episodes at once, episode e in row e; so neither `parallel` nor the other policies can change a bit of a score.
@@ -18,6 +18,7 @@ import numpy as np
 from offrl.environments import action_kind, check_fit, flattener, make_env, resolve_task, time_limit, versions
 from offrl.errors import UserError, warn
 from offrl.evalconfig import EvalConfig
+from offrl.physics import FastStepper, PlainStepper, StepFailed, fast_stepper, mujoco_warnings
 from offrl.stats import mean_interval
 from offrl.tasks import Task
 
@@ -100,9 +101,14 @@ def evaluate(
 
 
 class Evaluator:
-    """Keeps the environments of a task alive between evaluations. Use as a context manager, or call `close`."""
+    """Keeps the environments of a task alive between evaluations. Use as a context manager, or call `close`.
 
-    def __init__(self, task: Task, config: EvalConfig) -> None:
+    Policies act under `plain_products`, so a score depends neither on `threads` nor on what trains beside it.
+    """
+
+    def __init__(self, task: Task, config: EvalConfig, tell: Callable[[str, str], None] | None = None) -> None:
+        """`tell(kind, message)` is called in place of `warn`, each time that something is amiss. Raises UserError when the environment
+        cannot be made."""
         self.task, self.config = task, config
         self.envs: list[gym.Env] = [make_env(task)]
         env = self.envs[0]
@@ -112,7 +118,9 @@ class Evaluator:
         self.limit, self.endless = (min(limits), False) if limits else (ENDLESS, True)
         scored = f"; 0 and 100 are {task.ref_label or 'given'} reference returns" if task.ref_min is not None else ""
         self.label = f"{task.name} in {versions(task, env)}{scored}"
+        self.fast = fast_stepper(env, self._another, self.flatten)
         self._told: set[str] = set()
+        self._tell = tell or self._warn_once
 
     def __enter__(self) -> Evaluator:
         return self
@@ -128,88 +136,97 @@ class Evaluator:
 
     def __call__(self, policies: Sequence[Policy], seeds: Sequence[int], progress: Progress | None = None) -> Evaluation:
         """See `evaluate`."""
-        if len(policies) != len(seeds):
-            raise ValueError(f"{len(policies)} policies but {len(seeds)} seeds")
-        if not policies:
-            raise ValueError("no policies to evaluate")
-        shape = (len(policies), self.config.episodes)
-        result = _Tally(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan))
-        pairs = [(n, e) for n in range(shape[0]) for e in range(shape[1])]
-        while len(self.envs) < min(self.config.parallel, len(pairs)):
-            self.envs.append(make_env(self.task))
-        with _mujoco_warnings(result.physics):
-            for first in range(0, len(pairs), len(self.envs)):
-                wave = pairs[first : first + len(self.envs)]
-                self._wave(wave, policies, seeds, result, progress or (lambda done, total: None))
-        successes = None if np.isnan(result.successes).all() else np.nan_to_num(result.successes)
-        scores = self.task.normalise(result.returns)
-        return Evaluation(result.returns, result.lengths, successes, scores, self.label, tuple(int(s) for s in seeds), result.faults)
+        tally = Tally.of(policies, seeds, self.config.episodes)
+        for n, (policy, seed) in enumerate(zip(policies, seeds, strict=True)):
+            self.play(n, policy, int(seed), range(self.config.episodes), tally, progress)
+        return tally.evaluation(self.task, self.label, seeds)
 
-    def _wave(
-        self,
-        wave: list[tuple[int, int]],
-        policies: Sequence[Policy],
-        seeds: Sequence[int],
-        result: _Tally,
-        progress: Progress,
-    ) -> None:
-        """Play these (policy, episode) pairs to their ends, each in an environment of its own, each policy with a fresh carry."""
-        episodes = self.config.episodes
-        running: dict[int, dict[int, gym.Env]] = {}
-        observations: dict[int, np.ndarray] = {}
-        for env, (n, e) in zip(self.envs, wave, strict=False):
-            rows = observations.setdefault(n, np.zeros((episodes, *self.observation_shape), self.dtype))
-            first = self.flatten(env.reset(seed=reset_seed(self.config.seed, int(seeds[n]), e))[0])
-            if first.shape != self.observation_shape:
-                raise UserError(f"{self.label}: reset gave an observation of shape {first.shape}, its space says {self.observation_shape}")
-            rows[e] = first
-            running.setdefault(n, {})[e] = env
-        carries = {n: policies[n].start(episodes) for n in running}
+    def play(self, n: int, policy: Policy, seed: int, episodes: Sequence[int], tally: Tally, progress: Progress | None = None) -> None:
+        """Play these episodes of one policy, and write what comes of them to row n of `tally`."""
+        alive = self.config.parallel
+        while len(self.envs) < min(alive, len(episodes)):
+            self._another()
+        with mujoco_warnings() as unstable, plain_products():
+            for first in range(0, len(episodes), alive):
+                self._wave(_Games(n, policy, seed, list(episodes[first : first + alive]), tally, unstable), progress)
+
+    def _another(self) -> gym.Env:
+        self.envs.append(make_env(self.task))
+        return self.envs[-1]
+
+    def _wave(self, games: _Games, progress: Progress | None) -> None:
+        """Play these episodes to their ends, each in an environment of its own, with a fresh carry."""
+        count, tally = self.config.episodes, games.tally
+        rows = games.rows = aligned_zeros((count, *self.observation_shape), self.dtype)
+        envs = self.envs[: len(games.at)]
+        for env, e in zip(envs, games.at, strict=True):
+            row = self.flatten(env.reset(seed=reset_seed(self.config.seed, games.seed, e))[0])
+            if row.shape != self.observation_shape:
+                raise UserError(f"{self.label}: reset gave an observation of shape {row.shape}, its space says {self.observation_shape}")
+            rows[e] = row
+        games.unstable.clear()
+        self._choose_stepper(games, envs)
+        carry = games.policy.start(count)
         for t in range(self.limit):
-            for n, games in running.items():
-                if not games:
-                    continue
-                raw, carries[n] = policies[n].step(carries[n], observations[n], t)
-                actions, finite = self._actions(raw)
-                rows = observations[n]
-                for e in list(games):
-                    where = f"(seed {seeds[n]}, episode {e}, step {t})"
-                    if finite[e]:
-                        over = self._step(games[e], actions[e], rows, (n, e), result, where)
-                    else:
-                        over = True
-                        self._fault(result, f"a policy gave NaN or infinite actions {where}")
-                    if over or t + 1 == self.limit:
-                        if not over and self.endless:
-                            self._tell(f"an episode was cut after {ENDLESS} steps, for nothing limits it; set eval.max_steps")
-                        del games[e]
-                        rows[e] = 0
-                        result.finished += 1
-            progress(result.finished, result.returns.size)
-            if not any(running.values()):
+            actions, carry = games.policy.step(carry, rows, t)
+            self._turn(games, actions, t)
+            if progress is not None:
+                progress(tally.finished, tally.returns.size)
+            if not games.at:
                 break
 
-    def _step(self, env: gym.Env, action: Any, rows: np.ndarray, at: tuple[int, int], result: _Tally, where: str) -> bool:
-        """One environment step, counted in `result[at]`; the next observation goes to its row. True when the episode is over."""
+    def _choose_stepper(self, games: _Games, envs: Sequence[gym.Env]) -> None:
+        """The fast physics, if it knows every one of these environments."""
+        if self.fast is not None:
+            games.stepper, games.handles = self.fast, [self.fast.handle(env) for env in envs]
+        if self.fast is None or None in games.handles:
+            games.stepper, games.handles = PlainStepper(self.flatten), list(envs)
+
+    def _turn(self, games: _Games, raw: Any, t: int) -> None:
+        """Step t of all running episodes, with the policy's actions for all rows; the next observations go to their rows."""
+
+        def where(e: int) -> str:
+            return f"(seed {games.seed}, episode {e}, step {t})"
+
+        n, tally = games.n, games.tally
+        actions, finite = self._actions(raw)
+        if not finite.all():
+            for e in [e for e in games.at if not finite[e]]:
+                self._fault(tally, f"a policy gave NaN or infinite actions {where(e)}")
+                games.end(e)
+            if not games.at:
+                return
+        at = list(games.at)
         try:
-            observation, reward, terminated, truncated, info = env.step(action)
-        except Exception as error:  # a stranger's environment: say where it failed
-            raise UserError(f"{self.task.env_id or self.task.name} failed {where}: {type(error).__name__}: {error}") from error
-        gain, row = float(reward), self.flatten(observation)
-        result.lengths[at] += 1
-        if result.physics:  # MuJoCo has put the state back to its start: what it returned is not the policy's doing
-            self._fault(result, f"the physics became unstable {where}: {result.physics[0]}")
-            result.physics.clear()
-            return True
-        if not np.isfinite(gain) or not np.isfinite(row).all():
-            self._fault(result, f"the environment gave a reward or observation that is not finite {where}")
-            return True
-        rows[at[1]] = row
-        result.returns[at] += gain
-        success = _success(info)
-        if success is not None:
-            result.successes[at] = np.fmax(result.successes[at], success)
-        return bool(terminated or truncated)
+            steps = games.stepper.step(games.handles, actions[at], t, games.unstable)
+        except StepFailed as failure:  # a stranger's environment: say where it failed
+            error = failure.__cause__
+            name = self.task.env_id or self.task.name
+            raise UserError(f"{name} failed {where(at[failure.index])}: {type(error).__name__}: {error}") from error
+        gains, rows = steps.rewards, steps.observations
+        good = np.isfinite(gains) & np.isfinite(rows).reshape(len(at), -1).all(axis=1)
+        for k in np.flatnonzero(~good).tolist():
+            if k not in steps.unstable:
+                self._fault(tally, f"the environment gave a reward or observation that is not finite {where(at[k])}")
+        for k, text in steps.unstable.items():  # MuJoCo has put the state back to its start: what it returned is not the policy's doing
+            self._fault(tally, f"the physics became unstable {where(at[k])}: {text}")
+            good[k] = False
+        tally.lengths[n, at] += 1
+        counted, successes = at, steps.successes
+        if not good.all():
+            counted, gains, rows = [e for e, ok in zip(at, good, strict=True) if ok], gains[good], rows[good]
+            successes = None if successes is None else successes[good]
+        games.rows[counted] = rows
+        tally.returns[n, counted] += gains
+        if successes is not None:
+            tally.successes[n, counted] = np.fmax(tally.successes[n, counted], successes)
+        over = steps.over | ~good
+        if t + 1 == self.limit:
+            if self.endless and not over.all():
+                self._tell("endless", f"an episode was cut after {ENDLESS} steps, for nothing limits it; set eval.max_steps")
+            over[:] = True
+        for k in np.flatnonzero(over).tolist():
+            games.end(at[k])
 
     def _actions(self, raw: Any) -> tuple[Any, np.ndarray]:
         """Check a policy's actions against the environment: (one action per row in the form `step` takes, [E] bool: finite)."""
@@ -231,48 +248,92 @@ class Evaluator:
         finite = np.isfinite(actions).all(axis=1)
         return np.clip(actions, low, high).astype(space.dtype).reshape(episodes, *space.shape), finite  # type: ignore[misc]
 
-    def _fault(self, result: _Tally, message: str) -> None:
-        result.faults += 1
-        self._tell(f"{message}; the episode ends there and counts as it is", message.partition("(")[0])
+    def _fault(self, tally: Tally, message: str) -> None:
+        tally.faults += 1
+        self._tell(message.partition("(")[0], f"{message}; the episode ends there and counts as it is")
 
-    def _tell(self, message: str, kind: str | None = None) -> None:
+    def _warn_once(self, kind: str, message: str) -> None:
         """Warn, once per kind of trouble and evaluator."""
-        if (kind or message) not in self._told:
-            self._told.add(kind or message)
+        if kind not in self._told:
+            self._told.add(kind)
             warn(f"evaluation in {self.task.env_id or self.task.name}: {message}")
 
 
 @dataclass
-class _Tally:
+class _Games:
+    """The running episodes of one policy."""
+
+    n: int  # row in the tally
+    policy: Policy
+    seed: int
+    at: list[int]  # the running episodes
+    tally: Tally
+    unstable: list[str]  # see `mujoco_warnings`
+    handles: list[Any] = field(default_factory=list)  # of the running episodes, for
+    stepper: PlainStepper | FastStepper = field(init=False)
+    rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros where no episode runs
+
+    def end(self, e: int) -> None:
+        """Episode e is over."""
+        k = self.at.index(e)
+        del self.at[k], self.handles[k]
+        self.rows[e] = 0
+        self.tally.finished += 1
+
+
+@dataclass
+class Tally:
+    """What N policies have earned so far in E episodes each."""
+
     returns: np.ndarray  # [N, E]
     lengths: np.ndarray  # [N, E]
     successes: np.ndarray  # [N, E], NaN where the environment said nothing
-    physics: list[str] = field(default_factory=list)  # MuJoCo's warnings about unstable physics since they were last looked at
     finished: int = 0  # episodes
     faults: int = 0
 
+    @classmethod
+    def of(cls, policies: Sequence[Policy], seeds: Sequence[int], episodes: int) -> Tally:
+        """An empty one."""
+        if len(policies) != len(seeds):
+            raise ValueError(f"{len(policies)} policies but {len(seeds)} seeds")
+        if not policies:
+            raise ValueError("no policies to evaluate")
+        shape = (len(policies), episodes)
+        return cls(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan))
 
-def _success(info: dict[str, Any]) -> float | None:
-    """How far the task is done, 0 to 1, in the words that Gymnasium's environments use; None when they say nothing."""
-    for key in ("success", "is_success"):
-        if key in info:
-            return float(np.asarray(info[key]).reshape(-1)[0])
-    if "episode_task_completions" in info:  # gymnasium-robotics' kitchen
-        done, left = len(info["episode_task_completions"]), len(info.get("tasks_to_complete", ()))
-        return done / max(1, done + left)
-    return None
+    def evaluation(self, task: Task, label: str, seeds: Sequence[int]) -> Evaluation:
+        """The scores, when all episodes are over."""
+        successes = None if np.isnan(self.successes).all() else np.nan_to_num(self.successes)
+        scores = task.normalise(self.returns)
+        return Evaluation(self.returns, self.lengths, successes, scores, label, tuple(int(s) for s in seeds), self.faults)
+
+
+def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:
+    """Zeros that begin at a multiple of 64 bytes: the last bits of a matrix product can depend on where its factors lie."""
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + size].view(kind).reshape(shape)
 
 
 @contextlib.contextmanager
-def _mujoco_warnings(messages: list[str]) -> Iterator[None]:
-    """Collects MuJoCo's warnings of unstable physics, after which it silently resets, instead of a MUJOCO_LOG.TXT in the current folder."""
-    mujoco: Any = sys.modules.get("mujoco")  # absent: none of the environments uses it
-    if mujoco is None:
+def plain_products() -> Iterator[None]:
+    """PyTorch's float32 products by its default library on one thread, whatever `offrl.backend` set up for training: both choices round
+    differently, and a score is to be the same during training, afterwards and in any process. For a few rows it is the fastest choice."""
+    torch: Any = sys.modules.get("torch")  # absent: none of the policies uses it
+    if torch is None:
         yield
         return
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda text: messages.append(text) if "unstable" in text else warn(f"MuJoCo: {text}"))
+    threads, matmul = torch.get_num_threads(), getattr(torch.backends.mkldnn, "matmul", None)  # None before PyTorch 2.9
+    precision = getattr(matmul, "fp32_precision", None)
+    if threads != 1:
+        torch.set_num_threads(1)
+    if matmul is not None:
+        matmul.fp32_precision = "ieee"
     try:
         yield
     finally:
-        mujoco.set_mju_user_warning(before)
+        if matmul is not None:
+            matmul.fp32_precision = precision
+        if threads != 1:
+            torch.set_num_threads(threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,30 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from offrl import checkpoint, registry, rng
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from offrl.optim import Params
+
+KEYS = 1_000  # steps of an episode whose keys are made at once
+
+
+def bind(algorithm: Algorithm, state: TrainState) -> Algorithm:
+    """`algorithm` whose modules hold the parameters of `state`: calling them takes a third of the time of handing the parameters in."""
+    bound, own = copy.copy(algorithm), state.params
+    bound.modules = {name: copy.deepcopy(algorithm.modules[name]).requires_grad_(False) for name in own}
+    for name, module in bound.modules.items():
+        module.load_state_dict(own[name], assign=True)
+
+    def apply(name: str, params: Params, *x: Any) -> Any:
+        return bound.modules[name](*x) if params is own.get(name) else functional_call(algorithm.modules[name], params, x)
+
+    bound.apply = apply  # type: ignore[method-assign]
+    return bound
 
 
 class TrainedPolicy:
@@ -24,13 +43,18 @@ class TrainedPolicy:
         """`state` without a replica axis; only what acting needs is kept, on the CPU."""
         self.algorithm, self.seed = algorithm, seed
         kept = state._replace(params={n: state.params[n] for n in algorithm.acting}, target={}, opt={})
-        self.state: TrainState = pytree.tree_map(lambda x: x.detach().cpu(), kept)
+        # copied: a part of the stacked state may lie where products round differently, and it goes on changing
+        self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), kept)
         spec = algorithm.spec
         self.mean = None if spec.observation_mean is None else torch.tensor(spec.observation_mean)
         self.std = None if spec.observation_std is None else torch.tensor(spec.observation_std)
         self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
         self._carry: Any = None
         self._t = 0
+        self._ready: tuple[Algorithm, Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": None}
 
     def start(self, episodes: int) -> Any:
         """The carry at the start of that many episodes played side by side."""
@@ -43,8 +67,12 @@ class TrainedPolicy:
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), spec.observation_dim)
         if self.mean is not None and self.std is not None:
             obs = (obs - self.mean) / self.std
-        key = rng.fold_in(self.state.key, -1 - t)  # training uses the steps 0, 1, ...
-        actions, carry = self.algorithm.act(self.state, carry, obs, key, explore=explore)
+        if self._ready is None:
+            # training uses the steps 0, 1, ...
+            self._ready = bind(self.algorithm, self.state), rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
+        algorithm, keys = self._ready
+        key = keys[t] if t < KEYS else rng.fold_in(self.state.key, -1 - t)
+        actions, carry = algorithm.act(self.state, carry, obs, key, explore=explore)
         return self._to_environment(actions), carry
 
     def _to_environment(self, actions: Tensor) -> np.ndarray:

@@ -253,7 +253,8 @@ class Run:
         """
         from offrl.data.dataset import DataSpec
         from offrl.evalconfig import EvalConfig
-        from offrl.evaluate import check_fit, evaluate, resolve_task
+        from offrl.evalpool import evaluate_parallel
+        from offrl.evaluate import check_fit, resolve_task
 
         spec = DataSpec.from_json(self.record["spec"])
         own = self.record.get("env", "auto")
@@ -264,7 +265,7 @@ class Run:
         if task is None:
             raise UserError(f"{self.dir}: there is no environment to score in; name one: offrl evaluate {self.dir} env=ID")
         check_fit(spec, task)
-        return evaluate([self._load(r) for r in self.replicas], [r.seed for r in self.replicas], task, config)
+        return evaluate_parallel([self._load(r) for r in self.replicas], [r.seed for r in self.replicas], task, config)
 
     def results(self) -> list[Result]:
         """The last evaluation as rows of a table: one for each cell of the grid, in its order; none when nothing was scored."""

@@ -405,9 +405,8 @@ class _Loop:
             step = meta.get("scoring", self.step)
             policies = policies_of(self.algorithm, state, self.replicas)
             if step != self.step:
-                states = checkpoint.unflatten({"scoring": [p.state for p in policies]}, tensors, where)["scoring"]
-                for policy, old in zip(policies, states, strict=True):
-                    policy.state = old
+                old = checkpoint.unflatten({"scoring": [p.state for p in policies]}, tensors, where)["scoring"]
+                policies = [TrainedPolicy(p.algorithm, s, p.seed) for p, s in zip(policies, old, strict=True)]
             scoring = step, policies
         return state, good, sums, meta["unscored"], scoring
 
