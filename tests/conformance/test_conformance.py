@@ -78,7 +78,7 @@ def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
 def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     real, graphs = torch.compile, []
 
-    def backend(module: Any, inputs: Any) -> Any:
+    def backend(module: Any, inputs: Any, **options: Any) -> Any:
         graphs.append(module)
         return module
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,24 +12,10 @@ import torch
 
 from offrl import checkpoint
 
-SETTINGS = [
-    "train",
-    "algo=iql",
-    "dataset=builtin",
-    "compare=[]",
-    "seeds=1",
-    "steps=60",
-    "device=cpu",
-    "algo.hidden=[32,32]",
-    "algo.batch_size=64",
-    "log_every=20",
-    "quiet=true",
-    "eval.every=0",
-    "eval.episodes=1",
-    "eval.max_steps=20",
-    "checkpoint.every=20",
-    "compile=eager",
-]
+SETTINGS = shlex.split(
+    "train algo=iql dataset=builtin compare=[] seeds=1 steps=60 device=cpu algo.hidden=[32,32] algo.batch_size=64 log_every=20 quiet=true "
+    "eval.every=0 eval.episodes=1 eval.max_steps=20 checkpoint.every=20 compile=eager"
+)
 
 
 def call(processes: int, runs_dir: Path, *more: str) -> subprocess.CompletedProcess[str]:

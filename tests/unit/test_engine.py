@@ -108,7 +108,7 @@ def test_a_killed_worker_is_named_and_hangs_nobody() -> None:
     try:
         loaded(engine, p, replicas)
         os.kill(engine.children[1].pid, signal.SIGKILL)
-        with pytest.raises(UserError, match="a training process was killed by SIGKILL.*memory.*workers=1"):
+        with pytest.raises(UserError, match=r"a training process was killed by SIGKILL.*memory.*workers=1"):
             engine.run(0, 5)
     finally:
         engine.close()

@@ -190,7 +190,7 @@ def test_identity_and_the_directory_of_a_run() -> None:
 def prepare(run_dir: Path, **more: Any) -> TrainConfig:
     run_dir.mkdir(exist_ok=True)
     config = compose({**SMALL, **{k.replace("__", "."): v for k, v in more.items()}})
-    runs.prepare(run_dir, config, dataset(), lambda: "eager", torch.device("cpu"))
+    runs.prepare(run_dir, config, dataset(), lambda: ("eager", 1), torch.device("cpu"))
     return config
 
 
@@ -207,7 +207,7 @@ def test_the_record_lists_the_replicas_and_resume_keeps_them(run_dir: Path) -> N
     assert saved["grid"] == GRID and "temperature" not in saved["algo"] and saved["algo"]["discount"] == 0.99
     again = compose({"resume": str(run_dir), "steps": 5})
     assert list(again.grid.items()) == list(GRID.items()) and replicas(again) == runs.Run(run_dir).replicas
-    runs.prepare(run_dir, again, dataset(), lambda: "eager", torch.device("cpu"))
+    runs.prepare(run_dir, again, dataset(), lambda: ("eager", 1), torch.device("cpu"))
     with pytest.raises(UserError, match=r"algo.temperature and grid.temperature=\[1,3\] are both given"):
         compose({"resume": str(run_dir), "algo.temperature": 5})
     assert compose({"config": str(run_dir / "config.yaml")}).grid == GRID
