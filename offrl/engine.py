@@ -160,10 +160,13 @@ class LocalEngine:
     def freeze(self, alive: Tensor) -> None:
         if alive.all():
             return
-        for part, state, good in zip(self.parts, self._state, self._good, strict=True):
+        for i, part in enumerate(self.parts):
             keep = alive[part].to(self.device)
-            for new, old in zip(pytree.tree_leaves(state), pytree.tree_leaves(good), strict=True):
-                new.copy_(torch.where(keep.view(-1, *[1] * (new.ndim - 1)), new, old))
+
+            def choose(new: Tensor, old: Tensor, keep: Tensor = keep) -> Tensor:
+                return torch.where(keep.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+            self._state[i] = pytree.tree_map(choose, self._state[i], self._good[i])
 
     def state(self) -> TrainState:
         return self._gather(self._state)

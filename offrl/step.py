@@ -75,6 +75,8 @@ def metric_means(sums: Metrics, updates: int) -> dict[str, Tensor]:
 class Step:
     """Callable training step; see `make_step`. `run` is all that the trainer needs."""
 
+    cpp_wrapper = True  # False shows a profiler the matrix products by name
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -178,7 +180,7 @@ class Step:
                 skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
                 program.__code__ = program.__code__.replace()
                 options: dict[str, Any] = {} if skip is None else {"guard_filter_fn": skip}
-                if skip is not None and "cudagraph" not in self.mode:
+                if skip is not None and self.cpp_wrapper and "cudagraph" not in self.mode:
                     options["cpp_wrapper"] = True  # calling a hundred kernels from Python takes a twentieth of a small update
                 self._compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
         return self._compiled

@@ -156,15 +156,13 @@ class _Loop:
         self.stop = 0  # signals seen
         state = first_state(self.algorithm, them)
         found = checkpoint.load_latest(run_dir)
-        unscored, scoring, good, sums = False, None, state, {}
+        scoring, good, sums = None, state, {}
         if found is not None:
-            state, good, sums, unscored, scoring = self._restore(state, *found)
+            state, good, sums, scoring = self._restore(state, *found)
         done = self.step >= config.steps
         self.prefetcher: Prefetcher | None = None
         self.engine, where = self._engine(dataset, state, devices, done)
         self.engine.load(state, good, sums)
-        brief = config.eval.workers is None and (config.steps < PAYS_FROM or done)
-        self.scorer = None if evaluator is None else Scorer(evaluator, 0 if brief else worker_count(config.eval))
         every = config.eval.every
         self.eval_every = math.ceil(config.steps / 10) if every is None else every or config.steps
         self.save_every = config.checkpoint.every or min(self.eval_every, math.ceil(config.steps / 20))
@@ -195,7 +193,10 @@ class _Loop:
         decay = getattr(config.algo, "decay_steps", None)
         if decay and decay < config.steps and getattr(config.algo, "actor_schedule", "") == "cosine":
             warn(f"the actor's learning rate reaches 0 at step {decay:,} (algo.decay_steps); it does not learn after that")
-        if self.scorer is not None and scoring is not None and unscored:
+        brief = config.eval.workers is None and (config.steps < PAYS_FROM or done)
+        self.scorer = None if evaluator is None else Scorer(evaluator, 0 if brief else worker_count(config.eval))
+        self.rescored = self.scorer is not None and scoring is not None
+        if self.scorer is not None and scoring is not None:
             self.scorer.begin(scoring[0], scoring[1], them)
 
     def _engine(self, dataset: Dataset, state: TrainState, devices: list[torch.device], done: bool) -> tuple[Engine, str]:
@@ -237,18 +238,18 @@ class _Loop:
                         self.log.timing(self.step, updates_per_second=self.rate)
                         if self._due(self.eval_every):
                             self._begin_scoring()
-                        if self._due(self.save_every):
-                            self._save()
                         if self.step == config.steps:
                             self._wait_for_scores()
+                        if self._due(self.save_every):
+                            self._save()
                     if self.stop:
                         self._save(cut_short=True)
                         raise self._interrupted()
-                if not self.alive.any() and self.step < config.steps:
-                    self._save()
                 self._wait_for_scores()
                 if self.scorer is not None and self.scorer.step is not None:
                     raise self._interrupted()
+                if self.rescored or (not self.alive.any() and self.step < config.steps):
+                    self._save()
                 if self.world.first:
                     for replica, policy in zip(self.replicas, self.policies(), strict=True):
                         policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
@@ -332,17 +333,16 @@ class _Loop:
 
     def _begin_scoring(self) -> None:
         if self.scorer is not None:
-            self._wait_for_scores()
-            if self.scorer.step is None:  # not cut short
-                self.scorer.begin(self.step, self.policies(), self.replicas)
-                if self.scorer.pool is None:
-                    self._wait_for_scores()
+            self._wait_for_scores(whatever=True)  # a checkpoint holds the policies of one evaluation only
+            self.scorer.begin(self.step, self.policies(), self.replicas)
+            if self.scorer.pool is None:
+                self._wait_for_scores()
 
-    def _wait_for_scores(self) -> None:
-        """Until the evaluation that runs, if any, is over, or a signal came."""
+    def _wait_for_scores(self, whatever: bool = False) -> None:
+        """Until the evaluation that runs, if any, is over, or, unless `whatever`, a signal came."""
         started = time.monotonic()
         with contextlib.suppress(_CutShort):
-            self._take_scores(self._heed_signals)
+            self._take_scores((lambda done, total: None) if whatever else self._heed_signals)
         self.seconds_evaluating += time.monotonic() - started
 
     def _take_scores(self, heed: Any) -> None:
@@ -393,7 +393,7 @@ class _Loop:
         checkpoint.save(self.run_dir, self.step, checkpoint.flatten(tree), meta, self.config.checkpoint.keep)
 
     def _restore(self, template: TrainState, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Any:
-        """(state, good state, sums, whether an evaluation is due, (its step, its policies)) of a checkpoint."""
+        """(state, good state, sums, (step, policies) of an evaluation that is due) of a checkpoint."""
         where = f"checkpoint of step {meta['step']:,} in {self.run_dir}"
         self.step, self.since, self.alive = meta["step"], meta["since"], tensors["alive"]
         state = good = checkpoint.unflatten({"state": template}, tensors, where)["state"]
@@ -408,7 +408,7 @@ class _Loop:
                 old = checkpoint.unflatten({"scoring": [p.state for p in policies]}, tensors, where)["scoring"]
                 policies = [TrainedPolicy(p.algorithm, s, p.seed) for p, s in zip(policies, old, strict=True)]
             scoring = step, policies
-        return state, good, sums, meta["unscored"], scoring
+        return state, good, sums, scoring
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class Dynamics(nn.Module):
 @dataclass(frozen=True)
 class Bootstrapped:
     packed: Packed
-    rows: Tensor  # [E, n] the rows of each member, drawn once with replacement
+    keys: Tensor  # [E] int64: each stands for a member's own rows, drawn once with replacement
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ class BootstrapSampler:
         y = torch.cat([c["next_observations"] - c["observations"], c["rewards"].unsqueeze(-1)], -1)
         packed = pack({"x": (x - x.mean(0)) / x.std(0), "y": y}, torch.arange(len(dataset), device=x.device))
         assert packed is not None
-        return Bootstrapped(packed, rng.randint(rng.make_key(0, x.device), (self.members, len(dataset)), len(dataset)))
+        return Bootstrapped(packed, torch.stack(rng.split(rng.make_key(0, x.device), self.members)))
 
     def __call__(self, source: Bootstrapped, key: Tensor, batch_size: int) -> Batch:
-        pick = rng.randint(key, (self.members, batch_size), source.rows.shape[1])
-        flat = source.packed.take(source.rows.gather(1, pick).reshape(-1))
+        count = len(source.packed.table)
+        pick = rng.randint(key, (self.members, batch_size), count)
+        flat = source.packed.take(rng.randint_at(source.keys.unsqueeze(-1), pick, count).reshape(-1))
         return {k: v.reshape(self.members, batch_size, -1) for k, v in flat.items()}
 
 

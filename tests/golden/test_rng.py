@@ -246,3 +246,16 @@ def test_compiled_equals_eager_bit_for_bit() -> None:
         for i, key in enumerate(keys):
             for a, b, c in zip(draw(key, step), compiled(key, step), batched(keys, step), strict=True):
                 assert torch.equal(a, b) and torch.equal(a, c[i])
+
+
+def test_randint_at_is_a_fixed_list_for_each_key() -> None:
+    """Drawn at uniform places it is a bootstrap: of n rows a share 1 - 1/e appears."""
+    keys = torch.stack(rng.split(rng.make_key(5), 3))
+    index = torch.arange(20_000)
+    rows = rng.randint_at(keys.unsqueeze(-1), index, 20_000)
+    assert rows.shape == (3, 20_000) and rows.dtype == torch.int64
+    assert torch.equal(rng.randint_at(keys[1], index[[7, 7, 19_999]], 20_000), rows[1, [7, 7, 19_999]])
+    for row in rows:
+        assert 0 <= int(row.min()) and int(row.max()) < 20_000
+        assert abs(len(row.unique()) / 20_000 - (1 - math.exp(-1))) < 0.01
+    assert len(torch.cat([rows[0], rows[1]]).unique()) > len(rows[0].unique())  # members differ
