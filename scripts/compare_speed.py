@@ -1,6 +1,6 @@
 """Training updates per second of offrl beside a plain PyTorch loop, d3rlpy and JAX, measured in turns on one core.
 
-    python scripts/compare_speed.py --out docs/benchmarks/compare.md      # about 20 minutes; half of it is waiting for compilers
+    python scripts/compare_speed.py --out FILE.md      # about 20 minutes; half of it is waiting for compilers
     python scripts/compare_speed.py --quick --only iql                     # shows that everything works; its numbers mean little
     python scripts/compare_speed.py --check                                # only compares the losses of the loops with offrl's
 
