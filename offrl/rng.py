@@ -175,8 +175,10 @@ def randint(key: Tensor, shape: tuple[int, ...], high: int | Tensor) -> Tensor:
 
 
 def randint_at(key: Tensor, index: Tensor, high: int) -> Tensor:
-    """Elements `index` of a fixed endless list of uniform integers in [0, high), one list for each key: nothing is stored. Shapes broadcast;
-    int64. Drawn with uniform `index` below n it is a bootstrap sample of size n."""
+    """Elements `index` of a fixed endless list of uniform integers in [0, high), one list for each key; int64, shapes broadcast.
+
+    Nothing is stored. With uniform `index` below n it draws from a bootstrap sample of size n.
+    """
     return (_shift(fold_in(key, index), 11).double() * 2.0**-53 * high).long()
 
 

@@ -256,6 +256,6 @@ def test_randint_at_is_a_fixed_list_for_each_key() -> None:
     assert rows.shape == (3, 20_000) and rows.dtype == torch.int64
     assert torch.equal(rng.randint_at(keys[1], index[[7, 7, 19_999]], 20_000), rows[1, [7, 7, 19_999]])
     for row in rows:
-        assert 0 <= int(row.min()) and int(row.max()) < 20_000
+        assert int(row.min()) >= 0 and int(row.max()) < 20_000
         assert abs(len(row.unique()) / 20_000 - (1 - math.exp(-1))) < 0.01
     assert len(torch.cat([rows[0], rows[1]]).unique()) > len(rows[0].unique())  # members differ
