@@ -151,7 +151,8 @@ class _Loop:
         self.since = 0  # the update at which the sums of metrics began
         self.alive = torch.ones(len(them), dtype=torch.bool)
         self.step = 0
-        self.rate = 0.0
+        self.rate, self.warm = 0.0, False
+        self.slice = self.algorithm.period  # updates between two looks at the clock and at signals
         self.last_score, self.seconds_evaluating = "", 0.0
         self.stop = 0  # signals seen
         state = first_state(self.algorithm, them)
@@ -285,7 +286,6 @@ class _Loop:
             if not self.warm:  # tracing and compiling are no measure of speed
                 self.warm, tick, first = True, time.monotonic(), self.step
                 self.log.timing(self.step, first_updates=seconds)
-                self.slice = period
                 continue
             # on a GPU this measures the queueing only, which still bounds how many updates wait behind an interrupt
             self.slice = max(period, min(4 * self.slice, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
@@ -293,9 +293,6 @@ class _Loop:
             self._take_scores(None)
             if self.step < self.config.steps:
                 self.log.progress(self.step, self.rate, self.last_score)
-
-    warm = False
-    slice = 1
 
     def policies(self) -> list[TrainedPolicy]:
         """The current policies, one for each replica."""

@@ -331,3 +331,11 @@ def test_d3rlpy(offrl: Offrl) -> None:
     assert "99,500 rows, 500 episodes" in result.out and "Pendulum-v1, gymnasium" in result.out
     returns = package.load_dataset(str(shared("d3rlpy/pendulum_random_v1.1.0.h5"))).episode_returns()
     assert returns.mean().item() == pytest.approx(-1224, abs=1)
+
+
+def test_the_first_slice_is_a_whole_pattern_and_no_measure_of_speed(offrl: Offrl) -> None:
+    """Two updates of TD3+BC, whose actor moves at every second: tracing and compiling fall into them."""
+    assert offrl("train algo=td3_bc name=t eval.env=none").status == 0
+    first, second = (json.loads(line) for line in Path("runs/t/timing.jsonl").read_text().splitlines()[:2])
+    assert first["step"] == 2 and first["first_updates"] > 0
+    assert second["step"] == 10 and second["updates_per_second"] > 0
