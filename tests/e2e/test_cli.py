@@ -335,7 +335,7 @@ def test_d3rlpy(offrl: Offrl) -> None:
 
 def test_the_first_slice_is_a_whole_pattern_and_no_measure_of_speed(offrl: Offrl) -> None:
     """Two updates of TD3+BC, whose actor moves at every second: tracing and compiling fall into them."""
-    assert offrl("train algo=td3_bc name=t eval.env=none").status == 0
+    assert offrl("train algo=td3_bc name=t eval.env=none checkpoint.every=10").status == 0
     first, second = (json.loads(line) for line in Path("runs/t/timing.jsonl").read_text().splitlines()[:2])
     assert first["step"] == 2 and first["first_updates"] > 0
     assert second["step"] == 10 and second["updates_per_second"] > 0
