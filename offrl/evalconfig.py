@@ -20,7 +20,8 @@ class EvalConfig:
     parallel: int = setting(64, "environments alive at once in one process; changes memory and speed, never a score", low=1)
     workers: int | None = setting(
         None,
-        "processes that evaluate beside training; null: half of the cores, at most 8; 0: none, training waits; never changes a score",
+        "processes that evaluate beside training; null: half of the cores, at most 8, in runs of 5,000 updates or more; "
+        "0: none, training waits; never changes a score",
         low=0,
     )
     env: str = setting("auto", "auto (the data set's own environment), none, or a Gymnasium id")

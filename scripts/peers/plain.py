@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
+from peers import common
 from peers.common import Arrays, transitions
 from torch import nn
 
@@ -68,3 +72,23 @@ def arithmetic(onednn: bool) -> str:
     from offrl import backend
 
     return backend.configure(torch.device("cpu"), 1)
+
+
+def main(make: Callable[[bool], Any]) -> None:
+    """Be a contestant. `make(check)` gives a trainer with `load` and `update`; `check`: for comparing its losses with offrl's."""
+    options = common.options(ONEDNN)
+    note = arithmetic(options.onednn)
+    trainer = make(bool(options.check))
+    if options.check:
+        weights, batches = common.load_check(options.check)
+        trainer.load(weights)
+        common.report(losses=[trainer.update(tensors(b)) for b in batches])
+        return
+    buffer = Buffer(options.rows)
+
+    def updates(count: int) -> dict[str, float]:
+        for _ in range(count):
+            log = trainer.update(buffer.sample(common.BATCH))
+        return log
+
+    common.serve(updates, note=note)

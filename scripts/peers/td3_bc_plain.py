@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 import torch
-from peers import common, plain
-from peers.common import ACTION, BATCH, HIDDEN, OBSERVATION, Arrays
+from peers import plain
+from peers.common import ACTION, HIDDEN, OBSERVATION, Arrays
 from torch import nn
 from torch.nn import functional as F
 
@@ -66,24 +66,5 @@ class TD3BC:
         return log
 
 
-def main() -> None:
-    options = common.options(plain.ONEDNN)
-    note = plain.arithmetic(options.onednn)
-    if options.check:
-        trainer = TD3BC(noise=0.0)
-        weights, batches = common.load_check(options.check)
-        trainer.load(weights)
-        common.report(losses=[trainer.update(plain.tensors(b)) for b in batches])
-        return
-    trainer, buffer = TD3BC(), plain.Buffer(options.rows)
-
-    def updates(count: int) -> dict[str, float]:
-        for _ in range(count):
-            log = trainer.update(buffer.sample(BATCH))
-        return log
-
-    common.serve(updates, note=note)
-
-
 if __name__ == "__main__":
-    main()
+    plain.main(lambda check: TD3BC(noise=0.0) if check else TD3BC())
