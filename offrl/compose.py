@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from offrl import registry
 from offrl.config import TrainConfig, seed_list
@@ -18,7 +18,7 @@ from offrl.settings import check
 
 # names and paths: taken as they stand on the command line, whatever characters they hold
 PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
-         "resume", "config")  # fmt: skip
+         "resume", "config", "suite", "launcher", "env", "policy", "out", "returns")  # fmt: skip
 OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
 SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
 
@@ -106,6 +106,31 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
         config.dataset.name = dataset
     config.experiment, config.algo.name = experiment, base_algorithm(algo)
     return _finish(config, values, given)
+
+
+Settings = TypeVar("Settings")
+
+
+def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Settings:
+    """A copy of `settings`, a dataclass of `setting` fields, with `values` {name: value} set and every range checked.
+
+    For the settings of a command that trains nothing. Raises UserError, naming `command`, for an unknown name or a value that does not fit.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config = OmegaConf.structured(settings)
+    known = _all_names(config)
+    for name, value in values.items():
+        if name.partition(".")[0] not in known:
+            raise UserError(f"offrl {command} has no setting '{name}'.{nearest(name, known)} Settings: {', '.join(known)}")
+        _set(config, name, value)
+    try:
+        result = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    check(result)
+    return cast(Settings, result)
 
 
 def _experiment(algo: str, dataset: str, name: str) -> str:

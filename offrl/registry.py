@@ -15,14 +15,21 @@ from offrl.errors import UserError, nearest, warn
 
 T = TypeVar("T")
 # importing the package registers its members
-_BUILTIN = {"algo": "offrl.algorithms", "task": "offrl.envs", "task_guess": "offrl.envs", "task_names": "offrl.envs"}
+_BUILTIN = {
+    "algo": "offrl.algorithms",
+    "task": "offrl.envs",
+    "task_guess": "offrl.envs",
+    "task_names": "offrl.envs",
+    "published": "offrl.envs",
+}
 _table: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()
 _plugins_loaded = False
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader) or "task" (an environment lookup)."""
+    """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup) or "published"
+    (a lookup of published scores)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})

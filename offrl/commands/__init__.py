@@ -1,0 +1,7 @@
+"""The commands of the command line, one file each: `run(arguments) -> exit status`, and `USAGE`, what --help
+prints (a command without it sees to --help itself).
+
+Nothing heavy is imported before a command knows what to do.
+"""
+
+NAMES = ("train", "evaluate", "benchmark", "report", "select", "data", "collect", "export", "list")

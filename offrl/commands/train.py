@@ -1,0 +1,75 @@
+"""`offrl train`: train an algorithm on a data set, all seeds at once, and score it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+
+def run(arguments: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in arguments):
+        print(_settings_help(arguments), end="")
+        return 0
+    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
+    from offrl.compose import parse
+
+    values = parse(arguments)
+    from offrl.api import train_from
+    from offrl.distributed import world
+    from offrl.runs import report
+    from offrl.train import Interrupted
+
+    try:
+        with terminable():
+            runs = train_from(values)
+    except Interrupted as stop:
+        print(f"offrl: {stop}", file=sys.stderr)
+        return 130
+    if not world().first:  # the first of torchrun's processes reports for all
+        return 0
+    main_run = runs[0]
+    lost = [r for run in runs for r in run.diverged]
+    environment = main_run.final_scores[0]["environment"] if main_run.scores else ""
+    report(runs, environment)
+    for run in runs:
+        written = ("scores.csv", "metrics.jsonl", "learning_curve.png", "grid.png", "policies", "tensorboard")
+        files = ", ".join(n for n in written if (run.dir / n).exists())
+        print(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
+    if lost:
+        print(f"offrl: warning: diverged and frozen: {', '.join(map(str, lost))}", file=sys.stderr)
+    return 1 if len(main_run.diverged) == len(main_run.replicas) else 0
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM before training has begun, or after it, ends the command as Ctrl-C does."""
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        old = signal.signal(signal.SIGTERM, handler)
+    except ValueError:  # not in the main thread, where Python handles no signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def _settings_help(arguments: list[str]) -> str:
+    from offrl.config import TrainConfig
+    from offrl.settings import describe
+
+    lines = ["usage: offrl train [name=value ...] [--quiet]", "", "Settings and their defaults (lists are written [a,b]):", ""]
+    lines += describe(TrainConfig())
+    algo = next((a.removeprefix("algo=") for a in arguments if a.startswith("algo=")), None)
+    if algo is not None:
+        from offrl.catalogue import algorithm_settings
+
+        lines += algorithm_settings(algo)
+    return "\n".join([*lines, ""])
