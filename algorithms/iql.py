@@ -48,6 +48,7 @@ class IQL(Algorithm):
 
     Config = IQLConfig
     targets = ("critic",)
+    valuing = ("critic",)
 
     def build(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -68,6 +69,10 @@ class IQL(Algorithm):
     def q(self, critic: Params, batch: Batch) -> Tensor:
         """Raw outputs of both critics at the data's actions: [2, B, out_dim]."""
         return self.apply("critic", critic, torch.cat([batch["observations"], self.encode(batch["actions"])], -1))
+
+    def value_of(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        batch = {"observations": observations, "actions": actions}
+        return self.head.mean(self.q(state.params["critic"], batch)).amin(0)
 
     def v(self, value: Params, observations: Tensor) -> Tensor:
         """State values [B]."""

@@ -40,6 +40,7 @@ class TD3BC(Algorithm):
 
     Config = TD3BCConfig
     targets = ("critic", "actor")
+    valuing = ("critic",)
     period = 2
     discrete = False
 
@@ -54,6 +55,9 @@ class TD3BC(Algorithm):
     def q(self, critic: Params, observations: Tensor, actions: Tensor) -> Tensor:
         """Raw outputs of both critics: [2, B, out_dim]."""
         return self.apply("critic", critic, torch.cat([observations, actions], -1))
+
+    def value_of(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.head.mean(self.q(state.params["critic"], observations, actions)).amin(0)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         c = self.config

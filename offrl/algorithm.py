@@ -40,6 +40,7 @@ class Algorithm(ABC):
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.setting`
     targets: ClassVar[tuple[str, ...]] = ()  # modules that have a Polyak copy
     acting: ClassVar[tuple[str, ...]] = ("actor",)  # modules that `act` needs; a policy file holds these
+    valuing: ClassVar[tuple[str, ...]] = ()  # modules that `value_of` needs
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
@@ -65,6 +66,13 @@ class Algorithm(ABC):
         """
         dist = self.apply("actor", state.params["actor"], obs)
         return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
+
+    def value_of(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
+        """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has none.
+
+        observations [B, O] normalised, actions [B, A] in [-1, 1] or [B] int64. For logs, and for the selection of policies to beat.
+        """
+        return None
 
     def sampler(self) -> Sampler:
         """Where batches come from; uniform transitions unless overridden."""

@@ -97,8 +97,8 @@ def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState
 
 
 def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
-    """A state without what acting does not need."""
-    return state._replace(params={n: state.params[n] for n in algorithm.acting}, target={}, opt={})
+    """A state without what a `TrainedPolicy` does not need."""
+    return state._replace(params={n: state.params[n] for n in (*algorithm.acting, *algorithm.valuing)}, target={}, opt={})
 
 
 class LocalEngine:

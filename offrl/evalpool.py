@@ -104,7 +104,7 @@ class _Job:
     def add(self, unit: _Unit, part: Tally) -> None:
         """The results of a unit, whose policy is the only one of `part`."""
         n, at = unit.policy, unit.episodes
-        for name in ("returns", "lengths", "successes"):
+        for name in ("returns", "lengths", "successes", "discounted", "estimates"):
             getattr(self.tally, name)[n, at] = getattr(part, name)[0, at]
         self.tally.faults += part.faults
         self.tally.finished += len(at)

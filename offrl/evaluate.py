@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Evaluation", "Evaluator", "Policy", "check_fit", "evaluate", "make_env", "mean_interval", "reset_seed", "resolve_task"]
 
 ENDLESS = 10_000  # steps after which an episode is cut when neither the environment, the task nor the settings limit it
+DISCOUNT = 0.99  # of the discounted returns of a policy without a discount of its own
 Progress = Callable[[int, int], None]
 
 
@@ -41,6 +42,17 @@ class Policy(Protocol):
         """Actions at step t, [E, A] in the environment's range or [E] whole numbers, from raw observations [E, ...], and the new carry."""
 
 
+@runtime_checkable
+class Values(Protocol):
+    """A policy that has an estimate of its own of what it will earn."""
+
+    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+        """Q(s, a) [E], or None."""
+
+    def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Such values in the units of the environment's rewards, for episodes of these lengths."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of N policies over E episodes each."""
@@ -51,6 +63,8 @@ class Evaluation:
     scores: np.ndarray | None  # [N, E] float64 normalised; None without reference scores
     label: str  # data set or task, environment, package versions, whose reference scores
     seeds: tuple[int, ...] = ()
+    discounted: np.ndarray | None = None  # [N, E] float64, returns discounted with each policy's own discount
+    estimates: np.ndarray | None = None  # [N, E] float64, Q(s_0, a_0) as each policy's critic has it, in the same units; NaN: it has none
     faults: int = 0  # episodes stopped early by a NaN action or by physics that blew up
 
     @property
@@ -77,9 +91,17 @@ class Evaluation:
                 "return_std": float(self.returns[n].std()),
                 "length": float(self.lengths[n].mean()),
                 "success": None if self.successes is None else float(self.successes[n].mean()),
+                "discounted": None if self.discounted is None else float(self.discounted[n].mean()),
+                "q_overestimation": self._overestimation(n),
             }
             for n in range(len(self.returns))
         ]
+
+    def _overestimation(self, n: int) -> float | None:
+        """How much more policy n expected, by its own critic, than it earned: the mean of Q(s_0, a_0) less the discounted return."""
+        if self.discounted is None or self.estimates is None or np.isnan(self.estimates[n]).any():
+            return None
+        return float((self.estimates[n] - self.discounted[n]).mean())
 
 
 def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
@@ -167,13 +189,19 @@ class Evaluator:
         games.unstable.clear()
         self._choose_stepper(games, envs)
         carry = games.policy.start(count)
+        began, value = list(games.at), None
+        games.discount = float(getattr(games.policy, "discount", DISCOUNT))
         for t in range(self.limit):
             actions, carry = games.policy.step(carry, rows, t)
+            if t == 0 and isinstance(games.policy, Values):
+                value = games.policy.value(rows, np.asarray(actions))
             self._turn(games, actions, t)
             if progress is not None:
                 progress(tally.finished, tally.returns.size)
             if not games.at:
                 break
+        if value is not None and isinstance(games.policy, Values):
+            tally.estimates[games.n, began] = games.policy.in_recorded_units(value[began], tally.lengths[games.n, began])
 
     def _choose_stepper(self, games: _Games, envs: Sequence[gym.Env]) -> None:
         """The fast physics, if it knows every one of these environments."""
@@ -218,6 +246,7 @@ class Evaluator:
             successes = None if successes is None else successes[good]
         games.rows[counted] = rows
         tally.returns[n, counted] += gains
+        tally.discounted[n, counted] += games.discount**t * gains
         if successes is not None:
             tally.successes[n, counted] = np.fmax(tally.successes[n, counted], successes)
         over = steps.over | ~good
@@ -269,6 +298,7 @@ class _Games:
     at: list[int]  # the running episodes
     tally: Tally
     unstable: list[str]  # see `mujoco_warnings`
+    discount: float = DISCOUNT
     handles: list[Any] = field(default_factory=list)  # of the running episodes, for
     stepper: PlainStepper | FastStepper = field(init=False)
     rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros where no episode runs
@@ -288,6 +318,8 @@ class Tally:
     returns: np.ndarray  # [N, E]
     lengths: np.ndarray  # [N, E]
     successes: np.ndarray  # [N, E], NaN where the environment said nothing
+    discounted: np.ndarray  # [N, E]
+    estimates: np.ndarray  # [N, E], NaN where a policy has none
     finished: int = 0  # episodes
     faults: int = 0
 
@@ -299,13 +331,14 @@ class Tally:
         if not policies:
             raise ValueError("no policies to evaluate")
         shape = (len(policies), episodes)
-        return cls(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan))
+        return cls(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan), np.zeros(shape), np.full(shape, np.nan))
 
     def evaluation(self, task: Task, label: str, seeds: Sequence[int]) -> Evaluation:
         """The scores, when all episodes are over."""
         successes = None if np.isnan(self.successes).all() else np.nan_to_num(self.successes)
         scores = task.normalise(self.returns)
-        return Evaluation(self.returns, self.lengths, successes, scores, label, tuple(int(s) for s in seeds), self.faults)
+        numbers = tuple(int(s) for s in seeds)
+        return Evaluation(self.returns, self.lengths, successes, scores, label, numbers, self.discounted, self.estimates, self.faults)
 
 
 def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:

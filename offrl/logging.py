@@ -18,17 +18,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
-from offrl.replicas import Replica, Values, by_cell, cell_name, number
+from offrl.replicas import Replica, Values, by_cell, number
 from offrl.stats import mean_interval
+
+if TYPE_CHECKING:
+    from offrl.board import Board
 
 SCORE_COLUMNS = (
     "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset", "environment",
+    "discounted_mean", "q_overestimation",
 )  # fmt: skip
-TENSORBOARD_REPLICAS = 8  # with more than this TensorBoard gets only the means; metrics.jsonl always has every replica
-TENSORBOARD_CELLS = 16  # of a grid: with more than this TensorBoard gets no means of single cells
+BOARD = {  # what TensorBoard calls the columns of scores.csv
+    "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
+    "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
+}  # fmt: skip
 CHOICE = "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
 PLAIN_INTERVAL = 10.0  # seconds between progress lines when the output is not a terminal
 Interval = tuple[float, float, float]  # mean, low, high
@@ -146,7 +152,7 @@ class RunLog:
         fields = [field for field, _ in self.replicas[0].values]
         if taken := set(fields) & set(SCORE_COLUMNS):
             raise UserError(f"grid.{min(taken)}: scores.csv has another column of that name; rename that field of the algorithm")
-        self._columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])  # the grid's fields come after the seed
+        self._columns = self._score_columns(fields)
         keep_to = -1 if resume_step is None else resume_step
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -159,20 +165,31 @@ class RunLog:
         # the metrics of the step whose scores come again: TensorBoard's purge takes both
         last = self._metrics.path.read_text(encoding="utf-8").splitlines()[-1:] if unscored else []
         self._again = json.loads(last[0]) if last and _json_step(last[0].encode()) == keep_to else None
-        self._board: Any = None
+        self._board: Board | None = None
+        self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         crowd = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
         self._show = _progress(title, total_steps, (len(self.replicas), crowd), resume_step or 0, quiet)
         self._closed = False
+
+    def _score_columns(self, fields: Sequence[str]) -> tuple[str, ...]:
+        """The columns of scores.csv: all, the grid's fields after the seed; or those of the file that an older version began."""
+        columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])
+        try:
+            with open(self.run_dir / "scores.csv", encoding="utf-8") as file:
+                began = tuple(file.readline().strip().split(","))
+        except (OSError, ValueError):
+            return columns
+        return began if began == columns[: len(began)] and len(began) > len(fields) + 2 else columns
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
         """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes null."""
         rows = {name: _floats(column) for name, column in values.items()}
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
-        self._tensorboard(step, rows)
+        self._tensorboard(lambda board: board.scalars(step, rows))
 
-    def scores(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None:
         """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and the grid's values
-        are filled in, the rest stays empty)."""
+        are filled in, the rest stays empty). `returns` [N, E]: of the single episodes, for TensorBoard."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for replica, row in zip(self.replicas, rows, strict=True):
@@ -181,9 +198,22 @@ class RunLog:
             full = {**row, "step": int(step), **dict(replica.values)}
             writer.writerow([_cell(full.get(name)) for name in self._columns])
         self._scores.write(text.getvalue())
-        board = {"eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score"}
-        columns = {tag: [row.get(key) for row in rows] for tag, key in board.items()}
-        self._tensorboard(step, {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)})
+        columns = {tag: [row.get(key) for row in rows] for tag, key in BOARD.items()}
+        shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
+        self._final = step, shown
+
+        def show(board: Board) -> None:
+            board.scalars(step, shown)
+            if returns is not None:
+                board.histogram(step, "eval/episode_returns", returns)
+
+        self._tensorboard(show)
+
+    def hparams(self, settings: Mapping[str, Any]) -> None:
+        """Put the run, with its settings and its last scores, into TensorBoard's HPARAMS table. Nothing where this log has no scores."""
+        if self._final is not None:
+            step, results = self._final
+            self._tensorboard(lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()}))
 
     def timing(self, step: int, **seconds: float) -> None:
         """Durations (seconds) and speeds at `step`."""
@@ -222,28 +252,15 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tensorboard(self, step: int, rows: Mapping[str, Sequence[float | None]]) -> None:
-        """`<name>/mean` over the replicas that have a value; `<replica>/<name>` and `cell/<cell>/<name>`, its mean, where they are few."""
-        if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter  # 1.1 s to import
-
-            self._board = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=self._purge_step)
-            if self._again is not None:
-                again = self._again
-                self._tensorboard(again.pop("step"), again)
-        cells = by_cell(self.replicas)
-        groups = {"": list(range(len(self.replicas)))}
-        if 1 < len(cells) <= TENSORBOARD_CELLS:
-            groups |= {f"cell/{cell_name(values)}/": where for values, where in cells.items()}
-        if 1 < len(self.replicas) <= TENSORBOARD_REPLICAS:
-            groups |= {f"{replica.name}/": [i] for i, replica in enumerate(self.replicas)}
+    def _tensorboard(self, show: Callable[[Board], None]) -> None:
         try:
-            for name, row in rows.items():
-                for label, where in groups.items():
-                    finite = [v for i in where if (v := row[i]) is not None]
-                    if finite:
-                        self._board.add_scalar(f"{label}{name}" if label else f"{name}/mean", sum(finite) / len(finite), step)
-            self._board.flush()
+            if self._board is None:
+                from offrl.board import Board
+
+                self._board = Board(self.run_dir / "tensorboard", self.replicas, self._purge_step)
+                if self._again is not None:
+                    self._board.scalars(self._again.pop("step"), self._again)
+            show(self._board)
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None
 
@@ -254,7 +271,8 @@ class NoLog:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
-    def scores(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None: ...
+    def hparams(self, settings: Mapping[str, Any]) -> None: ...
     def timing(self, step: int, **seconds: float) -> None: ...
     def progress(self, step: int, steps_per_second: float, extra: str = "") -> None: ...
     def say(self, message: str) -> None: ...

@@ -17,6 +17,7 @@ from offrl import checkpoint, registry, rng
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from offrl.evaluate import DISCOUNT
 from offrl.optim import Params
 
 KEYS = 1_000  # steps of an episode whose keys are made at once
@@ -40,9 +41,10 @@ class TrainedPolicy:
     """One seed's policy. Takes raw observations, as the environment gives them, and returns actions in the environment's range."""
 
     def __init__(self, algorithm: Algorithm, state: TrainState, seed: int) -> None:
-        """`state` without a replica axis; only what acting needs is kept, on the CPU."""
+        """`state` without a replica axis; only what acting needs, and `value` where it is there, is kept, on the CPU."""
         self.algorithm, self.seed = algorithm, seed
-        kept = state._replace(params={n: state.params[n] for n in algorithm.acting}, target={}, opt={})
+        wanted = [n for n in dict.fromkeys((*algorithm.acting, *algorithm.valuing)) if n in state.params]
+        kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={})
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
         self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), kept)
         spec = algorithm.spec
@@ -63,10 +65,7 @@ class TrainedPolicy:
     @torch.no_grad()
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
-        spec = self.algorithm.spec
-        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), spec.observation_dim)
-        if self.mean is not None and self.std is not None:
-            obs = (obs - self.mean) / self.std
+        obs = self._from_environment(observations)
         if self._ready is None:
             # training uses the steps 0, 1, ...
             self._ready = bind(self.algorithm, self.state), rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
@@ -74,6 +73,35 @@ class TrainedPolicy:
         key = keys[t] if t < KEYS else rng.fold_in(self.state.key, -1 - t)
         actions, carry = algorithm.act(self.state, carry, obs, key, explore=explore)
         return self._to_environment(actions), carry
+
+    def _from_environment(self, observations: np.ndarray) -> Tensor:
+        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), self.algorithm.spec.observation_dim)
+        return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
+
+    @property
+    def discount(self) -> float:
+        """The algorithm's discount factor; DISCOUNT for one without."""
+        return float(getattr(self.algorithm.config, "discount", DISCOUNT))
+
+    @torch.no_grad()
+    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+        """The algorithm's own estimate of Q(s, a), float64 [E], for raw observations [E, O] and actions [E, A] in the environment's range,
+        or [E] int64. In the units of the rewards it was trained on; None where it has none, or was read from a policy file."""
+        if not self.algorithm.valuing or any(n not in self.state.params for n in self.algorithm.valuing):
+            return None
+        if self.algorithm.spec.discrete:
+            given = torch.as_tensor(actions)
+        else:
+            span = np.where(self.high > self.low, self.high - self.low, 1.0)
+            given = torch.as_tensor((2.0 * (actions - self.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
+        found = self.algorithm.value_of(self.state, self._from_environment(observations), given)
+        return None if found is None else found.double().numpy()
+
+    def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""
+        spec, discount = self.algorithm.spec, self.discount
+        shifted = lengths if discount == 1.0 else (1.0 - discount**lengths) / (1.0 - discount)
+        return (values - spec.reward_shift * shifted) / spec.reward_scale if spec.reward_scale else np.full_like(values, np.nan)
 
     def _to_environment(self, actions: Tensor) -> np.ndarray:
         values = actions.numpy()
@@ -114,7 +142,8 @@ class TrainedPolicy:
             "config": dataclasses.asdict(algorithm.config),
             "spec": algorithm.spec.to_json(),
         }
-        checkpoint.write(Path(path), checkpoint.flatten(self.state), meta)
+        acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.acting})
+        checkpoint.write(Path(path), checkpoint.flatten(acting), meta)
 
     @classmethod
     def load(cls, path: str | Path) -> TrainedPolicy:

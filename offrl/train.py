@@ -254,6 +254,8 @@ class _Loop:
                 if self.world.first:
                     for replica, policy in zip(self.replicas, self.policies(), strict=True):
                         policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
+                if trained or self.rescored:
+                    self.log.hparams({**vars(config.algo), "dataset": self.spec.name, "steps": self.step})
             finally:
                 self.engine.close()
                 if self.prefetcher is not None:
@@ -347,9 +349,10 @@ class _Loop:
         found = None if self.scorer is None else self.scorer.fetch(heed)
         if found is not None:
             step, result, seconds = found
-            names = {"return": "return_mean", "length": "length_mean"}
+            names = {"return": "return_mean", "length": "length_mean", "discounted": "discounted_mean"}
             rows = [{names.get(k, k): v for k, v in row.items()} for row in result.rows()]
-            self.log.scores(step, [{**row, "dataset": self.spec.name, "environment": result.label} for row in rows])
+            full = [{**row, "dataset": self.spec.name, "environment": result.label} for row in rows]
+            self.log.scores(step, full, result.returns)
             self.last_score = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
             self.log.timing(step, evaluation=seconds)
             self.log.progress(self.step, self.rate, self.last_score)

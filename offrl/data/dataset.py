@@ -27,6 +27,8 @@ class DataSpec:
     source: str = "arrays"  # d4rl | minari | ogbench | d3rlpy | file | arrays | builtin
     version: str = ""
     task: Task | None = None
+    reward_scale: float = 1.0  # columns["rewards"] = reward_scale * recorded + reward_shift
+    reward_shift: float = 0.0
     observation_mean: tuple[float, ...] | None = None  # set when the observations were normalised: (s - mean) / std,
     observation_std: tuple[float, ...] | None = None  # where std already holds the epsilon. Evaluation does the same.
 

@@ -18,7 +18,7 @@ from offrl.data.sources import Source, read_raw, resolve
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError, warn
 
-LAYOUT = 1  # raise it when the files of a cached data set change meaning
+LAYOUT = 2  # raise it when the files of a cached data set change meaning
 
 
 def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu") -> Dataset:

@@ -152,14 +152,18 @@ def scale_by_return_range(dataset: Dataset, size: float) -> Dataset:
     span = float(returns.max() - returns.min())
     if span <= 0.0:
         raise UserError(f"{dataset.spec.name}: all episodes have the same return, so that dataset.reward_by_return_range has no range")
-    rewards = (dataset.columns["rewards"].double() * (size / span)).float()
-    return _with(dataset, f"reward_by_return_range {size:g} / {span:.9g}", rewards=rewards)
+    return _rescale(dataset, size / span, 0.0, f"reward_by_return_range {size:g} / {span:.9g}")
 
 
 def scale_rewards(dataset: Dataset, scale: float, shift: float) -> Dataset:
     """r * scale + shift."""
+    return _rescale(dataset, scale, shift, f"rewards * {scale:g} + {shift:g}")
+
+
+def _rescale(dataset: Dataset, scale: float, shift: float, note: str) -> Dataset:
     rewards = (dataset.columns["rewards"].double() * scale + shift).float()
-    return _with(dataset, f"rewards * {scale:g} + {shift:g}", rewards=rewards)
+    spec = replace(dataset.spec, reward_scale=dataset.spec.reward_scale * scale, reward_shift=dataset.spec.reward_shift * scale + shift)
+    return replace(_with(dataset, note, rewards=rewards), spec=spec)
 
 
 def returns_to_go(rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray, discount: float) -> np.ndarray:

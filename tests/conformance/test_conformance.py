@@ -307,6 +307,17 @@ def test_act(case: Case, seed: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(policy.act(raw[5]), greedy[5], atol=1e-5)  # one observation is a batch of one
     policy.reset()
 
+    q = algorithm.value_of(state, obs, actions[False])
+    assert (q is None) == (not algorithm.valuing)
+    found = policy.value(raw, greedy)  # from raw observations and actions
+    if q is None:
+        assert found is None
+    else:
+        critic = algorithm.value_of(state, obs.flip(0), actions[False].flip(0))
+        assert q.shape == (64,) and critic is not None and torch.allclose(critic.flip(0), q, atol=1e-4) and float(q.std()) > 0
+        assert found is not None
+        np.testing.assert_allclose(found, q.numpy(), atol=1e-3 * float(q.abs().max()))
+
     policy.save(tmp_path / "policy.safetensors")
     loaded = TrainedPolicy.load(tmp_path / "policy.safetensors")
     assert loaded.seed == seed and loaded.algorithm.config == algorithm.config and loaded.algorithm.spec == spec
@@ -319,6 +330,7 @@ def test_act(case: Case, seed: int, tmp_path: Path) -> None:
     tensors, _ = checkpoint.read(tmp_path / "policy.safetensors")
     assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.acting)
     assert not any(k.startswith(("opt/", "target/")) for k in tensors)
+    assert loaded.value(raw, greedy) is None
 
 
 @each(BASE)

@@ -135,3 +135,19 @@ def test_policies_by_name() -> None:
     for name, kind in (("deterministic", Deterministic), ("gaussian", Gaussian), ("tanh_gaussian", TanhGaussian)):
         assert type(make_policy(name, 3, 2, 0, [4])) is kind
         assert type(make_policy(name, 3, 1, 6, [4])) is Categorical  # discrete actions
+
+
+def test_a_critics_value_in_the_units_of_the_recorded_rewards() -> None:
+    from offrl import registry
+    from offrl.data.dataset import DataSpec
+    from offrl.policy import TrainedPolicy
+
+    iql = registry.get("algo", "iql")
+    spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,), reward_scale=2.0, reward_shift=-1.0)
+    algorithm = iql(iql.Config(discount=0.5, hidden=[4]), spec)
+    policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    # recorded rewards r of 3 steps become 2 r - 1: values fall by 1 + 1/2 + 1/4 after they are doubled
+    got = policy.in_recorded_units(np.array([5.0, 5.0]), np.array([1, 3]))
+    np.testing.assert_allclose(got, [3.0, 3.375])
+    undiscounted = TrainedPolicy(iql(iql.Config(discount=1.0, hidden=[4]), spec), algorithm.init(0), 0)
+    np.testing.assert_allclose(undiscounted.in_recorded_units(np.array([5.0]), np.array([3])), [4.0])

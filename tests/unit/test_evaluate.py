@@ -289,6 +289,29 @@ def test_data_and_environment_must_fit(capsys: pytest.CaptureFixture[str]) -> No
     assert "beyond the range" in capsys.readouterr().err
 
 
+class Judged(Constant):
+    """Expects 10 a0 from an episode, in rewards that are twice the recorded ones plus 1."""
+
+    discount = 0.5
+
+    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return 10.0 * actions[:, 0].astype(np.float64)
+
+    def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        return (values - (1 - 0.5**lengths) / 0.5) / 2
+
+
+def test_discounted_returns_and_what_the_critic_expected() -> None:
+    task = Task("corridor", env_factory=lambda: Corridor(length=3))
+    result = evaluate([Judged(1.0, 2.0), Constant(1.0)], [0, 0], task, EvalConfig(episodes=2, parallel=1))
+    assert result.discounted is not None and result.estimates is not None
+    # 1 + 1/2 + 1/4, and twice that; then without a discount of its own: 1 + 0.99 + 0.99 ** 2
+    np.testing.assert_allclose(result.discounted, [[1.75, 3.5], [2.9701, 2.9701]], rtol=1e-12)
+    np.testing.assert_allclose(result.estimates[0], [(10 - 1.75) / 2, (20 - 1.75) / 2])
+    rows = result.rows()
+    assert rows[0]["q_overestimation"] == pytest.approx((4.125 - 1.75 + 9.125 - 3.5) / 2) and rows[1]["q_overestimation"] is None
+
+
 def test_rows_and_intervals() -> None:
     returns = np.array([[1.0, 3.0], [4.0, 8.0]])
     result = Evaluation(returns, np.full((2, 2), 5), None, 10 * returns, "label", (3, 7))
@@ -297,6 +320,7 @@ def test_rows_and_intervals() -> None:
     assert mean == 40.0 and low == pytest.approx(40 - 12.7062 * 20, abs=1e-2) and high - mean == pytest.approx(mean - low)
     assert result.rows()[1] == {
         "seed": 7, "episodes": 2, "score": 60.0, "return": 6.0, "return_std": 2.0, "length": 5.0, "success": None,
+        "discounted": None, "q_overestimation": None,
     }  # fmt: skip
     assert Evaluation(returns, np.ones((2, 2), int), None, None, "").per_seed().tolist() == [2.0, 6.0]
 

@@ -80,14 +80,24 @@ def test_a_grid_has_columns_of_its_own(tmp_path: Path) -> None:
         for step in (1, 2):
             run.scores(step, [{"seed": r.seed, "return_mean": float(i), "dataset": "d"} for i, r in enumerate(grid)])
     lines = (tmp_path / "scores.csv").read_text().splitlines()
-    assert lines[0] == "step,seed,temperature,learning_rate,episodes,return_mean,return_std,length_mean,success,score,dataset,environment"
-    assert lines[1:4] == ["1,3,1.0,1e-05,,0.0,,,,,d,", "1,7,1.0,1e-05,,1.0,,,,,d,", "1,3,30.0,1e-05,,2.0,,,,,d,"]
+    assert lines[0] == ",".join((*log.SCORE_COLUMNS[:2], "temperature", "learning_rate", *log.SCORE_COLUMNS[2:]))
+    assert lines[1:4] == [f"1,{start},,,,,d,,," for start in ("3,1.0,1e-05,,0.0", "7,1.0,1e-05,,1.0", "3,30.0,1e-05,,2.0")]
     assert len(lines) == 9
     with start(tmp_path, replicas=grid, resume_step=1) as run, pytest.raises(ValueError, match="zip"):
         run.scores(2, [{"seed": 3}])
     assert (tmp_path / "scores.csv").read_text().splitlines() == lines[:5]
     with pytest.raises(UserError, match=r"grid.score: scores.csv has another column of that name"):
         start(tmp_path, replicas=expand({"score": [1.0]}, [0]))
+
+
+def test_a_file_of_an_older_version_keeps_its_columns(tmp_path: Path) -> None:
+    old = "step,seed,episodes,return_mean,return_std,length_mean,success,score,dataset,environment\n"
+    lines = "".join(f"10,{seed},2,1.5,0.5,9.0,,,d,e\n" for seed in (0, 1))
+    (tmp_path / "scores.csv").write_text(old + lines)
+    with start(tmp_path, resume_step=10) as run:
+        write(run, range(20, 21, 10))
+    table = (tmp_path / "scores.csv").read_text().splitlines(keepends=True)
+    assert "".join(table[:3]) == old + lines and [len(row) for row in csv.reader(table)] == [10] * 5
 
 
 def test_unknown_score_column_is_an_error(tmp_path: Path) -> None:
@@ -155,6 +165,30 @@ def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_t
         events.Reload()
         shown.append({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]})
     assert shown[0] == shown[1] and [s for s, _ in shown[0]["critic/loss/mean"]] == [10, 20, 30, 40]
+
+
+def test_tensorboard_has_returns_and_hparams(tmp_path: Path) -> None:
+    import numpy as np
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    grid = expand({"temperature": [1.0, 3.0]}, [0, 1])
+    for _ in range(2):  # a run that is continued replaces its row
+        with start(tmp_path, replicas=grid) as run:
+            rows = [{"return_mean": float(i), "score": 10.0 * i} for i in range(4)]
+            run.scores(10, rows, np.array([[0.0, np.nan], [1.0, 1.0], [2.0, 2.0], [3.0, np.inf]]))
+            run.hparams({"learning_rate": 1e-3, "hidden": [4, 4], "temperature": 1.0, "name": None})
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert board.Histograms("eval/episode_returns")[0].histogram_value.num == 6
+    for cell, mean in (("temperature=1", 5.0), ("temperature=3", 25.0)):
+        (file,) = (tmp_path / "tensorboard" / "hparams" / cell).iterdir()
+        session = EventAccumulator(str(file.parent))
+        session.Reload()
+        assert session.Scalars("final/score")[0].value == mean
+        content = session.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+        given = {k: v.number_value or v.string_value for k, v in HParamsPluginData.FromString(content).session_start_info.hparams.items()}
+        assert given == {"learning_rate": 1e-3, "hidden": "[4, 4]", "temperature": float(cell[-1]), "name": "null"}
 
 
 def test_tensorboard_of_a_grid_has_its_cells(tmp_path: Path) -> None:

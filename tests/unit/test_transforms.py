@@ -173,3 +173,14 @@ def test_inputs_are_left_alone() -> None:
     )
     apply_transforms([FOUR, FOUR], config)
     assert all(torch.equal(before[k], v) for k, v in FOUR.columns.items())
+
+
+def test_the_spec_knows_what_was_done_to_rewards() -> None:
+    """So that a critic's values can be told in the units of the recorded rewards."""
+    data = Dataset.from_arrays(np.zeros((6, 2), np.float32), np.zeros((6, 1), np.float32), np.arange(6.0), episode_ends=[2, 5])
+    twice = scale_rewards(scale_by_return_range(data, 18.0), 3.0, -1.0)  # returns 3 and 12: times 2, then times 3 less 1
+    assert (twice.spec.reward_scale, twice.spec.reward_shift) == (6.0, -1.0)
+    assert twice.columns["rewards"].tolist() == [6.0 * r - 1.0 for r in range(6)]
+    again = scale_rewards(twice, 0.5, 2.0)
+    assert (again.spec.reward_scale, again.spec.reward_shift) == (3.0, 1.5)
+    assert again.columns["rewards"].tolist() == [3.0 * r + 1.5 for r in range(6)]
