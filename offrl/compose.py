@@ -57,11 +57,13 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """{name: value} with dotted names only, the file named by `config` read in below the other values.
 
     A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML `algo: {name: iql}`. A grid's
-    fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`. A grid of `values` is taken over one value in the file.
+    fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME` is NAME. A grid of `values` is taken over one
+    value in the file.
     """
     flat: dict[str, Any] = {}
     for k, v in _dotted(values).items():
-        name = str(k).replace("grid.algo.", "grid.", 1) if str(k).startswith("grid.algo.") else str(k)
+        name = str(k).removeprefix("train.")
+        name = name.replace("grid.algo.", "grid.", 1) if name.startswith("grid.algo.") else name
         if name in flat:
             raise UserError(f"{name} is given twice")
         flat[name] = _plain(v)

@@ -52,6 +52,13 @@ class TrainConfig:
         None, "replicas trained as one program; null: as many as are fastest on the device and fit its memory", low=1
     )
     log_every: int = setting(1_000, "updates between two lines of metrics", low=1)
+    stop: str = setting(
+        "none",
+        "fqe-plateau: end the run when the values of its policies, by fitted Q evaluation on the data, no longer rise",
+        choices=("none", "fqe-plateau"),
+    )
+    stop_patience: int = setting(3, "stop=fqe-plateau: evaluations in a row without a new best value", low=1)
+    stop_updates: int = setting(4_000, "stop=fqe-plateau: updates of each fitted Q evaluation", low=1)
     compare: list[str] = setting([], "algorithms to train as well, with their own default settings, for the final table")
     runs_dir: str = setting("runs", "where run directories are made")
     name: str | None = setting(None, "the run directory's name; null: algorithm, data set and a hash of the settings")
@@ -76,6 +83,9 @@ FREE = (
     "threads",
     "workers",
     "group",
+    "stop",
+    "stop_patience",
+    "stop_updates",
     "compare",
     "checkpoint",
     "eval",

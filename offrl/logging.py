@@ -50,7 +50,7 @@ def write_error(error: OSError, path: Path) -> UserError:
     return UserError(f"cannot write {path}: {error.strerror or error}; give another run directory, or fix its permissions")
 
 
-class _LineFile:
+class LineFile:
     """An append-only text file that holds whole lines only: a line that does not fit on the disk is taken back."""
 
     def __init__(self, path: Path, step_of: Callable[[bytes], int], keep_to: int, header: str = "") -> None:
@@ -80,6 +80,7 @@ class _LineFile:
             raise write_error(error, path) from None
 
     def write(self, text: str) -> None:
+        """Append whole lines. Raises UserError; the file is then as it was."""
         data = text.encode()
         size = os.fstat(self.file.fileno()).st_size
         try:
@@ -90,13 +91,15 @@ class _LineFile:
             raise write_error(error, self.path) from None
 
     def sync(self) -> None:
+        """Make what was written survive a power failure."""
         try:
             os.fsync(self.file.fileno())
         except OSError as error:
             raise write_error(error, self.path) from None
 
 
-def _json_step(line: bytes) -> int:
+def json_step(line: bytes) -> int:
+    """The step of a line of JSON."""
     return int(json.loads(line)["step"])
 
 
@@ -158,13 +161,13 @@ class RunLog:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise write_error(error, self.run_dir) from None
-        self._metrics = _LineFile(self.run_dir / "metrics.jsonl", _json_step, keep_to)
-        self._scores = _LineFile(self.run_dir / "scores.csv", _csv_step, keep_to - unscored, header=",".join(self._columns) + "\n")
-        self._timing = _LineFile(self.run_dir / "timing.jsonl", _json_step, keep_to)
+        self._metrics = LineFile(self.run_dir / "metrics.jsonl", json_step, keep_to)
+        self._scores = LineFile(self.run_dir / "scores.csv", _csv_step, keep_to - unscored, header=",".join(self._columns) + "\n")
+        self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
         self._purge_step = keep_to + 1 - unscored
         # the metrics of the step whose scores come again: TensorBoard's purge takes both
         last = self._metrics.path.read_text(encoding="utf-8").splitlines()[-1:] if unscored else []
-        self._again = json.loads(last[0]) if last and _json_step(last[0].encode()) == keep_to else None
+        self._again = json.loads(last[0]) if last and json_step(last[0].encode()) == keep_to else None
         self._board: Board | None = None
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         crowd = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""

@@ -29,6 +29,7 @@ from offrl.policy import TrainedPolicy
 from offrl.replicas import Replica, check_grid, replicas
 from offrl.scoring import Scorer
 from offrl.step import PAYS_FROM, choose_mode, metric_means
+from offrl.stopping import Plateau
 from offrl.workers import WorkerEngine, WorkersUnavailable, shares
 
 SLICE_SECONDS = 0.5  # how long an interrupt may wait
@@ -160,8 +161,14 @@ class _Loop:
         scoring, good, sums = None, state, {}
         if found is not None:
             state, good, sums, scoring = self._restore(state, *found)
-        done = self.step >= config.steps
         self.prefetcher: Prefetcher | None = None
+        self.plateau: Plateau | None = None
+        if config.stop != "none":
+            if self.world.size > 1:
+                raise UserError(f"stop={config.stop} needs one process; under torchrun leave it out")
+            self.plateau = Plateau(config, dataset, run_dir, them, None if found is None else self.step)
+        self.end = self._last_step()
+        done = self.step >= self.end
         self.engine, where = self._engine(dataset, state, devices, done)
         self.engine.load(state, good, sums)
         every = config.eval.every
@@ -185,6 +192,8 @@ class _Loop:
         )
         if found is not None and not done:
             self.log.say(f"continuing from step {self.step:,}")
+        elif found is not None and self.end < config.steps:
+            self.log.say(f"this run ended at step {self.end:,}, where its values no longer rose (stop={config.stop})")
         elif found is not None:
             self.log.say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
         for note in dataset.notes:
@@ -226,12 +235,12 @@ class _Loop:
 
     def run(self) -> None:
         """Train to the end, or raise Interrupted."""
-        config, started, trained = self.config, time.monotonic(), self.step < self.config.steps
+        config, started, trained = self.config, time.monotonic(), self.step < self.end
         with self.log, _signals(self):
             try:
                 if trained and self.plan.mode.startswith("compiled"):
                     self.log.say("compiling the step, 10 to 30 seconds; less where it was compiled before")
-                while self.step < config.steps and self.alive.any():
+                while self.step < self.end and self.alive.any():
                     stop_at = min(self._next(n) for n in (config.log_every, self.eval_every, self.save_every))
                     self._advance(stop_at)
                     if self.step == stop_at:
@@ -239,7 +248,8 @@ class _Loop:
                         self.log.timing(self.step, updates_per_second=self.rate)
                         if self._due(self.eval_every):
                             self._begin_scoring()
-                        if self.step == config.steps:
+                            self._look_for_plateau()
+                        if self.step == self.end:
                             self._wait_for_scores()
                         if self._due(self.save_every):
                             self._save()
@@ -249,7 +259,7 @@ class _Loop:
                 self._wait_for_scores()
                 if self.scorer is not None and self.scorer.step is not None:
                     raise self._interrupted()
-                if self.rescored or (not self.alive.any() and self.step < config.steps):
+                if self.rescored or (not self.alive.any() and self.step < self.end):
                     self._save()
                 if self.world.first:
                     for replica, policy in zip(self.replicas, self.policies(), strict=True):
@@ -262,6 +272,8 @@ class _Loop:
                     self.prefetcher.close()
                 if self.scorer is not None:
                     self.scorer.close()
+                if self.plateau is not None:
+                    self.plateau.close()
             if trained:
                 words = f", of which waiting for evaluation {duration(self.seconds_evaluating)}" if self.seconds_evaluating > 1.0 else ""
                 self.log.say(f"trained in {duration(time.monotonic() - started)}{words}")
@@ -293,7 +305,7 @@ class _Loop:
             self.slice = max(period, min(4 * self.slice, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
             self.rate = (self.step - first) / (time.monotonic() - tick)
             self._take_scores(None)
-            if self.step < self.config.steps:
+            if self.step < self.end:
                 self.log.progress(self.step, self.rate, self.last_score)
 
     def policies(self) -> list[TrainedPolicy]:
@@ -304,7 +316,19 @@ class _Loop:
         return min(self.config.steps, (self.step // every + 1) * every)
 
     def _due(self, every: int) -> bool:
-        return self.step % every == 0 or self.step == self.config.steps
+        return self.step % every == 0 or self.step == self.end
+
+    def _last_step(self) -> int:
+        """Where the run ends: at its `steps`, or before, where its values no longer rose."""
+        end = None if self.plateau is None else self.plateau.end
+        return self.config.steps if end is None else min(end, self.config.steps)
+
+    def _look_for_plateau(self) -> None:
+        if self.plateau is not None:
+            self.log.say(self.plateau.look(self.step, self.policies(), self.alive))
+            self.end = self._last_step()
+            if self.end < self.config.steps:
+                self.log.say(f"stopping at step {self.end:,}: no new best value in {self.plateau.patience} evaluations")
 
     def _log_metrics(self) -> None:
         """Write the means since the last line, and freeze every replica whose losses are no longer finite."""

@@ -1,0 +1,71 @@
+"""`stop=fqe-plateau`: end a run when its policies' values, estimated without the environment, have stopped rising."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError
+from offrl.logging import LineFile, json_step
+from offrl.ope.config import FQEConfig
+from offrl.replicas import Replica
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
+
+FILE = "fqe.jsonl"  # {"step": 10000, "value": [one for each replica]}
+
+
+class Plateau:
+    """Fitted Q evaluation of the current policies at each evaluation, and the rule that ends the run.
+
+    Each estimate starts from the same first weights and draws the same batches, so that it depends on the policies alone: a resumed run
+    finds the same ones. The rule looks at the file only.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, run_dir: Path, replicas: Sequence[Replica], resume_step: int | None) -> None:
+        """Raises UserError for settings under which there is nothing to look at."""
+        if config.eval.every == 0:
+            raise UserError("stop=fqe-plateau looks at the policies at each evaluation, and eval.every=0 has none before the end")
+        if dataset.mapped:
+            raise UserError("stop=fqe-plateau needs the data in memory, and they are memory-mapped; raise dataset.memory_limit_gb")
+        self.patience, self.dataset = config.stop_patience, dataset
+        self.names = [replica.name for replica in replicas]
+        discount = min(float(getattr(config.algo, "discount", 0.99)), 0.999)
+        self.settings = FQEConfig(discount=discount, updates=config.stop_updates, seeds=1)
+        self.file = LineFile(run_dir / FILE, json_step, -1 if resume_step is None else resume_step)
+        self.rows = [json.loads(line) for line in self.file.path.read_text(encoding="utf-8").splitlines()]
+
+    def look(self, step: int, policies: Sequence[Any], alive: Tensor) -> str:
+        """Estimate the values of the policies as they are at `step`, and write them down; words about them for the log."""
+        from offrl.ope import estimate
+
+        found = estimate(self.dataset, dict(zip(self.names, policies, strict=True)), self.settings)
+        values = [float(v) if ok and math.isfinite(v) else None for v, ok in zip(found.value, alive.tolist(), strict=True)]
+        self.rows.append({"step": step, "value": values})
+        self.file.write(json.dumps(self.rows[-1]) + "\n")
+        known = [v for v in values if v is not None]
+        return f"step {step:,}: estimated value {sum(known) / len(known):.4g}" if known else ""
+
+    @property
+    def end(self) -> int | None:
+        """The step at which every replica had gone `patience` looks without a new best; None before that."""
+        for last in range(self.patience, len(self.rows)):
+            if all(self._flat([row["value"][i] for row in self.rows[: last + 1]]) for i in range(len(self.names))):
+                return int(self.rows[last]["step"])
+        return None
+
+    def _flat(self, values: Sequence[float | None]) -> bool:
+        seen = [-math.inf if v is None else v for v in values]
+        return max(seen[-self.patience :]) <= max(seen[: -self.patience])
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.sync()
+        self.file.file.close()
