@@ -18,6 +18,7 @@ from offrl.errors import UserError, nearest
 from offrl.logging import Result, final_table
 from offrl.replicas import Replica, Values, by_cell, expand, grid_text, number, replicas
 from offrl.stats import mean_interval
+from offrl.variants import difference
 
 if TYPE_CHECKING:
     import torch
@@ -137,19 +138,8 @@ def _change(old: dict[str, Any], new: dict[str, Any]) -> str:
     if grids[0] != grids[1]:
         return f"{grids[0]} there, {grids[1]} here"
     used = {"precision": "float32"}
-    return _difference({**used, **old}, {**used, **new})
-
-
-def _difference(old: Any, new: Any, name: str = "") -> str:
-    """`algo.name: iql there, bc here` for the first setting that differs, or an empty string."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*(k for k in ("name",) if k in old), *old, *new]:
-            if key not in old or key not in new:
-                continue  # a setting that only one version knows
-            if change := _difference(old[key], new[key], f"{name}.{key}" if name else key):
-                return change
-        return ""
-    return "" if old == new else f"{name}: {old} there, {new} here"
+    changed = difference({**used, **old}, {**used, **new})
+    return next((f"{name}: {there} there, {here} here" for name, (there, here) in changed.items()), "")
 
 
 def _version(package: str) -> str | None:
@@ -268,12 +258,18 @@ class Run:
         return evaluate_parallel([self._load(r) for r in self.replicas], [r.seed for r in self.replicas], task, config)
 
     def results(self) -> list[Result]:
-        """The last evaluation as rows of a table: one for each cell of the grid, in its order; none when nothing was scored."""
+        """The last evaluation as rows of a table: one for each cell of the grid, in its order; none when nothing was scored.
+
+        Seeds that diverged are left out, unless all of a cell's did: they did not train to the end.
+        """
         rows = self.scores and self.final_scores
         if not rows:
             return []
-        cells = by_cell(self.replicas).items()
-        return [summarise(self.algorithm, [rows[i] for i in where], self.record, values) for values, where in cells]
+        lost, found = self.diverged, []
+        for values, where in by_cell(self.replicas).items():
+            kept = [i for i in where if self.replicas[i] not in lost] or where
+            found.append(summarise(self.algorithm, [rows[i] for i in kept], self.record, values))
+        return found
 
     def plot(self, others: Sequence[Run] = ()) -> bool:
         """Draw learning_curve.png, and grid.png for a grid over one or two fields; False when there is nothing to draw."""

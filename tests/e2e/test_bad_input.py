@@ -321,6 +321,7 @@ def test_one_seed_diverges(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "seed 1 diverged between step 20 and 30" in first.err
     assert first.err.count("diverged between") == 1 and "diverged between" not in second.err
     assert "frozen: seed 1" in first.err and "frozen: seed 1" in second.err
+    assert second.out.splitlines()[-2].split()[-1] == "2", "means are over the seeds that trained to the end"
     assert not runs["healthy"][0].err and not runs["healthy"][1].err
     name = f"{checkpoint.FOLDER}/step_000000060.safetensors"
     tensors, healthy = checkpoint.read(Path("runs/poisoned") / name)[0], checkpoint.read(Path("runs/healthy") / name)[0]

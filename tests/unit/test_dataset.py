@@ -263,3 +263,11 @@ def test_an_unmarked_jump_ends_an_episode() -> None:
     assert data.episode_returns().tolist() == [5.0, 7.0]
     assert bool(data.columns["successor_known"][4]) and float(data.columns["next_observations"][4, 0]) == 50.0
     assert data.columns["truncations"].nonzero().squeeze(-1).tolist() == [4, 11]
+
+
+def test_data_in_which_no_episode_times_out() -> None:
+    """Stored successors are looked at where an episode timed out, and here none did."""
+    observations = np.arange(8.0).reshape(4, 2)
+    flags = [False, True, False, True]
+    data = Dataset.from_arrays(observations, np.zeros((4, 1)), np.ones(4), flags, [False] * 4, observations + 2.0)
+    assert data.columns["successor_known"].all() and data.num_episodes == 2 and data.columns["terminations"].tolist() == flags

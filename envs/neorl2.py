@@ -1,0 +1,118 @@
+"""NeoRL-2 (arXiv 2503.19267): its data sets by name, which returns score 0 and 100, and its environments where the package has them.
+
+The numbers are those of the neorl2 package (github.com/polixir/NeoRL2, neorl2/envs/info.py and __init__.py), which is imported to make an
+environment and for nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from offrl.errors import UserError
+from offrl.registry import register
+from offrl.tasks import Task
+
+if TYPE_CHECKING:
+    from offrl.data.config import DatasetConfig
+    from offrl.data.raw import RawData
+
+URL = "http://datasets.polixir.site/neorl2"
+FIELDS = {  # as neorl2_dataset's get_data.py writes them
+    "observations": "obs",
+    "next_observations": "next_obs",
+    "actions": "action",
+    "rewards": "reward",
+    "terminations": "done",
+    "truncations": "truncated",
+}
+# name: numbers in an observation and in an action, steps of an episode, returns that score 0 and 100
+TASKS: dict[str, tuple[int, int, int, float, float]] = {
+    "Pipeline": (52, 1, 1000, -296.0, 751.0),
+    "Simglucose": (31, 1, 480, 9.75, 475.0),
+    "RocketRecovery": (7, 2, 500, -176.0, 208.0),
+    "RandomFrictionHopper": (13, 3, 1000, -3.0, 503.0),
+    "DMSD": (6, 2, 100, 30.60, 849.51),
+    "Fusion": (15, 6, 100, -107.601, 98.05),
+    "SafetyHalfCheetah": (18, 6, 1000, -283.0, 2507.0),
+}
+TRAJECTORIES = {"RocketRecovery": 100}  # the package gives out so many of the training file's, unless asked for another number
+
+
+@register("task", "neorl2")
+def lookup(name: str) -> Task | None:
+    """The task of a NeoRL-2 data set by its exact name, such as "Pipeline"; None for any other name.
+
+    It has no environment where the neorl2 package is not installed.
+    """
+    if name not in TASKS:
+        return None
+    observations, actions, steps, low, high = TASKS[name]
+    there = importlib.util.find_spec("neorl2") is not None
+    return Task(
+        name=name,
+        env_id=f"neorl2:{name}" if there else None,
+        max_episode_steps=steps,
+        ref_min=low,
+        ref_max=high,
+        ref_label="NeoRL-2",
+        observation_dim=observations,
+        action_dim=actions,
+        note="" if there else "NeoRL-2's environments need the neorl2 package, which is not installed",
+    )
+
+
+def locate(name: str) -> Path:
+    """The training file of a data set: in $OFFRL_NEORL2, or where the neorl2 package keeps it. Raises UserError where it is in neither."""
+    own, file = os.environ.get("OFFRL_NEORL2"), f"{name}-train.npz"
+    folders = [Path(f).expanduser() for f in (own, "~/.neorl2/datasets") if f]
+    for path in (folder / sub / file for folder in folders for sub in ("", name)):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from {URL}/{name}/{file} or with "
+        f"the neorl2 package and {'put it there' if own else 'set $OFFRL_NEORL2 to its folder'}"
+    )
+
+
+def _loader(name: str) -> Callable[[DatasetConfig], RawData]:
+    def load(config: DatasetConfig) -> RawData:
+        return read(name, locate(name), config)
+
+    load.__qualname__ = f"neorl2.{name}"
+    return load
+
+
+for _name in TASKS:
+    register("dataset", _name)(_loader(_name))
+
+
+def read(name: str, path: Path, config: DatasetConfig) -> RawData:
+    """The columns of the training file of `name`; `config.fields` names other keys. Raises UserError for a file that is not one of them."""
+    from offrl.data.sources import read_raw
+    from offrl.data.sources.files import Npz
+
+    fields = {**{column: key for column, key in FIELDS.items() if key != "truncated" or key in Npz(path).shapes}, **config.fields}
+    raw = read_raw(str(path), replace(config, name=str(path), format="columns", fields=fields))
+    for column, size in zip(("observations", "actions"), TASKS[name][:2], strict=True):
+        if raw.columns[column].shape[1:] != (size,):
+            raise UserError(f"{path} is not NeoRL-2's {name}: its {column} have shape {raw.columns[column].shape[1:]}, not ({size},)")
+    raw.name, raw.source, raw.task = name, "neorl2", lookup(name)
+    if name in TRAJECTORIES:
+        _keep(raw, TRAJECTORIES[name])
+    return raw
+
+
+def _keep(raw: RawData, trajectories: int) -> None:
+    """Drop what comes after the first `trajectories` episodes."""
+    flags = [raw.columns[k] for k in ("terminations", "truncations") if k in raw.columns]
+    ends = np.flatnonzero(np.logical_or.reduce(flags)) + 1
+    if len(ends) > trajectories:
+        raw.columns = {k: column[: ends[trajectories - 1]] for k, column in raw.columns.items()}
+        raw.notes.append(f"the first {trajectories} of {len(ends)} trajectories, as the neorl2 package gives them out")
