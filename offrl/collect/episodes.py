@@ -1,0 +1,107 @@
+"""Whole episodes: their columns, the shards they are kept in while a collection grows, and the data sets made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl import checkpoint
+from offrl.collect.place import KEPT
+from offrl.errors import UserError
+
+FLAGS = ("terminations", "truncations")
+
+
+@dataclass
+class Episode:
+    """One episode of T steps. Columns have T rows (observations of each step, before it); `final`: the observation after the last step."""
+
+    columns: dict[str, np.ndarray]
+    final: np.ndarray
+    mark: int = 0  # the environment step of training at which it ended, or which policy made it
+
+    def __len__(self) -> int:
+        return len(self.columns["rewards"])
+
+    @property
+    def total(self) -> float:
+        """The undiscounted return."""
+        return float(self.columns["rewards"].sum(dtype=np.float64))
+
+
+def shards(folder: Path) -> list[tuple[int, int, Path]]:
+    """(first, last + 1, file) of the shards in `folder`, in order, up to the first gap."""
+    found = sorted((int(m[1]), int(m[2]), p) for p in folder.glob("*.safetensors") if (m := re.fullmatch(r"(\d+)-(\d+)", p.stem)))
+    kept: list[tuple[int, int, Path]] = []
+    for first, stop, path in found:
+        if first == (kept[-1][1] if kept else 0):
+            kept.append((first, stop, path))
+    return kept
+
+
+def write_shard(folder: Path, first: int, stop: int, episodes: Sequence[Episode]) -> None:
+    """Write the episodes of the units (episodes, waves) first to stop - 1 as one file, or not at all. Raises UserError (a full disk)."""
+    tensors = {k: torch.from_numpy(np.concatenate([e.columns[k] for e in episodes])) for k in (episodes[0].columns if episodes else ())}
+    if episodes:
+        tensors["final"] = torch.from_numpy(np.stack([e.final for e in episodes]))
+    tensors["length"] = torch.tensor([len(e) for e in episodes], dtype=torch.int64)
+    tensors["mark"] = torch.tensor([e.mark for e in episodes], dtype=torch.int64)
+    checkpoint.write(folder / f"{first:08d}-{stop:08d}.safetensors", tensors, {"kind": "episodes"}, KEPT)
+
+
+def read_shards(paths: Iterable[Path]) -> list[Episode]:
+    """The episodes in these files. Raises UserError for a damaged one."""
+    episodes: list[Episode] = []
+    for path in paths:
+        try:
+            tensors, _ = checkpoint.read(path)
+        except UserError as error:
+            raise UserError(f"{error}; remove it, and run the same command again to record it anew") from None
+        arrays = {k: v.numpy() for k, v in tensors.items()}
+        lengths, marks, finals = arrays.pop("length"), arrays.pop("mark"), arrays.pop("final", ())
+        stops = np.cumsum(lengths)
+        for i, (stop, length) in enumerate(zip(stops, lengths, strict=True)):
+            columns = {k: v[stop - length : stop] for k, v in arrays.items()}
+            episodes.append(Episode(columns, finals[i], int(marks[i])))
+    return episodes
+
+
+def first_rows(episodes: Sequence[Episode], rows: int) -> list[Episode]:
+    """The first episodes, whole, that have at least so many rows."""
+    count, kept = 0, []
+    for episode in episodes:
+        if count >= rows:
+            break
+        kept.append(episode)
+        count += len(episode)
+    return kept
+
+
+def columns_of(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
+    """The columns of a data set with next_observations, true at the episodes' ends as well."""
+    keys = [k for k in episodes[0].columns if all(k in e.columns for e in episodes)]  # what all of them have
+    columns = {k: np.concatenate([e.columns[k] for e in episodes]) for k in keys}
+    columns["next_observations"] = np.concatenate([np.concatenate([e.columns["observations"][1:], e.final[None]]) for e in episodes])
+    return columns
+
+
+def statistics(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Plain numbers about the episodes, for cards and tables."""
+    returns, lengths = np.array([e.total for e in episodes]), np.array([len(e) for e in episodes])
+    return {
+        "rows": int(lengths.sum()),
+        "episodes": len(episodes),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        "length_mean": float(lengths.mean()),
+        "terminations": int(sum(e.columns["terminations"][-1] for e in episodes)),
+        "truncations": int(sum(e.columns["truncations"][-1] for e in episodes)),
+    }

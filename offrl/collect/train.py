@@ -1,0 +1,217 @@
+"""Training with Stable-Baselines3, every episode written down as it happened, and a snapshot of the policy at equal steps.
+
+Resumable without pickles: parameters and optimisers as safetensors (offrl.checkpoint), the replay buffer filled again from the recorded
+episodes. A run that was killed goes on from its last checkpoint; what was recorded after it is trained anew, and the episode that a
+checkpoint interrupts is left out of the stream, so that no episode is cut, lost or there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl import checkpoint
+from offrl.collect.episodes import Episode, columns_of, read_shards, shards, write_shard
+from offrl.collect.place import KEPT, Progress, Stop, Stopped
+from offrl.collect.record import Recorder, measure, seed_for
+from offrl.collect.settings import CollectConfig
+from offrl.collect.world import World
+from offrl.errors import UserError
+from offrl.physics import mujoco_warnings
+from offrl.sb3 import Actor, actor_from
+
+BUFFER = 1_000_000  # transitions that SAC draws from, as D4RL's
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The policy after `step` steps of training, and the returns of some of its noisy episodes."""
+
+    step: int
+    returns: tuple[float, ...]
+    path: Path
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    def actor(self, world: World) -> Actor:
+        tensors, _ = checkpoint.read(self.path)
+        return actor_from(tensors, low=world.low, high=world.high, discrete=world.discrete, where=str(self.path))
+
+
+def algorithm_of(world: World, config: CollectConfig) -> str:
+    """sac or ppo. Raises UserError for SAC with discrete actions."""
+    if config.algorithm == "sac" and world.discrete:
+        raise UserError(f"{world.env_id} has discrete actions, for which SAC is not made; use algorithm=ppo (or auto)")
+    return {"auto": "ppo" if world.discrete else "sac"}.get(config.algorithm, config.algorithm)
+
+
+def snapshots(folder: Path) -> list[Snapshot]:
+    """Those in the folder of a training, by step."""
+    found = []
+    for path in sorted((folder / "snapshots").glob("step_*.safetensors")):
+        _, meta = checkpoint.read(path)
+        found.append(Snapshot(int(meta["step"]), tuple(meta["returns"]), path))
+    return found
+
+
+def stream(folder: Path) -> list[Episode]:
+    """All recorded episodes, in order; `mark` is the step at which each ended."""
+    return read_shards(p for _, _, p in shards(folder / "stream"))
+
+
+def train(world: World, config: CollectConfig, folder: Path, steps: int, every: int, stop: Stop) -> None:
+    """Train for `steps` steps, from the last checkpoint in `folder` on if there is one. Raises Stopped where it was asked to."""
+    found = checkpoint.load_latest(folder)
+    at = int(found[1]["step"]) if found else 0
+    if at >= steps:
+        return
+    kept = int(found[1]["episodes"]) if found else 0
+    for first, _, path in shards(folder / "stream"):
+        if first >= kept:
+            path.unlink()
+    for snapshot in snapshots(folder):
+        if snapshot.step > at:
+            snapshot.path.unlink()
+    episodes, pending = stream(folder), []
+    if len(episodes) != kept:
+        raise UserError(f"{folder / 'stream'} has {len(episodes)} episodes, its checkpoint {kept}: files are missing; choose another out=")
+    rows = sum(map(len, episodes))
+    with mujoco_warnings() as unstable:
+        recorder = Recorder(world, lambda episode: pending.append(episode), unstable)
+        model = _model(world, config, recorder, steps, every)
+        if found:
+            _restore(model, found[0], found[1], at)
+            if hasattr(model, "replay_buffer") and episodes:
+                _refill(model, episodes)
+            model.set_random_seed(seed_for(config.seed, "resume", at) % (2**31))
+        name = type(model).__name__
+        with Progress(f"training {name} on {world.env_id}", steps, "steps", config.quiet, at) as bar:
+            recent: list[float] = [e.total for e in episodes[-20:]]
+
+            def save(step: int, snapshot: bool) -> None:
+                nonlocal kept, rows
+                if pending:
+                    write_shard(folder / "stream", kept, kept + len(pending), pending)
+                    kept, rows = kept + len(pending), rows + sum(map(len, pending))
+                    recent[:] = [*recent, *(e.total for e in pending)][-20:]
+                    pending.clear()
+                if snapshot:
+                    _snapshot(world, config, model, folder, step)
+                tensors, meta = _state(model)
+                checkpoint.save(folder, step, tensors, {**meta, "episodes": kept, "rows": rows}, keep=2)
+
+            if not found:
+                save(0, True)
+            callback = _callback(recorder, steps, every, stop, save, bar, recent, pending)
+            try:
+                model.learn(steps - at, callback=callback, reset_num_timesteps=False)
+            finally:
+                recorder.close()
+    if stop.asked:
+        raise Stopped
+
+
+def _callback(
+    recorder: Recorder, steps: int, every: int, stop: Stop, save: Any, bar: Progress, recent: list[float], pending: list[Episode]
+) -> Any:
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Keeper(BaseCallback):
+        def _on_training_start(self) -> None:
+            recorder.mark = self.num_timesteps + 1
+
+        def _on_step(self) -> bool:
+            step = self.num_timesteps
+            recorder.mark = step + 1  # of the step to come
+            due = step % every == 0 or step >= steps
+            if due or stop.asked:
+                save(step, due)
+            if due or step % 50 == 0:
+                returns = [*recent, *(e.total for e in pending)][-20:]
+                bar.update(step, f"return {np.mean(returns):.1f}" if returns else "")
+            return step < steps and not stop.asked
+
+    return Keeper()
+
+
+def _model(world: World, config: CollectConfig, recorder: Recorder, steps: int, every: int) -> Any:
+    """SB3's algorithm with its defaults, which are D4RL's for SAC: two layers of 256, rate 3e-4, batch 256, discount 0.99."""
+    sb3 = library()
+    if algorithm_of(world, config) == "sac":
+        warm_up = max(1, min(10_000, steps // 20))  # uniform actions
+        return sb3.SAC("MlpPolicy", recorder, seed=config.seed, learning_starts=warm_up, buffer_size=min(steps, BUFFER))
+    # many updates even in a short training
+    length = min(2048, max(64, steps // 40 // 64 * 64))
+    return sb3.PPO("MlpPolicy", recorder, seed=config.seed, n_steps=length, device="cpu")
+
+
+def library() -> Any:
+    """Stable-Baselines3. Raises UserError where it is not installed."""
+    try:
+        import stable_baselines3
+    except ImportError as error:
+        raise UserError(f"recipe=d4rl trains with stable-baselines3 ({error}): pip install 'offrl[collect]'") from None
+    return stable_baselines3
+
+
+def _snapshot(world: World, config: CollectConfig, model: Any, folder: Path, step: int) -> None:
+    """Save the actor, with the returns of some noisy episodes."""
+    tensors = {k: v for k, v in model.policy.state_dict().items() if not k.startswith(("critic", "value_net", "mlp_extractor.value_net"))}
+    path = folder / "snapshots" / f"step_{step:09d}.safetensors"
+    actor = actor_from(tensors, low=world.low, high=world.high, discrete=world.discrete, where=str(path))
+    returns = measure(world, actor, True, config.eval_episodes, seed_for(config.seed, "snapshot", step))
+    checkpoint.write(path, tensors, {"kind": "snapshot", "step": step, "returns": returns.tolist()}, KEPT)
+
+
+def _state(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Parameters, and the state of the optimisers (not their settings, which do not change)."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, values in model.get_parameters().items():
+        if "param_groups" in values:
+            for i, entry in values["state"].items():
+                tensors |= {f"{name}/{i}/{k}": torch.as_tensor(v) for k, v in entry.items()}
+        else:
+            tensors |= {f"{name}/{k}": v for k, v in values.items()}
+    if getattr(model, "log_ent_coef", None) is not None:
+        tensors["log_ent_coef"] = model.log_ent_coef
+    return tensors, {"updates": model._n_updates}
+
+
+def _restore(model: Any, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], step: int) -> None:
+    """The inverse of `_state`."""
+    values: dict[str, Any] = {}
+    for name, own in model.get_parameters().items():
+        mine = {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
+        if "param_groups" in own:
+            state: dict[int, dict[str, torch.Tensor]] = {}
+            for key, value in mine.items():
+                i, _, part = key.partition("/")
+                state.setdefault(int(i), {})[part] = value
+            values[name] = {"state": state, "param_groups": own["param_groups"]}
+        else:
+            values[name] = mine
+    model.set_parameters(values, exact_match=True)
+    if "log_ent_coef" in tensors:
+        with torch.no_grad():
+            model.log_ent_coef.copy_(tensors["log_ent_coef"])
+    model.num_timesteps, model._n_updates = step, int(meta["updates"])
+
+
+def _refill(model: Any, episodes: list[Episode]) -> None:
+    """The replay buffer's newest rows, as SB3 had stored them: actions in [-1, 1], time-outs marked."""
+    buffer = model.replay_buffer
+    columns = {k: v[-buffer.buffer_size :] for k, v in columns_of(episodes).items()}
+    n = len(columns["rewards"])
+    buffer.observations[:n, 0], buffer.next_observations[:n, 0] = columns["observations"], columns["next_observations"]
+    buffer.actions[:n, 0] = model.policy.scale_action(columns["actions"])
+    buffer.rewards[:n, 0] = columns["rewards"]
+    buffer.dones[:n, 0] = columns["terminations"] | columns["truncations"]
+    buffer.timeouts[:n, 0] = columns["truncations"]
+    buffer.pos, buffer.full = n % buffer.buffer_size, n == buffer.buffer_size
