@@ -38,10 +38,13 @@ class RawData:
     discrete: bool | None = None  # None: the dtype of the actions says it
     num_actions: int = 0  # 0: the largest action seen, plus 1
     final_observations: np.ndarray | None = None  # [E, *O], the successor of each episode's last row
+    final_known: np.ndarray | None = None  # bool [E]: False where `final_observations` merely repeats the last one; None: all are known
     jump_rows: np.ndarray | None = None  # filled by `find_ends`: rows whose stored successor is not the next row's, though no end is marked
     last_complete: bool | None = None  # filled by `find_ends`: False when the data stop inside the last episode
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what `warn` printed
+    about: dict[str, Any] = field(default_factory=dict)  # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
+    final_columns: dict[str, np.ndarray] = field(default_factory=dict)  # [E, ...] an extra column after each episode's last row, if known
 
     @property
     def rows(self) -> int:
@@ -247,7 +250,8 @@ def environment_range(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
 def fingerprint(raw: RawData, ends: np.ndarray) -> str:
     """sha256 over the names, dtypes, shapes and little-endian bytes of the columns, and the episodes' ends."""
     digest = hashlib.sha256()
-    extra = {"final_observations": raw.final_observations} if raw.final_observations is not None else {}
+    finals = {"final_observations": raw.final_observations, "final_known": raw.final_known}
+    extra = {name: values for name, values in finals.items() if values is not None}
     for name, column in sorted((raw.columns | extra | {"ends": ends}).items()):
         little = column.dtype.newbyteorder("<")
         digest.update(f"{name} {little.str} {column.shape} ".encode())
@@ -282,7 +286,7 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
             successors = columns["next_observations"]
             timeouts = last[~terminations[last]]
             first = observations[(timeouts + 1) % rows]  # a shifted file has the next episode's start there, on the last row perhaps row 0
-            same = (successors[timeouts] == first).reshape(len(timeouts), -1).all(1)
+            same = (successors[timeouts] == first).reshape(len(timeouts), int(np.prod(observations.shape[1:]))).all(1)
             known[timeouts[same]] = False
         else:
             successors = memory.empty("next_observations", observations.shape, observations.dtype)
@@ -290,6 +294,8 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
                 successors[part] = observations[part.start + 1 : part.stop + 1]
             if raw.final_observations is not None:
                 successors[last] = raw.final_observations
+                if raw.final_known is not None:
+                    known[last[~raw.final_known]] = False
             else:
                 known[last] = False
     unknown = np.flatnonzero(~known)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from offrl import registry
 from offrl.data.config import DatasetConfig
 from offrl.data.download import cache_dir, fetch
-from offrl.data.mmap import Memory
-from offrl.data.raw import RawData
+from offrl.data.mmap import Memory, chunks
+from offrl.data.raw import FLAGS, RawData
+from offrl.data.record import Record, fits, restore
 from offrl.data.sources.files import finish, hdf5_keys, open_hdf5, read_hdf5
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, warn
 from offrl.tasks import Task, lookup
 
 REQUIRED = {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals"}
+FINALS = "metadata/offrl_final"  # extra columns after the episodes' last rows
+RECORD = "metadata/offrl"  # see offrl.data.record
 OPTIONAL = {"truncations": "timeouts", "next_observations": "next_observations", "final_observations": "final_observations"}
 
 
@@ -41,11 +47,16 @@ def verify(path: Path) -> None:
 
 
 def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = None) -> RawData:
-    """A file in D4RL's layout. `task` when it was asked for by name; else it is guessed from the file's metadata and name."""
+    """A file in D4RL's layout. `task` when it was asked for by name; else it is the file's own, or guessed from its metadata and name."""
     columns = {}
     with open_hdf5(path) as file:
         items = hdf5_keys(file)
         keys = {c: k for c, k in (REQUIRED | OPTIONAL).items() if k in items or c in REQUIRED}
+        record = record_of(items, path)
+        if record is not None:
+            keys |= {c: c for c in record.columns if c not in keys and c in items}
+            if "next_observations" not in record.columns:
+                keys.pop("next_observations", None)
         for column, key in config.fields.items():
             keys[column] = str(key)
         for column, key in keys.items():
@@ -55,7 +66,26 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
         env_id = _text(file.attrs.get("env_id")) or _text(items["metadata/env_id"][()] if "metadata/env_id" in items else None)
         dataset_id = _text(file.attrs.get("dataset_id"))
         references = [file.attrs.get(k) for k in ("ref_min_score", "ref_max_score")]
+        about = _about(items)
+        final_columns = {k: items[f"{FINALS}/{k}"][()] for k in record.final_columns if f"{FINALS}/{k}" in items} if record else {}
+        finals = None
+        if record is not None and record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in columns:
+            finals = _last_successors(columns, items["next_observations"])
     raw = finish(columns, path, "d4rl")
+    raw.about = about
+    if record is not None:
+        ends = np.zeros(raw.rows, bool)
+        for name in FLAGS:
+            if len(flags := raw.columns.get(name, ends)) == raw.rows:
+                ends |= flags
+        if fits(raw, record, ends):
+            restore(raw, record, ends, config.fields)
+            raw.final_columns = {k: v for k, v in final_columns.items() if k in raw.columns}
+            raw.final_observations = raw.final_observations if finals is None else finals
+            raw.name = dataset_id or raw.name
+            if task is not None:
+                raw.task = task
+            return raw
     raw.task = task or guess_task(path.stem, env_id)
     if dataset_id:
         raw.name = dataset_id
@@ -66,6 +96,39 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
         if label == "offrl" and env_id:
             raw.task = replace(raw.task, env_id=env_id, env_kwargs={}, max_episode_steps=None)
     return raw
+
+
+def record_of(items: dict[str, Any], path: Path) -> Record | None:
+    """What offrl recorded when it wrote the file; None for other programs' files."""
+    if RECORD not in items:
+        return None
+    try:
+        return Record.from_json(json.loads(_text(items[RECORD][()])))
+    except ValueError as error:
+        warn(f"{path}: '{RECORD}' cannot be read ({error}); the file is read by its layout alone")
+        return None
+
+
+def _about(items: dict[str, Any]) -> dict[str, Any]:
+    """What lies under metadata/: text and single numbers by their names, arrays (D4RL's policies) with the prefix."""
+    words = {"algorithm": "algorithm_name"}
+    about: dict[str, Any] = {}
+    for key, item in items.items():
+        name = key.removeprefix("metadata/")
+        if key == name or key in (RECORD, "metadata/env_id") or key.startswith(FINALS):
+            continue
+        if item.shape == ():
+            value = item[()]
+            about[words.get(name, name)] = _text(value) if isinstance(value, bytes | str) else value.item()
+        elif item.dtype.kind in "biuf":
+            about[key] = item[()]
+    return about
+
+
+def _last_successors(columns: dict[str, np.ndarray], item: Any) -> np.ndarray:
+    """The next observation of each episode's last row, [E, *O]; without keeping the others."""
+    last = columns["terminations"].astype(bool) | columns["truncations"].astype(bool)
+    return np.concatenate([item[part][last[part]] for part in chunks(len(last))])
 
 
 def _text(value: Any) -> str:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from offrl.data.config import DatasetConfig
-from offrl.data.mmap import Memory
+from offrl.data.mmap import Memory, chunks
 from offrl.data.raw import RawData
-from offrl.data.sources.files import arrow_values, open_hdf5
-from offrl.data.sources.hdf5map import Hdf5Map, Located
-from offrl.errors import UserError, nearest
+from offrl.data.record import INFOS, Record, extra_columns, fits, restore
+from offrl.data.sources.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
+from offrl.errors import UserError, nearest, warn
 from offrl.tasks import Task
 
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
-Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, and the space there
+RECORD = "offrl"  # in metadata.json: see offrl.data.record
+_NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "dataset_id", "minari_version",
+              "action_space", RECORD)  # fmt: skip
 
 
 def root() -> Path:
@@ -109,12 +110,14 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "") -> R
         kind_of = actions["type"] + (f" from {actions['start']}" if actions.get("start") else "")
         raise UserError(f"{name}: actions of the space {kind_of} are not supported (Box and Discrete from 0 are)")
     jpeg = bool(meta.get("jpeg_encoding"))
-    reader = _read_hdf5 if kind == "hdf5" else _read_arrow
-    buffers = _Buffers(rows, leaves, goals, actions, memory, name, jpeg)
+    record = record_of(meta, folder)
+    infos = _infos(config, record, name)
+    reader = read_hdf5 if kind == "hdf5" else read_arrow
+    buffers = Buffers(rows, leaves, goals, actions, memory, name, jpeg, infos)
     try:
         reader(folder, kind, buffers)
-    except _Overflow as more:  # the metadata promised fewer steps than there are
-        buffers = _Buffers(more.rows, leaves, goals, actions, memory, name, jpeg)
+    except Overflow as more:  # the metadata promised fewer steps than there are
+        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, jpeg, infos)
         reader(folder, kind, buffers)
     raw = buffers.result()
     raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete
@@ -123,7 +126,57 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "") -> R
     else:
         raw.action_low, raw.action_high = (np.asarray(actions[k], np.float32).reshape(-1) for k in ("low", "high"))
     raw.task = _task(meta, name, keys)
+    raw.about = {k: v for k, v in meta.items() if k not in _NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
+    if record is not None and raw.episode_ends is not None and fits(raw, record, raw.episode_ends):
+        _restore(raw, record, config, memory)
     return raw
+
+
+def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
+    """What offrl recorded when it wrote the data set; None for other programs' data sets."""
+    if RECORD not in meta:
+        return None
+    try:
+        return Record.from_json(meta[RECORD])
+    except ValueError as error:
+        warn(f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the data set is read by its layout alone")
+        return None
+
+
+def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str, tuple[str, ...]]:
+    """Columns that lie under Minari's infos, with their path there: those offrl put there, and those that `dataset.fields` asks for."""
+    infos = {c: tuple(c.removeprefix(INFOS).split("/")) for c in (extra_columns(record) if record else ()) if not c.startswith(INFOS)}
+    for column, key in config.fields.items():
+        if not str(key).startswith(INFOS):
+            raise UserError(f"{name}: dataset.fields.{column}={key}: of a Minari data set only infos/... can be chosen; the rest is fixed")
+        infos[column] = tuple(str(key).removeprefix(INFOS).split("/"))
+    return infos
+
+
+def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory) -> None:
+    """Undo what `offrl.data.minari_layout` added to fit the layout, as the record says; in place."""
+    ends, finals = raw.episode_ends, raw.final_observations
+    assert ends is not None
+    if "next_observations" in record.columns:
+        last = np.flatnonzero(ends)
+        observations = raw.columns["observations"]
+        if record.successors == "next row":
+            successors = memory.empty("next_observations", observations.shape, observations.dtype)
+            for part in chunks(raw.rows - 1):
+                successors[part] = observations[part.start + 1 : part.stop + 1]
+            successors[last] = finals
+            raw.columns["next_observations"] = successors
+        successors = raw.columns["next_observations"]
+        successors[last[record.unknown]] = observations[(last[record.unknown] + 1) % raw.rows]
+        raw.final_columns.pop("next_observations", None)
+    if not record.finals:
+        raw.final_observations = None
+    for column in [c for c in raw.final_columns if c not in record.final_columns and c not in config.fields]:
+        del raw.final_columns[column]
+    raw.final_columns = {k: v for k, v in raw.final_columns.items() if k in record.final_columns}
+    restore(raw, record, ends)
+    if config.observation_keys and raw.task is not None:
+        raw.task = replace(raw.task, observation_keys=tuple(config.observation_keys))
 
 
 def _task(meta: dict[str, Any], name: str, keys: tuple[str, ...]) -> Task:
@@ -170,244 +223,3 @@ def _leaves(space: dict[str, Any], path: tuple[str, ...], name: str) -> list[Lea
         where = f"the observation '{'/'.join(path)}'" if path else "the observation"
         raise UserError(f"{name}: {where} is a {space['type']} space; choose others with dataset.observation_keys=[...]")
     return [(path, space)]
-
-
-def _width(space: dict[str, Any]) -> int:
-    if space["type"] == "Discrete":
-        return int(space["n"])  # one-hot, as gymnasium.spaces.flatten does it
-    return int(np.prod(space["shape"] if space["type"] == "Box" else space["n"]))
-
-
-class _Overflow(Exception):
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-
-class _Buffers:
-    """Arrays for all steps. Observations come as T + 1 rows of which the last is put aside: the next episode overwrites it."""
-
-    def __init__(
-        self, rows: int, leaves: list[Leaf], goals: dict[str, Leaf], actions: dict[str, Any], memory: Memory, name: str, jpeg: bool
-    ) -> None:
-        self.rows, self.leaves, self.goals, self.actions_space, self.name = rows, leaves, goals, actions, name
-        self.single = len(leaves) == 1 and not goals and leaves[0][1]["type"] == "Box"
-        shape: tuple[int, ...] = (sum(_width(s) for _, s in leaves),)
-        dtype: Any = np.float32
-        self.jpeg = False
-        if self.single and len(leaves[0][1]["shape"]) > 1:
-            shape = tuple(leaves[0][1]["shape"])
-            self.jpeg = jpeg and leaves[0][1]["dtype"] == "uint8" and len(shape) == 3 and shape[-1] in (1, 3)
-        if self.single and leaves[0][1]["dtype"] == "uint8":
-            dtype = np.uint8
-        self.observations = memory.empty("observations", (rows + 1, *shape), dtype)
-        width = (int(np.prod(actions["shape"])),) if actions["type"] == "Box" else ()
-        self.actions = memory.empty("actions", (rows, *width), np.float32 if width else np.int64)
-        self.rewards = memory.empty("rewards", (rows,), np.float32)
-        self.flags = [np.zeros(rows, bool), np.zeros(rows, bool)]
-        self.goal_columns = {k: memory.empty(k, (rows + 1, _width(s)), np.float32) for k, (_, s) in goals.items()}
-        self.finals: list[np.ndarray] = []
-        self.lengths: list[int] = []
-        self.at = 0
-
-    def add(self, steps: int, read: Callable[[str, tuple[str, ...], np.ndarray | None], np.ndarray], episode: str) -> None:
-        """One episode. `read(column, path, out)` fills `out` and returns it, or returns an array when `out` is None."""
-        if steps == 0:  # recorded by a collector that was reset twice
-            return
-        start, stop = self.at, self.at + steps
-        if stop > self.rows:
-            raise _Overflow(-1)
-        if self.single and not self.jpeg:
-            read("observations", self.leaves[0][0], self.observations[start : stop + 1])
-        elif self.jpeg:
-            for i, frame in enumerate(read("observations", self.leaves[0][0], None)):
-                self.observations[start + i] = _decode(frame)
-        else:
-            column = 0
-            for path, space in self.leaves:
-                width = _width(space)
-                out = self.observations[start : stop + 1, column : column + width]
-                values = read("observations", path, None)
-                if len(values) != steps + 1:
-                    raise UserError(f"{self.name}: {episode} has {len(values)} observations for {steps} steps; {steps + 1} are expected")
-                out[:] = (
-                    np.eye(width, dtype=np.float32)[values.astype(np.int64).reshape(-1) - space.get("start", 0)]
-                    if space["type"] == "Discrete"
-                    else (values.reshape(steps + 1, width))
-                )
-                column += width
-            for key, (path, _) in self.goals.items():
-                self.goal_columns[key][start : stop + 1] = read("observations", path, None).reshape(steps + 1, -1)
-        read("actions", (), self.actions[start:stop])
-        read("rewards", (), self.rewards[start:stop])
-        for flags, key in zip(self.flags, ("terminations", "truncations"), strict=True):
-            read(key, (), flags[start:stop])
-        self.finals.append(self.observations[stop].copy())
-        self.lengths.append(steps)
-        self.at = stop
-
-    def result(self) -> RawData:
-        n = self.at
-        columns = {
-            "observations": self.observations[:n],
-            "actions": self.actions[:n],
-            "rewards": self.rewards[:n],
-            "terminations": self.flags[0][:n],
-            "truncations": self.flags[1][:n],
-        }
-        columns |= {k: v[:n] for k, v in self.goal_columns.items()}
-        ends = np.zeros(n, bool)
-        ends[np.cumsum(self.lengths) - 1] = True
-        raw = RawData(columns, episode_ends=ends, source="minari")
-        raw.final_observations = np.stack(self.finals) if self.finals else None
-        return raw
-
-
-def _decode(frame: Any) -> np.ndarray:
-    """One JPEG image."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError("this data set holds JPEG images: pip install pillow") from None
-    return np.asarray(Image.open(io.BytesIO(bytes(frame))))
-
-
-def _numbered(names: Iterator[str], prefix: str) -> list[str]:
-    found = [n for n in names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
-    return sorted(found, key=lambda n: int(n[len(prefix) :]))
-
-
-class _Hdf5Reader:
-    """Reads from where `Hdf5Map` found the data; what it did not find, through h5py's low-level interface."""
-
-    def __init__(self, file: Any, names: list[str], where: str, located: Hdf5Map) -> None:
-        import h5py
-
-        self.h5, self.file, self.names, self.where = h5py, file, names, where
-        self.types = {np.dtype(t): h5py.h5t.py_create(np.dtype(t)) for t in (np.float32, np.bool_, np.int64, np.uint8)}
-        self.map = located
-        self.located: dict[tuple[str, ...], Located | None] = {}
-        self.index, self.group = 0, None
-
-    def select(self, index: int) -> int:
-        """Turn to an episode by its position in `names`; the number of its steps."""
-        self.index, self.group = index, None
-        found = self.find(("rewards",))
-        return found.rows[index] if found is not None else int(self.open("rewards").shape[0])
-
-    def find(self, path: tuple[str, ...]) -> Located | None:
-        """Where the dataset lies, if that is known for the current episode."""
-        if path not in self.located:
-            self.located[path] = self.map.locate(path)
-        found = self.located[path]
-        return found if found is not None and found.rows[self.index] >= 0 else None
-
-    def open(self, path: str) -> Any:
-        name = self.names[self.index]
-        try:
-            if self.group is None:
-                self.group = self.h5.h5g.open(self.file.id, name.encode())
-            return self.h5.h5d.open(self.group, path.encode())
-        except KeyError:
-            raise UserError(f"{self.where}: {name} has no {path}") from None
-        except ValueError as error:
-            raise UserError(f"{self.where}: {name}: '{path}' cannot be opened ({error}); the file is damaged") from None
-
-    def read(self, column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
-        """See `_Buffers.add`."""
-        path = (column, *leaf)
-        found = self.find(path)
-        item: Any = self.open("/".join(path)) if found is None else None
-        if out is None:
-            return found.read(self.index) if found is not None else self.h5.Dataset(item)[()]
-        shape = (found.rows[self.index], *found.tail) if found is not None else item.shape
-        if shape != out.shape:
-            if shape[0] != len(out) or int(np.prod(shape[1:])) != int(np.prod(out.shape[1:])):
-                name = self.names[self.index]
-                raise UserError(f"{self.where}: {name}: '{column}' has shape {list(shape)}, expected {list(out.shape)}")
-            out = out.reshape(shape)
-        if found is not None and _converts_alike(found.dtype, out.dtype):
-            return found.read(self.index, out)
-        if found is not None and out.dtype == bool:
-            out[:] = found.read(self.index) != 0  # flags stored as numbers
-            return out
-        item = item or self.open("/".join(path))
-        if out.dtype == bool and item.get_type().get_class() != self.h5.h5t.ENUM:
-            out[:] = self.h5.Dataset(item)[()] != 0
-        else:
-            item.read(self.h5.h5s.ALL, self.h5.h5s.ALL, out, self.types[out.dtype])
-        return out
-
-
-def _converts_alike(stored: np.dtype, wanted: np.dtype) -> bool:
-    """True where NumPy's conversion gives what HDF5's does, to the bit."""
-    if stored == wanted:
-        return True
-    return (wanted == np.float32 and stored.kind in "fiu") or (wanted == np.int64 and stored.kind in "iu" and stored != np.uint64)
-
-
-def _read_hdf5(folder: Path, kind: str, buffers: _Buffers) -> None:
-    """Episode after episode, converted to the buffers' dtypes on the way into them."""
-    path = folder / "main_data.hdf5"
-    if not path.is_file():
-        raise UserError(f"{path} is missing; the data set is incomplete")
-    with open_hdf5(path) as file, np.errstate(over="ignore"):  # what is too large for a float32 becomes infinite, as in HDF5
-        names = _numbered(iter(file), "episode_")
-        with Hdf5Map(file, names) as located:
-            reader = _Hdf5Reader(file, names, str(path), located)
-            for index, name in enumerate(names):
-                steps = reader.select(index)
-                try:
-                    buffers.add(steps, reader.read, name)
-                except _Overflow:
-                    raise _Overflow(sum(reader.select(i) for i in range(len(names)))) from None
-
-
-def _read_arrow(folder: Path, kind: str, buffers: _Buffers) -> None:
-    """Arrow or Parquet: one folder per episode; every column has T + 1 rows, of which only the observations use the last."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UserError("this data set is stored as Arrow: pip install pyarrow") from None
-    names = _numbered((p.name for p in folder.iterdir() if p.is_dir()), "")
-    for index, name in enumerate(names):
-        files = sorted(p for p in (folder / name).iterdir() if p.suffix == f".{kind}")
-        if not files:
-            raise UserError(f"{folder / name} has no .{kind} file; the data set is incomplete")
-        try:
-            tables = [pq.read_table(p) if kind == "parquet" else pa.ipc.open_file(pa.memory_map(str(p))).read_all() for p in files]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{files[0]} cannot be read ({' '.join(str(error).split())}); the file is damaged or incomplete") from None
-        table = (pa.concat_tables(tables) if len(tables) > 1 else tables[0]).combine_chunks()
-        steps = table.num_rows - 1
-
-        def read(column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
-            where = f"{files[0]}: '{'/'.join((column, *leaf))}'"  # noqa: B023 (called at once)
-            try:
-                array = table.column(column).combine_chunks()  # noqa: B023
-                for key in leaf:
-                    array = array.field(key)
-            except KeyError:
-                raise UserError(f"{where} is missing") from None
-            if pa.types.is_binary(array.type):
-                return array.to_pylist()
-            values = arrow_values(array, where)
-            if out is None:
-                return values
-            if len(values) < len(out):
-                raise UserError(f"{where} has {len(values)} rows, expected {len(out)}")
-            out[:] = values[: len(out)].reshape(out.shape)
-            return out
-
-        try:
-            buffers.add(steps, read, f"episode {name}")
-        except _Overflow:
-            total = buffers.at + sum(_steps(folder / n, kind) for n in names[index:])
-            raise _Overflow(total) from None
-
-
-def _steps(folder: Path, kind: str) -> int:
-    """Steps of one episode's folder."""
-    import pyarrow.dataset as ds
-
-    return ds.dataset([str(p) for p in folder.iterdir() if p.suffix == f".{kind}"], format=kind).count_rows() - 1

@@ -1,0 +1,210 @@
+"""Making data sets from data sets: another layout, several as one, a part of one. What is written is `write_data`'s, checked by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from offrl.data.checks import find_faults, form_faults, refuse
+from offrl.data.config import DatasetConfig
+from offrl.data.download import cache_dir
+from offrl.data.join import join
+from offrl.data.mmap import Memory, chunks, free_bytes
+from offrl.data.part import Choice, settle, take
+from offrl.data.raw import CORE, RawData, action_range, find_ends, fingerprint
+from offrl.data.record import INFOS, extra_columns
+from offrl.data.sources import Source, read_raw, resolve
+from offrl.data.sources import d4rl as d4rl_source
+from offrl.data.sources import files as file_source
+from offrl.data.sources import minari as minari_source
+from offrl.data.sources.minari_infos import info_leaves
+from offrl.data.write import D4RL_SUFFIX, Progress, destination, write_data
+from offrl.errors import UserError
+
+FORMS = ("auto", "d4rl", "minari")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a tool wrote, and verified by reading it back."""
+
+    path: Path
+    form: str  # d4rl | minari
+    rows: int
+    episodes: int
+    fingerprint: str  # that `load_dataset` gives it
+    notes: tuple[str, ...] = ()
+
+
+def convert(config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None) -> Written:
+    """Write the data set `config` to `out` as D4RL HDF5 or as a Minari data set. What offrl loads is the same, bit for bit.
+
+    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, else minari. Raises UserError for faulty data (unless
+    `config.check` is off), for settings that change the data when they are loaded, and for what `write_data` refuses.
+    """
+    form = _form(out, form, force)
+    with _memory(config) as memory:
+        raw = read_whole(config, memory)
+        check(raw, config)
+        return _write(raw, out, form, [f"converted from {_origin(raw)}"], force, progress, memory)
+
+
+def subset(
+    config: DatasetConfig, out: str, choice: Choice, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+) -> Written:
+    """Write the part of the data set `config` that `choice` names, as `convert` does.
+
+    Actions keep the range of the whole. Faults are looked for in what is kept. Raises UserError where nothing is left.
+    """
+    form = _form(out, form, force)
+    with _memory(config) as memory:
+        raw = read_whole(config, memory)
+        faults = form_faults(raw)
+        if faults:
+            refuse(raw, faults, config.check)
+        settle(raw)
+        part, said = take(raw, choice, memory, config)
+        part.path = f"{raw.where} ({said})"
+        check(part, config)
+        return _write(part, out, form, [f"{said} of {_origin(raw)}"], force, progress, memory)
+
+
+def merge(
+    configs: Sequence[DatasetConfig], out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+) -> Written:
+    """Write several data sets of the same spaces as one, in the given order.
+
+    The column infos/source says which of them (0, 1, ...) a row comes from, and the metadata name them. Raises UserError where shapes,
+    kinds or ranges of actions, or environments differ.
+    """
+    if len(configs) < 2:
+        raise UserError("offrl data merge needs two data sets at least, and the name of the new one")
+    form = _form(out, form, force)
+    with _memory(configs[0]) as memory:
+        parts = []
+        for config in configs:
+            parts.append(read_whole(config, memory))
+            check(parts[-1], config)
+            settle(parts[-1])
+        raw, notes = join(parts, memory)
+        return _write(raw, out, form, [f"merged from {_origin(p)}" for p in parts], force, progress, memory, notes)
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
+    """All columns of a data set, also those that `load_dataset` leaves out: they are named infos/... here.
+
+    Raises UserError for settings that change data on loading.
+    """
+    default = DatasetConfig()
+    changed = [k for k in (*DatasetConfig.TRANSFORMS, "drop_timeout_rows") if getattr(config, k) != getattr(default, k)]
+    if changed:
+        raise UserError(f"dataset.{changed[0]} is for loading data, not for making data sets; leave it out (offrl data subset keeps parts)")
+    source = resolve(config.name, config)
+    return read_raw(config.name, replace(config, fields={**_other_columns(source, config), **config.fields}), memory, source)
+
+
+def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
+    """Column -> key for what the source's file holds besides what is loaded, with a row for each step."""
+    if source.path is None:
+        return {}
+    taken = {*map(str, config.fields.values()), *CORE, *file_source.KNOWN, "terminals", "timeouts", "final_observations"}
+    if source.kind == "minari":
+        folder = minari_source.data_folder(source.path)
+        assert folder is not None
+        return {key: key for key in info_leaves(folder) if key not in taken and not _recorded(folder, key)}
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+    kind = file_source.file_type(source.path)
+    if kind == "npz":
+        shapes = {k: (tuple(s), d) for k, (s, d) in file_source.Npz(source.path).shapes.items()}
+    elif kind == "hdf5" and source.kind != "d3rlpy":
+        with file_source.open_hdf5(source.path) as file:
+            items = file_source.hdf5_keys(file)
+            record = d4rl_source.record_of(items, source.path) if source.kind in ("d4rl", "builtin") else None
+            taken |= set(record.columns) if record else set()
+            shapes = {k: (tuple(item.shape or ()), item.dtype) for k, item in items.items() if not k.startswith("metadata/")}
+    rows = shapes.get(config.fields.get("observations", "observations"), ((0,), None))[0][:1]
+    others = [k for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows and d.kind in "biuf"]
+    return {k if k.startswith(INFOS) else INFOS + k: k for k in others}
+
+
+def _recorded(folder: Path, key: str) -> bool:
+    """Whether offrl put this column there itself, so that it comes back under its own name."""
+    record = minari_source.record_of(json.loads((folder / "metadata.json").read_text()), folder)
+    return record is not None and key.removeprefix(INFOS) in extra_columns(record)
+
+
+@contextmanager
+def _memory(config: DatasetConfig) -> Iterator[Memory]:
+    """Where columns are put: in memory up to a limit, then in files under the cache, which go with the work."""
+    limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else free_bytes() / 2
+    memory = Memory(-1.0 if config.memory == "mmap" else limit, cache_dir(config.cache_dir) / "mapped")
+    try:
+        yield memory
+    finally:
+        memory.discard()
+
+
+def check(raw: RawData, config: DatasetConfig) -> None:
+    """Refuse faulty data with the message of `load_dataset` (with `config.check`), warn of the rest; clip actions if asked to."""
+    refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
+    for text in raw.notes:
+        raw.warn(text)
+    if config.clip_actions and not raw.discrete:
+        low, high = action_range(raw)
+        actions = raw.columns["actions"]
+        for part in chunks(raw.rows):
+            np.clip(actions[part], low, high, out=actions[part])
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing
+
+
+def _origin(raw: RawData) -> str:
+    """What a data set was, for the history in the new one."""
+    return f"{raw.where} ({raw.source}, {raw.rows} rows, fingerprint {_fingerprint(raw)[:16]})"
+
+
+def _fingerprint(raw: RawData) -> str:
+    """That of the `Dataset` which `load_dataset` makes of these columns."""
+    loaded = replace(raw, columns={k: v for k, v in raw.columns.items() if not k.startswith(INFOS)})
+    return fingerprint(loaded, find_ends(raw))
+
+
+def _form(out: str, form: str, force: bool) -> str:
+    """What `form` means for `out`. Raises UserError at once where nothing could be written there."""
+    if form not in FORMS:
+        raise UserError(f"format={form} is not allowed; choose one of {', '.join(FORMS)}")
+    if form == "auto":
+        form = "d4rl" if Path(out).suffix.lower() in D4RL_SUFFIX else "minari"
+    destination(out, form, force=force)
+    return form
+
+
+def _write(
+    raw: RawData,
+    out: str,
+    form: str,
+    steps: list[str],
+    force: bool,
+    progress: Progress | None,
+    memory: Memory,
+    notes: Sequence[str] = (),
+) -> Written:
+    try:
+        maker = f"offrl {version('offrl')}"
+    except PackageNotFoundError:
+        maker = "offrl"
+    raw.about = {k: v for k, v in raw.about.items() if k != "description" or "converted" in steps[0]}
+    history = [*raw.about.get("history", []), *(f"{step}; {maker}" for step in steps), *raw.notes]
+    path = write_data(raw, out, form, {"history": history}, force=force, progress=progress, memory=memory)
+    ends = find_ends(raw)
+    return Written(path, form, raw.rows, int(ends.sum()), _fingerprint(raw), tuple(notes))
