@@ -60,7 +60,7 @@ class _Maze(gym.Env):
     def _set_state(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:], self.data.qvel[:] = qpos, qvel
-        self.model.site("target").pos[:2] = self.goal + self._origin()
+        self.model.site("target").pos[:2] = self.goal + self._origin()  # one that the XML puts at 0 0 0 would stay there
         mujoco.mj_forward(self.model, self.data)
 
     def _origin(self) -> np.ndarray:
@@ -81,7 +81,8 @@ class _Maze(gym.Env):
         if self.render_mode is None:
             raise gym.error.ResetNeeded("make the environment with a render_mode to render it")
         if self._renderer is None:
-            self._renderer = mujoco_rendering.MujocoRenderer(self.model, self.data, self._render)
+            size = self.model.vis.global_.offwidth, self.model.vis.global_.offheight  # without them Gymnasium 1.4 fails
+            self._renderer = mujoco_rendering.MujocoRenderer(self.model, self.data, self._render, *size)
         return self._renderer.render(self.render_mode)
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ def _point_xml(maze: str) -> str:
           <joint name="ball_x" type="slide" axis="1 0 0"/>
           <joint name="ball_y" type="slide" axis="0 1 0"/>
         </body>
-        <site name="target" size="0.2" rgba="0.6 0.3 0.3 1"/>
+        <site name="target" pos="1 1 0" size="0.2" rgba="0.6 0.3 0.3 1"/>
         {walls}
       </worldbody>
       <actuator>
@@ -191,7 +192,7 @@ def _ant_xml(maze: str) -> str:
         x, y = (j - zero[1]) * ANT_SCALE, (i - zero[0]) * ANT_SCALE
         shape = {"type": "box", "pos": f"{x} {y} {height}", "size": f"{half} {half} {height}"}
         ET.SubElement(world, "geom", shape | {"contype": "1", "conaffinity": "1", "rgba": "0.7 0.5 0.3 1"})
-    ET.SubElement(world, "site", {"name": "target", "size": "0.5", "rgba": "0.8 0.2 0.2 0.6"})
+    ET.SubElement(world, "site", {"name": "target", "pos": "1 1 0", "size": "0.5", "rgba": "0.8 0.2 0.2 0.6"})
     return ET.tostring(root, encoding="unicode")
 
 

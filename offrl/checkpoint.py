@@ -62,7 +62,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], su
     # cloned, as safetensors refuses tensors that share memory: what an update left alone is one tensor in the old state and the new
     tensors = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
     header = {"offrl": json.dumps({"version": VERSION, "sha256": _digest(tensors), **meta})}
-    _replace(path, safetensors.torch.save(tensors, header), survivor)
+    write_bytes(path, safetensors.torch.save(tensors, header), survivor)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -142,11 +142,12 @@ def _newest_first(run_dir: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str, survivor: str = "") -> None:
     """Replace a small text file atomically. Raises UserError when it cannot be written."""
-    _replace(path, text.encode(), survivor)
+    write_bytes(path, text.encode(), survivor)
 
 
-def _replace(path: Path, data: bytes, survivor: str) -> None:
-    """Write aside, sync, rename: after a crash at any moment the file is the old one or the new one, whole."""
+def write_bytes(path: Path, data: bytes, survivor: str = "") -> None:
+    """Write aside, sync, rename: after a crash at any moment the file is the old one or the new one, whole. Raises UserError when it
+    cannot be written."""
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

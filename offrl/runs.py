@@ -257,6 +257,34 @@ class Run:
         check_fit(spec, task)
         return evaluate_parallel([self._load(r) for r in self.replicas], [r.seed for r in self.replicas], task, config)
 
+    def export(
+        self,
+        format: str = "onnx",
+        seed: int | None = None,
+        out: str | Path | None = None,
+        stochastic: bool = False,
+        opset: int | None = None,
+        **values: float,
+    ) -> Path:
+        """Write the policy of one seed, and cell of the grid, as a file that runs without offrl; see `offrl.export.export_policy`.
+
+        Returns the file: `out`, or RUN/export/REPLICA/policy.SUFFIX, with policy.json beside it. Raises UserError.
+        """
+        from offrl.export.files import export_run
+
+        return export_run(self, format, seed, values, out, stochastic, opset).path
+
+    def video(self, episodes: int = 1, seed: int = 0, env: Any = None, fps: int = 30, size: int | None = None) -> list[Path]:
+        """Film the first episodes of `evaluate(seed=seed)` with all replicas in one picture: RUN/videos/*.mp4, one for each episode.
+
+        Raises `offrl.video.NoVideo`, a UserError, where nothing can be rendered or encoded here.
+        """
+        from offrl import video
+        from offrl.evalconfig import EvalConfig
+
+        video.prepare()
+        return video.film(self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True)
+
     def results(self) -> list[Result]:
         """The last evaluation as rows of a table: one for each cell of the grid, in its order; none when nothing was scored.
 

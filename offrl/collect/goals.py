@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from offrl import checkpoint
-from offrl.collect.place import KEPT, Progress, Stop
+from offrl.collect.place import KEPT, Stop
 from offrl.collect.publish import PACKAGES, Collection, _version
 from offrl.collect.record import SHARD_SECONDS, seed_for
 from offrl.collect.settings import CollectConfig
@@ -28,6 +28,7 @@ from offrl.collect.world import World, look
 from offrl.environments import make_env, quiet
 from offrl.errors import UserError, nearest
 from offrl.logging import print_table, write_error
+from offrl.progress import Progress
 from offrl.tasks import Task
 
 MAZE_KINDS, CUBE_KINDS = ("navigate", "stitch", "explore", "path"), ("play", "noisy")

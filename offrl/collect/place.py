@@ -1,4 +1,4 @@
-"""The folder of a collection: what it is for, so that the same command continues it and another one does not spoil it; and progress."""
+"""The folder of a collection: what it is for, so that the same command continues it and another one does not spoil it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import contextlib
 import dataclasses
 import json
 import signal
-import sys
-import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,8 @@ from typing import Any
 from offrl import checkpoint
 from offrl.collect.settings import FREE, CollectConfig
 from offrl.errors import UserError
-from offrl.logging import PLAIN_INTERVAL, duration
 
 RECORD = "collect.json"
-WINDOW = 30.0  # seconds over which speed is measured
 KEPT = " What was recorded before is kept: free some space, then run the same command again."
 
 
@@ -59,53 +54,6 @@ def claim(folder: Path, config: CollectConfig, facts: dict[str, Any]) -> dict[st
 
 def save_record(folder: Path, record: dict[str, Any]) -> None:
     checkpoint.write_text(folder / RECORD, json.dumps(record, indent=1) + "\n", KEPT)
-
-
-class Progress:
-    """How far a stage is: a bar on a terminal, a line every ten seconds elsewhere, nothing when quiet."""
-
-    def __init__(self, title: str, total: int, unit: str, quiet: bool, done: int = 0) -> None:
-        self.title, self.total, self.unit, self.quiet = title, total, unit, quiet
-        now = time.monotonic()
-        self.next_line, self.bar = now + PLAIN_INTERVAL / 5, None
-        self.seen = deque([(now, done)])  # of the last WINDOW seconds: the warm-up of a training is faster than the rest
-        if not quiet and sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-            from rich.progress import Progress as Bar
-
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
-            self.bar = Bar(*columns, refresh_per_second=4)
-            self.task = self.bar.add_task(title, total=total, completed=done, text="")
-            self.bar.start()
-
-    def update(self, done: int, extra: str = "") -> None:
-        """`done` of `total`; `extra` is shown behind speed and ETA."""
-        now = time.monotonic()
-        self.seen.append((now, done))
-        while len(self.seen) > 2 and now - self.seen[1][0] > WINDOW:
-            self.seen.popleft()
-        rate = (done - self.seen[0][1]) / max(1e-9, now - self.seen[0][0])
-        left = f"ETA {duration((self.total - done) / rate)}" if rate > 0 and done < self.total else ""
-        text = "  ".join(t for t in (f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s", left, extra) if t)
-        if self.bar is not None:
-            self.bar.update(self.task, completed=min(done, self.total), text=text)
-        elif not self.quiet and now >= self.next_line:
-            self.next_line = now + PLAIN_INTERVAL
-            print(f"{self.title}: {min(done, self.total):,}/{self.total:,} {self.unit}  {text}", flush=True)
-
-    def say(self, text: str) -> None:
-        """One line for good."""
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
-        elif not self.quiet:
-            print(text, flush=True)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 class Stop:

@@ -14,11 +14,12 @@ import numpy as np
 
 from offrl.agents import reseeded
 from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
-from offrl.collect.place import Progress, Stop
+from offrl.collect.place import Stop
 from offrl.collect.world import World
 from offrl.errors import UserError, warn
 from offrl.evaluate import Policy
 from offrl.physics import mujoco_warnings
+from offrl.progress import Progress
 from offrl.sb3 import Actor
 
 SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost

@@ -17,12 +17,13 @@ import torch
 
 from offrl import checkpoint
 from offrl.collect.episodes import Episode, columns_of, read_shards, shards, write_shard
-from offrl.collect.place import KEPT, Progress, Stop, Stopped
+from offrl.collect.place import KEPT, Stop, Stopped
 from offrl.collect.record import Recorder, measure, seed_for
 from offrl.collect.settings import CollectConfig
 from offrl.collect.world import World
 from offrl.errors import UserError
 from offrl.physics import mujoco_warnings
+from offrl.progress import Progress
 from offrl.sb3 import Actor, actor_from
 
 BUFFER = 1_000_000  # transitions that SAC draws from, as D4RL's

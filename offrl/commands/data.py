@@ -165,7 +165,7 @@ def _progress(title: str, quiet: bool) -> Any:
     import contextlib
     from collections.abc import Iterator
 
-    from offrl.collect.place import Progress
+    from offrl.progress import Progress
 
     @contextlib.contextmanager
     def shown() -> Iterator[Callable[[float], None]]:

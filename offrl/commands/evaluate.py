@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from offrl.errors import UserError, nearest
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-USAGE = "usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [max_steps=N] [parallel=64]"
+from offrl.errors import UserError, warn
+from offrl.settings import describe, setting
+
+if TYPE_CHECKING:
+    from offrl.evaluate import Evaluation
+    from offrl.runs import Run
+
+
+@dataclass
+class EvaluateConfig:
+    """Settings of `offrl evaluate`."""
+
+    episodes: int = setting(10, "episodes of each policy", low=1)
+    seed: int = setting(0, "decides the start states, together with the policy's seed and the episode")
+    env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in")
+    max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
+    parallel: int = setting(64, "environments alive at once in one process; never changes a score", low=1)
+    video: bool = setting(False, "true: film the first episodes, all policies in one picture, to RUN/videos/*.mp4")
+    video_episodes: int = setting(1, "how many episodes are filmed, one file each", low=1)
+    fps: int = setting(30, "pictures a second at most, at real speed", low=1)
+    size: int | None = setting(None, "pixels of a policy's square; null: 480 for one, 320 for up to four, 256 for more", low=16, high=2048)
+
+
+USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
 
 
 def run(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
-        raise UserError(USAGE)
-    from offrl.compose import parse
+        raise UserError("usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [video=true]; offrl evaluate --help says more")
+    from offrl.compose import fill, parse
     from offrl.logging import interval_text, print_table
     from offrl.replicas import by_cell, number
     from offrl.runs import Run
     from offrl.stats import mean_interval
 
-    given = parse([f"eval.{a}" if a.startswith("env=") else a for a in arguments[1:]])
-    values = {k.removeprefix("eval."): v for k, v in given.items()}
-    allowed: dict[str, type] = {"episodes": int, "seed": int, "env": str, "parallel": int, "max_steps": int}
-    for key, value in values.items():
-        if key not in allowed:
-            raise UserError(f"offrl evaluate has no setting '{key}'.{nearest(key, allowed)} Settings: {', '.join(allowed)}")
-        wrong = type(value) is not allowed[key]
-        if wrong or (key in ("episodes", "parallel", "max_steps") and value < 1):
-            raise UserError(f"{key}={value} must be {'a whole number' + (' of at least 1' if key != 'seed' else '')}")
+    values = {k.removeprefix("eval."): v for k, v in parse(arguments[1:]).items()}
+    config = fill(EvaluateConfig(), values, "evaluate")
     trained = Run(arguments[0])
-    result = trained.evaluate(**values)
+    video = config.video and _can_film()
+    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
+    drawing = os.environ.get("MUJOCO_GL")
+    result = trained.evaluate(**scoring)
     headers = [*trained.grid, "seed", "score", "return", "std over episodes", "length", "success"]
     keys = ["score", "return", "return_std", "length", "success"]
     rows = [
@@ -39,4 +60,34 @@ def run(arguments: list[str]) -> int:
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell
         print(f"{unit} over seeds{cell and f', {cell}'}: {interval_text(mean_interval(means[where]))}")
+    # where MuJoCo's back end failed to load it was said, and set to "disable" (see offrl.environments.import_mujoco)
+    if video and os.environ.get("MUJOCO_GL") == drawing:
+        _film(trained, config, result)
     return 0
+
+
+def _can_film() -> bool:
+    """Prepare for drawing; False, after a warning, where no video can be written."""
+    from offrl.video import NoVideo, prepare
+
+    try:
+        prepare()
+    except NoVideo as error:
+        warn(f"no video: {error}")
+        return False
+    return True
+
+
+def _film(trained: Run, config: EvaluateConfig, result: Evaluation) -> None:
+    """Write the videos; a warning where that is impossible."""
+    from offrl.evalconfig import EvalConfig
+    from offrl.video import NoVideo, film
+
+    scored = EvalConfig(episodes=config.episodes, seed=config.seed, max_steps=config.max_steps)
+    try:
+        paths = film(trained, scored, env=config.env, fps=config.fps, size=config.size, videos=config.video_episodes, scored=result)
+    except NoVideo as error:
+        warn(f"no video: {error}")
+        return
+    for path in paths:
+        print(f"{path} ({path.stat().st_size / 1e3:,.0f} kB)")

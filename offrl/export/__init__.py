@@ -1,0 +1,28 @@
+"""Export: a trained policy as one file that runs without offrl, checked against the Python policy, with a description beside it.
+
+`offrl.export.files` has the functions; this module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offrl.settings import setting
+
+SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors", "pt2": ".pt2"}
+OPSET, LARGEST_OPSET = 18, 23  # the first is what PyTorch's exporter writes without converting
+
+
+@dataclass
+class ExportConfig:
+    """Settings of `offrl export`."""
+
+    format: str = setting(
+        "onnx",
+        "onnx, torchscript (.pt), safetensors (weights, and the operations in the JSON file), pt2 (torch.export)",
+        choices=tuple(SUFFIX),
+    )
+    seed: int | None = setting(None, "whose policy; null: the run's first seed")
+    out: str | None = setting(None, "the file, or a folder for policy.SUFFIX; null: RUN/export/REPLICA/")
+    stochastic: bool = setting(False, "true: sample the policy's distribution, with random numbers as inputs of the file; false: greedy")
+    opset: int | None = setting(None, "of ONNX; null: 18, which onnxruntime 1.18 and later reads", low=OPSET, high=LARGEST_OPSET)

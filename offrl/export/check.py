@@ -1,0 +1,139 @@
+"""Whether an exported file gives the Python policy's actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.evaluate import plain_products
+from offrl.export.graph import Draw, PolicyGraph, recording
+from offrl.policy import TrainedPolicy
+
+Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]  # (observations [B, *O] float32, noise) -> actions
+TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]
+BATCHES = (1_000, 1, 2)
+FAR = (10.0, 100.0, 1e4, 1e6)  # standard deviations from the mean
+FAR_ROWS = 64
+ROUNDING = 5.0  # where float32 itself is less exact than TOLERANCE, so many times the Python policy's own error is allowed
+NUDGES = 64
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the comparison found. Differences are in units of half an action's range; of discrete actions, the share of rows that differ."""
+
+    runtime: str
+    largest: float  # difference on BATCHES, in which observations are as the data's
+    far: float  # the same on observations far out
+    ties: int  # rows of discrete actions that are undecided to within float32, and came out differently
+    allowed: float = TOLERANCE  # for `largest`: more than TOLERANCE where float32 itself is less exact than that
+    failure: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.failure
+
+    def to_json(self) -> dict[str, Any]:
+        """For the description."""
+        return {
+            "runtime": self.runtime,
+            "observations": BATCHES[0],
+            "batches": list(BATCHES),
+            "tolerance": self.allowed,
+            "largest_difference": self.largest,
+            "far_out": {"standard_deviations": list(FAR), "largest_difference": self.far},
+            "ties": self.ties,
+        }
+
+
+def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[Draw], runtime: str) -> Check:
+    """Compare on 1,000 observations drawn around the data's mean, in batches of 1, 2 and 1,000 and far outside.
+
+    TOLERANCE is allowed, or ROUNDING times what the Python policy itself differs from a float64 calculation where that is more: sums in
+    another order differ as much in policies that are very steep, and far out.
+    """
+    exact = PolicyGraph(policy, explore, torch.float64)
+    largest = far = allowed = 0.0
+    ordinary, ties = TOLERANCE, 0
+    rng = np.random.default_rng(0)
+    groups = [(n, 1.0) for n in BATCHES] + [(FAR_ROWS, scale) for scale in FAR]
+    with torch.no_grad(), plain_products():
+        for count, scale in groups:
+            observations = _observations(policy, rng, count, scale)
+            with recording() as recorded:
+                expected, _ = policy.step(policy.start(count), observations.copy(), 0, explore)
+            noise = [x.numpy() for _, x in recorded]
+            try:
+                found = np.asarray(runner(observations, noise))
+            except Exception as error:  # whatever the runtime raises
+                text = (str(error).strip().splitlines() or [""])[0]
+                return Check(
+                    runtime, largest, far, ties, ordinary, f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})"
+                )
+            if found.shape != expected.shape or found.dtype != expected.dtype:
+                wrong = (
+                    f"it gives {found.dtype} {found.shape} for a batch of {count} where the policy gives {expected.dtype} {expected.shape}"
+                )
+                return Check(runtime, largest, far, ties, ordinary, wrong)
+            if exact.discrete:
+                differ = np.flatnonzero(found != expected)
+                real = [i for i in differ if not _tie(exact, observations[i], _row(noise, draws, int(i)), int(found[i]))]
+                ties += len(differ) - len(real)
+                difference, allowed = len(real) / count, 0.0
+            else:
+                half = _half_range(policy)
+                difference = float((np.abs(found - expected) / half).max())
+                if scale > 1.0 or count == BATCHES[0]:
+                    true = exact(torch.from_numpy(observations), *(torch.from_numpy(x) for x in noise)).numpy()
+                    allowed = max(TOLERANCE, ROUNDING * float((np.abs(expected - true) / half).max()))
+                if scale == 1.0:
+                    ordinary = allowed
+            if scale == 1.0:
+                largest = max(largest, difference)
+            else:
+                far = max(far, difference)
+            if not difference <= allowed:  # NaN fails as well
+                where = f"observations {scale:g} standard deviations from the mean" if scale > 1.0 else f"a batch of {count}"
+                what = "of the actions differ" if exact.discrete else f"is the largest difference, where {allowed:.2g} is allowed,"
+                return Check(
+                    runtime, largest, far, ties, ordinary, f"{difference:.2g} {what} from the Python policy on {where} in {runtime}"
+                )
+    return Check(runtime, largest, far, ties, ordinary)
+
+
+def _half_range(policy: TrainedPolicy) -> np.ndarray:
+    half = (policy.high.astype(np.float64) - policy.low) / 2.0
+    return np.where(half > 0.0, half, 1.0)
+
+
+def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float) -> np.ndarray:
+    """[count, *O] float32: normal around the data's mean where the policy knows it, else around 0 at scales from 0.1 to 3."""
+    spec = policy.algorithm.spec
+    x = scale * rng.normal(size=(count, spec.observation_dim))
+    if policy.mean is not None and policy.std is not None:
+        x = policy.mean.numpy() + x * policy.std.numpy()
+    else:
+        x *= 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))
+    return x.astype(np.float32).reshape(count, *spec.observation_shape)
+
+
+def _row(noise: Sequence[np.ndarray], draws: Sequence[Draw], i: int) -> list[torch.Tensor]:
+    """The random numbers of row i, for a batch of NUDGES rows like it."""
+    result = []
+    for x, draw in zip(noise, draws, strict=True):
+        axes = [axis for axis, n in enumerate(draw.shape) if n is None]
+        for axis in axes:
+            x = np.repeat(np.take(x, [i], axis), NUDGES, axis)
+        result.append(torch.from_numpy(x))
+    return result
+
+
+def _tie(exact: PolicyGraph, observation: np.ndarray, noise: Sequence[torch.Tensor], found: int) -> bool:
+    """Whether action `found` is chosen somewhere within float32's precision around the observation: two actions are equally good there."""
+    rng = np.random.default_rng(0)
+    nudged = observation * (1.0 + 1e-6 * rng.normal(size=(NUDGES, *observation.shape)))
+    return found in exact(torch.from_numpy(nudged), *noise).tolist()

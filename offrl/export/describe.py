@@ -1,0 +1,276 @@
+"""What a file's description says: what goes in and comes out, by name, unit and range, and where the policy comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from offrl.export.graph import MEANING, Draw, noise_names
+from offrl.policy import TrainedPolicy
+from offrl.replicas import Replica, by_cell
+from offrl.stats import mean_interval, student_t
+
+if TYPE_CHECKING:
+    from offrl.data.dataset import DataSpec
+    from offrl.runs import Run
+
+KIND, VERSION = "offrl policy", 1
+FREE, BALL, SLIDE, HINGE = range(4)  # MuJoCo's kinds of joints
+STEPS = 5  # of an environment, to see which numbers its observation holds
+
+
+def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole of the JSON file but its "files". `about`: what `of_run` gives."""
+    algorithm, spec = policy.algorithm, policy.algorithm.spec
+    names = _names(spec)
+    observations: list[dict[str, Any]] = [{"index": i, **names["observations"].get(i, {})} for i in range(spec.observation_dim)]
+    if policy.mean is not None and policy.std is not None:
+        for entry, mean, std in zip(observations, policy.mean, policy.std, strict=True):
+            entry |= {"mean": _plain(mean), "std": _plain(std)}
+    inputs: list[dict[str, Any]] = [
+        {
+            "name": "observations",
+            "shape": ["batch", *spec.observation_shape],
+            "dtype": "float32",
+            "meaning": "raw, as the environment gives them: the file normalises by itself"
+            if policy.mean is not None
+            else "raw, as the environment gives them; the policy was trained without normalisation",
+            "dimensions": observations,
+        }
+    ]
+    for name, draw in zip(noise_names(draws), draws, strict=True):
+        shape = ["batch" if n is None else n for n in draw.shape]
+        meaning = f"random numbers, {MEANING[draw.kind]}; new ones each call"
+        inputs.append({"name": name, "shape": shape, "dtype": "float32", "meaning": meaning})
+    output: dict[str, Any] = {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": spec.num_actions}
+    if spec.discrete:
+        output["meaning"] = f"the action's number, 0 to {spec.num_actions - 1}"
+    else:
+        output = {
+            "name": "actions",
+            "shape": ["batch", spec.action_dim],
+            "dtype": "float32",
+            "meaning": "in the environment's range, clipped to it",
+            "dimensions": [
+                {"index": i, **names["actions"].get(i, {}), "low": _plain(spec.action_low[i]), "high": _plain(spec.action_high[i])}
+                for i in range(spec.action_dim)
+            ],
+        }
+    digest = hashlib.sha256()
+    for name, params in sorted(policy.state.params.items()):
+        for key, value in sorted(params.items()):
+            digest.update(f"{name}.{key}".encode())
+            digest.update(value.numpy().tobytes())
+    task = spec.task
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "policy": {
+            "algorithm": about.get("algorithm", algorithm.config.name),
+            "acts": "a sample of its distribution" if stochastic else "its greedy action",
+            "settings": dataclasses.asdict(algorithm.config),
+            "seed": policy.seed,
+            "updates": int(policy.state.step),
+            "weights_sha256": digest.hexdigest(),
+            **about.get("policy", {}),
+        },
+        "inputs": inputs,
+        "outputs": [output],
+        "dataset": about.get("dataset", {"name": spec.name, "source": spec.source}),
+        "environment": {
+            "id": task.env_id if task is not None else None,
+            "note": task.note if task is not None else "",
+            **({"steps_limit": task.max_episode_steps} if task is not None and task.max_episode_steps else {}),
+            **names["environment"],
+        },
+        "scores": about.get("scores", []),
+        "packages": {"training": about.get("packages", {}), "export": _packages()},
+    }
+
+
+def _packages() -> dict[str, str | None]:
+    from offrl.runs import PACKAGES, _version
+
+    return {name: v for name in (*PACKAGES[:3], "onnx", "onnxruntime") if (v := _version(name)) is not None}
+
+
+def _plain(value: Any) -> float | None:
+    """A number that JSON can say, with as few digits as give the same float32."""
+    number = np.float32(value)
+    return float(str(number)) if np.isfinite(number) else None
+
+
+def of_run(run: Run, replica: Replica) -> dict[str, Any]:
+    """What a run knows of one of its policies."""
+    record = run.record
+    data = record["data"]
+    return {
+        "algorithm": run.algorithm,
+        "policy": {"run": run.dir.name, **({"cell": dict(replica.values)} if replica.values else {})},
+        "dataset": {k: data.get(k) for k in ("name", "source", "version", "fingerprint", "transitions", "episodes", "return_mean")},
+        "scores": _scores(run, replica),
+        "packages": {**{k: v for k, v in record.get("packages", {}).items() if v is not None}, "python": record.get("python")},
+    }
+
+
+def _scores(run: Run, replica: Replica) -> list[dict[str, Any]]:
+    """The last evaluation of this policy, and of all seeds of its cell."""
+    rows = run.scores and run.final_scores
+    if not rows or len(rows) != len(run.replicas):
+        return []
+    i = run.replicas.index(replica)
+    row, where = rows[i], by_cell(run.replicas)[replica.values]
+    count = row["episodes"]
+    spread = None
+    if count > 1:  # scores.csv gives the spread of the episodes themselves (divided by their number)
+        half = student_t(0.95, count - 1) * row["return_std"] / math.sqrt(count - 1)
+        spread = [row["return_mean"] - half, row["return_mean"] + half]
+    result = [
+        {
+            "what": "this policy",
+            "environment": row["environment"],
+            "step": row["step"],
+            "episodes": count,
+            "return_mean": row["return_mean"],
+            "return_95_percent": spread,
+            "score": row["score"],
+            "success": row["success"],
+        }
+    ]
+    if len(where) > 1:
+        seeds: dict[str, Any] = {"what": "all seeds, of which this policy is one", "seeds": [run.replicas[k].seed for k in where]}
+        for key in ("return_mean", "score"):
+            values = [rows[k][key] for k in where]
+            if None not in values:
+                mean, low, high = mean_interval(values)
+                seeds |= {key: mean, f"{key.removesuffix('_mean')}_95_percent": [low, high]}
+        result.append(seeds)
+    return result
+
+
+def text(about: Mapping[str, Any]) -> str:
+    """The JSON text: small lists and objects on one line each."""
+
+    def join(found: re.Match[str]) -> str:
+        line = re.sub(r"\n\s*", " ", found[0])
+        line = re.sub(r"^([\[{]) | ([\]}])$", r"\1\2", line)
+        return line if len(line) <= 120 else found[0]
+
+    lines = json.dumps(about, indent=1, allow_nan=False)
+    for brackets in (r"\[[^][{}]*\]", r"\{[^{}]*\}"):
+        lines = re.sub(brackets, join, lines)
+    return lines + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
+    """What each number of an observation and an action is, as far as the environment says; nothing where it cannot be made here."""
+    found: dict[str, dict[Any, Any]] = {"observations": {}, "actions": {}, "environment": {}}
+    task = spec.task
+    if task is None or task.env_id is None:
+        return found
+    from offrl.environments import check_fit, flattener, make_env, quiet, time_limit
+
+    with contextlib.suppress(Exception), quiet():  # names are a courtesy: without the environment's package there are none
+        env = make_env(task)
+        try:
+            check_fit(spec, task, env)
+            flatten, _, _ = flattener(env, task.observation_keys)
+            found["environment"] = {"steps_limit": time_limit(env)}
+            base: Any = env.unwrapped
+            fps = env.metadata.get("render_fps")
+            if fps:
+                found["environment"]["actions_per_second"] = fps
+            if type(getattr(base, "model", None)).__name__ == "MjModel":
+                found["actions"] = _actuators(base.model)
+                found["observations"] = _positions(env, base, flatten)
+            _spaces(env, task.observation_keys, found["observations"])
+        finally:
+            env.close()
+    return found
+
+
+def _actuators(model: Any) -> dict[int, dict[str, Any]]:
+    """Names of the actuators; of plain motors, what an action of 1 is."""
+    result: dict[int, dict[str, Any]] = {}
+    for i in range(model.nu):
+        actuator = model.actuator(i)
+        target, joint = int(actuator.trnid[0]), int(actuator.trntype[0]) == 0
+        on = model.joint(target).name if joint else ""
+        result[i] = {"name": actuator.name or on or f"actuator {i}"}
+        # no dynamics, a fixed gain and no bias: force = gear * gain * action
+        plain = joint and not (int(actuator.dyntype[0]) or int(actuator.gaintype[0]) or int(actuator.biastype[0]))
+        kind = int(model.jnt_type[target]) if joint else -1
+        if plain and kind in (SLIDE, HINGE):
+            strength = float(actuator.gear[0] * actuator.gainprm[0])
+            what = "force" if kind == SLIDE else "torque"
+            result[i] |= {"meaning": f"{what} on {on or f'joint {target}'}", "unit": f"{strength:g} N{'' if kind == SLIDE else ' m'}"}
+    return result
+
+
+def _positions(env: Any, base: Any, flatten: Any) -> dict[int, dict[str, Any]]:
+    """Names of the leading numbers of an observation where they are, seen to be, the model's positions (less the first few, which many
+    environments leave out) and velocities (which some of them clip)."""
+    model, data = base.model, base.data
+    names = [*_coordinates(model, velocities=False), *_coordinates(model, velocities=True)]
+    row = flatten(env.reset(seed=0)[0])
+    env.action_space.seed(0)
+    for skip in range(min(3, model.nq)):
+        size = model.nq - skip + model.nv
+        fits = len(row) >= size
+        for _ in range(STEPS):
+            if not fits:
+                break
+            row = flatten(env.step(env.action_space.sample())[0])
+            state = np.concatenate([data.qpos[skip:], data.qvel])
+            limited = np.concatenate([data.qpos[skip:], np.clip(data.qvel, -10.0, 10.0)])
+            fits = any(np.allclose(row[:size], x, atol=1e-6) for x in (state, limited))
+        if fits:
+            return dict(enumerate(names[skip:]))
+    return {}
+
+
+def _coordinates(model: Any, velocities: bool) -> list[dict[str, Any]]:
+    """One entry for each of the model's positions, or velocities, in their order."""
+    result = []
+    for i in range(model.njnt):
+        joint = model.joint(i)
+        name, kind = joint.name or f"joint {i}", int(joint.type[0])
+        what, per = ("velocity", "/s") if velocities else ("position", "")
+        if kind in (SLIDE, HINGE):
+            result.append({"name": f"{name} {what}", "unit": ("m" if kind == SLIDE else "rad") + per})
+            continue
+        if kind == FREE:
+            result += [{"name": f"{name} {what} {axis}", "unit": f"m{per}"} for axis in "xyz"]
+        if velocities:
+            result += [{"name": f"{name} angular velocity {axis}", "unit": "rad/s"} for axis in "xyz"]
+        else:
+            result += [{"name": f"{name} orientation {part}, of a unit quaternion", "unit": "1"} for part in "wxyz"]
+    return result
+
+
+def _spaces(env: Any, keys: Sequence[str], found: dict[int, dict[str, Any]]) -> None:
+    """Add ranges, and the names of the entries of a Dict observation, to `found`."""
+    from gymnasium import spaces
+
+    space = env.observation_space
+    if isinstance(space, spaces.Dict):
+        names = tuple(keys) or tuple(space.spaces)
+        labels = [f"{name}[{i}]" for name in names for i in range(spaces.flatdim(space.spaces[name]))]
+        for i, label in enumerate(labels):
+            found.setdefault(i, {}).setdefault("name", label)
+    if isinstance(space, spaces.Box):
+        for i, (low, high) in enumerate(zip(space.low.ravel(), space.high.ravel(), strict=True)):
+            for key, bound in (("low", low), ("high", high)):
+                if np.isfinite(bound) and abs(bound) < np.finfo(np.float32).max:
+                    found.setdefault(i, {})[key] = _plain(bound)

@@ -1,0 +1,195 @@
+"""A policy as one module without memory: raw observations in, actions in the environment's range out, random numbers as inputs.
+
+What a policy draws while it acts becomes an input of the graph, one for each draw, so that a stochastic file is a pure function that can be
+repeated and compared number by number. This needs nothing of an algorithm: its `act` is run with `offrl.rng`'s functions replaced by ones
+that hand out the inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from offrl import rng
+from offrl.errors import UserError
+from offrl.policy import TrainedPolicy, bind
+
+SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
+MEANING = {"normal": "standard normal, independent", "uniform": "uniform in [0, 1), independent"}
+PROBES = (3, 5)  # batch sizes that tell the batch's dimension of a draw from the others
+
+
+class Undrawable(Exception):
+    """The policy draws random numbers in a way that cannot become an input."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw of random numbers: an input of the graph."""
+
+    kind: str  # a key of MEANING
+    shape: tuple[int | None, ...]  # None: the batch size
+
+    def sized(self, batch: int) -> tuple[int, ...]:
+        """The shape for a batch."""
+        return tuple(batch if n is None else n for n in self.shape)
+
+
+@contextlib.contextmanager
+def _rng(**functions: Callable[..., Any]) -> Iterator[None]:
+    """`offrl.rng` with some of its functions replaced, for every thread: nothing may train in this process meanwhile."""
+    old = {name: getattr(rng, name) for name in functions}
+    try:
+        for name, function in functions.items():
+            setattr(rng, name, function)
+        yield
+    finally:
+        for name, function in old.items():
+            setattr(rng, name, function)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[tuple[str, Tensor]]]:
+    """Gives the list to which each draw of a policy that acts meanwhile is added as (kind, numbers). The policy notices nothing."""
+    draws: list[tuple[str, Tensor]] = []
+    normal, uniform, categorical, bits, shift = rng.normal, rng.uniform, rng.categorical, rng.bits, rng._shift
+
+    def record_normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+        draws.append(("normal", normal(key, shape)))
+        return draws[-1][1]
+
+    def record_uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
+        draws.append(("uniform", uniform(key, shape)))
+        return uniform(key, shape, low, high)
+
+    def record_categorical(key: Tensor, logits: Tensor) -> Tensor:
+        word = bits(key, tuple(logits.shape))
+        draws.append(("uniform", ((shift(word, 32).float() + 0.5) * 2.0**-32).clamp(max=LARGEST)))
+        return categorical(key, logits)
+
+    with _rng(normal=record_normal, uniform=record_uniform, categorical=record_categorical):
+        yield draws
+
+
+@contextlib.contextmanager
+def _handing_out(noise: Sequence[Tensor]) -> Iterator[None]:
+    """Policies that act meanwhile get `noise`, in its order, for what they draw; keys mean nothing."""
+    left = list(noise)
+
+    def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return left.pop(0)
+
+    def uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
+        return left.pop(0) * (high - low) + low
+
+    def categorical(key: Tensor, logits: Tensor) -> Tensor:
+        return (logits - torch.log(-torch.log(left.pop(0).clamp(SMALLEST, LARGEST)))).argmax(-1)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Undrawable("it draws whole numbers or bits, and only normal, uniform and categorical draws can become inputs")
+
+    def same(key: Tensor, *_: Any) -> Tensor:
+        return key
+
+    def split(key: Tensor, n: int = 2) -> tuple[Tensor, ...]:
+        return (key,) * n
+
+    replaced: dict[str, Callable[..., Any]] = {
+        "normal": normal,
+        "uniform": uniform,
+        "categorical": categorical,
+        "fold_in": same,
+        "split": split,
+    }
+    with _rng(**replaced, bits=refuse, randint=refuse, randint_at=refuse):
+        yield
+
+
+class PolicyGraph(nn.Module):
+    """forward(observations [B, *O], *noise) -> actions [B, A] in the environment's range, or [B] int64: what `TrainedPolicy.step` does for
+    its first step. `dtype` is what it calculates in."""
+
+    observation_mean: Tensor
+    observation_std: Tensor
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(self, policy: TrainedPolicy, explore: bool, dtype: torch.dtype = torch.float32) -> None:
+        """`explore`: sample an action instead of taking the greedy one. Raises UserError for a policy with a memory.
+
+        An algorithm whose `act` needs more than one observation may define `graph(state, explore) -> Module`, from normalised observations
+        [B, O] (and noise) to actions in [-1, 1]; it is then used in place of `act`.
+        """
+        super().__init__()
+        algorithm, spec = policy.algorithm, policy.algorithm.spec
+        name = algorithm.config.name
+        self.dtype, self.explore, self.discrete = dtype, explore, spec.discrete
+        self.shape = tuple(spec.observation_shape)
+        self.size = spec.observation_dim
+        self._state = pytree.tree_map(lambda x: x.to(dtype) if x.is_floating_point() else x, policy.state)
+        self._algorithm = bind(algorithm, self._state)
+        make = getattr(self._algorithm, "graph", None)
+        own: nn.Module | None = None if make is None else make(self._state, explore)
+        if own is None and policy.start(1) is not None:
+            raise UserError(
+                f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one action: "
+                f"it cannot be exported (an algorithm that defines graph() can)"
+            )
+        self.own = own
+        self.nets = nn.ModuleDict(self._algorithm.modules if own is None else {})
+        if policy.mean is not None and policy.std is not None:
+            self.register_buffer("observation_mean", policy.mean.to(dtype))
+            self.register_buffer("observation_std", policy.std.to(dtype))
+        self.normalised = policy.mean is not None and policy.std is not None
+        if not self.discrete:
+            self.register_buffer("action_low", torch.from_numpy(policy.low).to(dtype))
+            self.register_buffer("action_high", torch.from_numpy(policy.high).to(dtype))
+        self.eval().requires_grad_(False)
+
+    def forward(self, observations: Tensor, *noise: Tensor) -> Tensor:
+        x = observations.to(self.dtype)
+        if len(self.shape) != 1:
+            x = x.reshape(-1, self.size)
+        if self.normalised:
+            x = (x - self.observation_mean) / self.observation_std
+        if self.own is not None:
+            actions = self.own(x, *noise)
+        else:
+            with _handing_out(noise):
+                actions, _ = self._algorithm.act(self._state, None, x, self._state.key, explore=self.explore)
+        if self.discrete:
+            return actions
+        low, high = self.action_low, self.action_high
+        return torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
+
+
+def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
+    """What the policy draws when it acts. Raises Undrawable where that depends on the batch in another way than by one dimension of its
+    size."""
+    seen = []
+    for batch in PROBES:
+        with recording() as draws:
+            policy.step(policy.start(batch), np.zeros((batch, policy.algorithm.spec.observation_dim), np.float32), 0, explore)
+        seen.append([(kind, tuple(x.shape)) for kind, x in draws])
+    first, second = seen
+    if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:
+        raise Undrawable("what it draws depends on the number of observations")
+    result = []
+    for (kind, a), (_, b) in zip(first, second, strict=True):
+        shape = tuple(None if (m, n) == PROBES else m if m == n else -1 for m, n in zip(a, b, strict=True))
+        if -1 in shape:
+            raise Undrawable(f"it draws numbers of shape {a} for {PROBES[0]} observations and {b} for {PROBES[1]}")
+        result.append(Draw(kind, shape))
+    return tuple(result)
+
+
+def noise_names(draws: Sequence[Draw]) -> list[str]:
+    """What the inputs are called: `noise`, or `noise_0`, `noise_1`, ..."""
+    return ["noise"] if len(draws) == 1 else [f"noise_{i}" for i in range(len(draws))]

@@ -1,0 +1,430 @@
+"""Export: files that agree with the Python policy, load without offrl, and are not kept where they disagree."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offrl import registry, rng
+from offrl.algorithm import Algorithm
+from offrl.data.dataset import DataSpec
+from offrl.errors import UserError
+from offrl.export import SUFFIX, netlist
+from offrl.export.check import check
+from offrl.export.files import export_policy
+from offrl.export.graph import Draw, PolicyGraph, draws_of
+from offrl.policy import TrainedPolicy
+
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:`torch\.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec:FutureWarning"),
+]
+ALL = ("onnx", "torchscript", "safetensors", "pt2")
+CONTINUOUS = DataSpec(
+    (5,),
+    2,
+    action_low=(-0.4, 0.0),
+    action_high=(0.4, 3.0),
+    observation_mean=(0.0, 10.0, -3.0, 0.5, 100.0),
+    observation_std=(1.0, 4.0, 0.1, 2.0, 30.0),
+)
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
+    reason="needs pip install 'offrl[export]'",
+)
+DISCRETE = DataSpec((4,), 1, discrete=True, num_actions=3, name="cart")
+
+
+def trained(name: str, spec: DataSpec = CONTINUOUS, seed: int = 3, **settings: Any) -> TrainedPolicy:
+    """A policy with random weights, larger than fresh ones, so that clipping and saturation occur."""
+    kind = registry.get("algo", name)
+    algorithm = kind(kind.Config(hidden=[16, 16], **settings), spec)
+    state = algorithm.init(seed)
+    actor = {k: 1.3 * v + 0.1 * rng.normal(rng.make_key(i), tuple(v.shape)) for i, (k, v) in enumerate(state.params["actor"].items())}
+    return TrainedPolicy(algorithm, state._replace(params={**state.params, "actor": actor}), seed)
+
+
+def mlp(policy: TrainedPolicy, x: np.ndarray) -> np.ndarray:
+    """The actor's network in float64, by hand."""
+    w = {k: v.double().numpy() for k, v in policy.state.params["actor"].items()}
+    for layer in ("net.layers.0", "net.layers.1"):
+        x = np.maximum(x @ w[f"{layer}.weight"].T + w[f"{layer}.bias"], 0.0)
+    return x @ w["net.head.weight"].T + w["net.head.bias"]
+
+
+def by_numpy(policy: TrainedPolicy, observations: np.ndarray) -> np.ndarray:
+    """The greedy action of a policy that ends in a tanh."""
+    x = np.tanh(mlp(policy, (observations - np.array(CONTINUOUS.observation_mean)) / CONTINUOUS.observation_std))[:, :2]
+    low, high = np.array(CONTINUOUS.action_low), np.array(CONTINUOUS.action_high)
+    return np.clip(low + (x + 1.0) / 2.0 * (high - low), low, high)
+
+
+FOREIGN = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "offrl":
+            raise ImportError("offrl is not here")
+
+sys.meta_path.insert(0, Blocked())
+import json, numpy as np
+
+found = {}
+for path in sys.argv[1:]:
+    about = json.load(open(path.rpartition(".")[0] + ".json"))
+    given = np.load(path + ".npz")
+    inputs = {i["name"]: given[i["name"]] for i in about["inputs"]}
+    if path.endswith(".onnx"):
+        import onnxruntime
+        session = onnxruntime.InferenceSession(path)
+        found[path] = session.run(None, inputs)[0]
+        single = session.run(None, {name: x[:1] for name, x in inputs.items()})[0]
+    else:
+        import torch
+        file = torch.jit.load(path) if path.endswith(".pt") else torch.export.load(path).module()
+        found[path] = file(*map(torch.from_numpy, inputs.values())).numpy()
+        single = file(*(torch.from_numpy(x[:1]) for x in inputs.values())).numpy()
+    assert single.dtype == found[path].dtype and np.allclose(single, found[path][:1], atol=1e-5)
+assert not any(name.partition(".")[0] == "offrl" for name in sys.modules)
+for path, actions in found.items():
+    np.save(path + ".npy", actions)
+"""
+
+
+def run_foreign(given: dict[Path, dict[str, np.ndarray]]) -> list[np.ndarray]:
+    """Each file's actions for its inputs, in one process that cannot import offrl; batches of one are tried as well."""
+    for path, inputs in given.items():
+        np.savez(f"{path}.npz", **inputs)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FOREIGN, *map(str, given)], check=True, timeout=300)
+    return [np.load(f"{path}.npy") for path in given]
+
+
+@needs_onnx
+def test_files_agree_with_numpy_in_a_process_without_offrl(tmp_path: Path) -> None:
+    """Deterministic (td3_bc), Gaussian (iql), squashed Gaussian (bc) and categorical (iql) policies."""
+    draw = np.random.default_rng(1)
+    observations = (draw.normal(size=(50, 5)) * CONTINUOUS.observation_std + CONTINUOUS.observation_mean).astype(np.float32)
+    expected: dict[Path, np.ndarray] = {}
+    given: dict[Path, dict[str, np.ndarray]] = {}
+    for name, settings in (("td3_bc", {}), ("iql", {}), ("bc", {"policy": "tanh_gaussian"})):
+        policy = trained(name, **settings)
+        for format in ("onnx", "torchscript", "pt2"):
+            result = export_policy(policy, tmp_path / name / f"p{SUFFIX[format]}", format)
+            assert result.check.passed and result.check.largest < 1e-5
+            expected[result.path], given[result.path] = by_numpy(policy, observations), {"observations": observations}
+        assert np.ptp(expected[result.path], axis=0).min() > 0.1
+    discrete = trained("iql", DISCRETE)
+    states = draw.normal(size=(300, 4)).astype(np.float32)
+    for format in ("onnx", "torchscript"):
+        result = export_policy(discrete, tmp_path / "discrete" / f"p{SUFFIX[format]}", format)
+        expected[result.path], given[result.path] = mlp(discrete, states).argmax(1), {"observations": states}
+        assert len(set(expected[result.path].tolist())) > 1
+    assert result.about["outputs"] == [
+        {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": 3, "meaning": "the action's number, 0 to 2"}
+    ]
+    # a stochastic file: with noise 0 a Gaussian's sample is its mean, with noise z it is the mean plus exp(log_std) z, clipped
+    gaussian = trained("iql")
+    result = export_policy(gaussian, tmp_path / "s.onnx", stochastic=True)
+    same = np.tile(np.array(CONTINUOUS.observation_mean, np.float32), (3, 1))
+    noise = np.array([[0, 0], [1, -1], [50, -50]], np.float32)
+    given[result.path] = {"observations": same, "noise": noise}
+    step = np.array([0.4, 1.5]) * np.exp(np.clip(gaussian.state.params["actor"]["log_std"].double().numpy(), -5.0, 2.0))
+    expected[result.path] = np.clip(by_numpy(gaussian, same) + step * noise, CONTINUOUS.action_low, CONTINUOUS.action_high)
+    assert expected[result.path][2] == pytest.approx([0.4, 0.0])
+    for path, found in zip(given, run_foreign(given), strict=True):
+        if path.parent.name == "discrete":
+            assert found.dtype == np.int64 and np.array_equal(found, expected[path])
+        else:
+            assert found.dtype == np.float32 and np.abs(found - expected[path]).max() < 1e-5, path
+
+
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=needs_onnx), *ALL[1:]])
+def test_stochastic_files_take_noise_as_an_input(format: str, tmp_path: Path) -> None:
+    policy = trained("iql")
+    result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format, stochastic=True)
+    assert [i["name"] for i in result.about["inputs"]] == ["observations", "noise"] and "sample" in result.about["policy"]["acts"]
+
+
+def test_categorical_samples_follow_the_probabilities(tmp_path: Path) -> None:
+    policy = trained("bc", DISCRETE)
+    result = export_policy(policy, tmp_path / "p.pt", "torchscript", stochastic=True)
+    noise = np.random.default_rng(0).uniform(size=(40_000, 3)).astype(np.float32)
+    noise[0], noise[1] = 0.0, 1.0  # neither end gives NaN
+    file = torch.jit.load(result.path)
+    observation = np.array([[0.3, -0.2, 0.5, 0.1]], np.float32)
+    actions = file(torch.from_numpy(np.repeat(observation, len(noise), 0)), torch.from_numpy(noise)).numpy()
+    graph = policy.algorithm.apply("actor", policy.state.params["actor"], torch.from_numpy(observation))
+    assert np.bincount(actions, minlength=3) / len(actions) == pytest.approx(graph[0][0].exp().numpy(), abs=0.01)
+
+
+def test_the_description_of_a_safetensors_file_is_enough_to_rebuild_it(tmp_path: Path) -> None:
+    """Rebuilt from the two files alone, with twelve lines of NumPy."""
+    import safetensors.numpy
+
+    policy = trained("bc", policy="gaussian", dropout=0.3)
+    result = export_policy(policy, tmp_path / "p.safetensors", "safetensors")
+    entry = json.loads(result.description.read_text())["files"]["p.safetensors"]
+    values: dict[str, Any] = dict(safetensors.numpy.load_file(result.path))
+    assert {k: list(v.shape) for k, v in values.items()} == entry["tensors"]
+    values["observations"] = observations = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    operations = {
+        "linear": lambda x, w, b: x @ w.T + b,
+        "relu": lambda x: np.maximum(x, 0),
+        "tanh": np.tanh,
+        "clamp": np.clip,
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+    }
+    for step in entry["operations"]:
+        arguments = [values[a] if isinstance(a, str) else a for a in step["args"]]
+        values[step["name"]] = operations[step["op"]](*arguments)
+    assert np.abs(values[entry["result"]] - by_numpy(policy, observations)).max() < 1e-5
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
+def test_operations_are_those_of_torch(activation: str) -> None:
+    """The NumPy interpreter against PyTorch, layer norm and chunks included."""
+    from offrl.nn import MLP
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = MLP(5, [8, 8], 6, activation=activation, layer_norm=True)
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            a, b = self.net(observations).chunk(2, -1)
+            return a.clamp(-1.0, 2.0).exp() + (-b).log_softmax(-1)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = Net()
+    batch = torch.export.Dim("batch")
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: batch},), strict=False)
+    for form in (program, program.run_decompositions()):  # the second is as older versions of torch.export give it
+        operations, result, tensors = netlist.describe(form, ["observations"])
+        arrays = {k: v.detach().numpy() for k, v in tensors.items()}
+        found = netlist.run(json.loads(json.dumps(operations)), result, arrays, {"observations": x.numpy()})
+        assert np.abs(found - net(x).detach().numpy()).max() < 5e-6
+
+
+def test_description(tmp_path: Path) -> None:
+    import dataclasses
+
+    from offrl.tasks import Task
+
+    low, high = (-1.0,) * 3, (1.0,) * 3
+    mean, std = (0.1,) * 11, (2.0,) * 11
+    spec = DataSpec(
+        (11,), 3, action_low=low, action_high=high, observation_mean=mean, observation_std=std, name="h", task=Task("h", "Hopper-v5")
+    )
+    policy = trained("td3_bc", spec)
+    result = export_policy(policy, tmp_path / "hopper.pt", "torchscript")
+    about = json.loads((tmp_path / "hopper.json").read_text())
+    assert about == result.about
+    (observations,) = about["inputs"]
+    assert observations["shape"] == ["batch", 11] and observations["dtype"] == "float32"
+    # Hopper's observation: z, angle of the torso, three joints; then six velocities (Gymnasium's documentation)
+    assert observations["dimensions"][0] == {"index": 0, "name": "rootz position", "unit": "m", "mean": 0.1, "std": 2.0}
+    assert observations["dimensions"][1]["unit"] == "rad" and observations["dimensions"][10]["name"] == "foot_joint velocity"
+    assert observations["dimensions"][5] == {"index": 5, "name": "rootx velocity", "unit": "m/s", "mean": 0.1, "std": 2.0}
+    (actions,) = about["outputs"]
+    assert actions["dimensions"][2] == {
+        "index": 2, "name": "foot_joint", "meaning": "torque on foot_joint", "unit": "200 N m", "low": -1.0, "high": 1.0,
+    }  # fmt: skip
+    assert about["environment"] == {"id": "Hopper-v5", "note": "", "steps_limit": 1000, "actions_per_second": 125}
+    assert about["policy"]["seed"] == 3 and about["policy"]["settings"] == dataclasses.asdict(policy.algorithm.config)
+    entry = about["files"]["hopper.pt"]
+    assert entry["sha256"] == hashlib.sha256((tmp_path / "hopper.pt").read_bytes()).hexdigest()
+    assert entry["check"]["largest_difference"] < 1e-5 and entry["check"]["observations"] == 1000
+    # another format of the same policy shares the description; another policy replaces it
+    export_policy(policy, tmp_path / "hopper.safetensors", "safetensors")
+    assert set(json.loads((tmp_path / "hopper.json").read_text())["files"]) == {"hopper.pt", "hopper.safetensors"}
+    export_policy(trained("td3_bc", spec, seed=4), tmp_path / "hopper.safetensors", "safetensors")
+    assert set(json.loads((tmp_path / "hopper.json").read_text())["files"]) == {"hopper.safetensors"}
+
+
+def test_a_file_that_disagrees_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = trained("td3_bc")
+    path = tmp_path / "p.pt"
+    forward = PolicyGraph.forward
+
+    def wrong(self: PolicyGraph, observations: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
+        return forward(self, observations, *noise) + (2e-5 if self.dtype == torch.float32 else 0.0)
+
+    monkeypatch.setattr(PolicyGraph, "forward", wrong)
+    with pytest.raises(UserError, match=r"p\.pt was not kept: .*largest difference.* 1e-05 is allowed"):
+        export_policy(policy, path, "torchscript")
+    assert not list(tmp_path.iterdir())
+
+
+def test_check_sees_what_is_wrong() -> None:
+    policy, discrete = trained("td3_bc"), trained("bc", DISCRETE)
+    graph, choose = PolicyGraph(policy, False), PolicyGraph(discrete, False)
+
+    def right(x: np.ndarray, noise: Any) -> np.ndarray:
+        return graph(torch.from_numpy(x)).numpy()
+
+    def other(x: np.ndarray, noise: Any) -> np.ndarray:
+        actions = choose(torch.from_numpy(x)).numpy()
+        actions[:1] = (actions[:1] + 1) % 3
+        return actions
+
+    def failing(x: np.ndarray, noise: Any) -> np.ndarray:
+        if len(x) == 1:
+            raise RuntimeError("batch of one\nmore")
+        return right(x, noise)
+
+    assert check(policy, False, right, (), "here").passed
+    assert "nan is the largest" in check(policy, False, lambda x, n: right(x, n) * np.float32(np.nan), (), "here").failure
+    assert "far" not in check(policy, False, failing, (), "here").failure
+    assert check(policy, False, failing, (), "here").failure == "a batch of 1 fails in here (RuntimeError: batch of one)"
+    assert "float64 (1000, 2)" in check(policy, False, lambda x, n: right(x, n).astype(np.float64), (), "here").failure
+    unclipped = check(
+        policy, False, lambda x, n: np.where(np.abs(x).max(1, keepdims=True) > 1e4, 9.0, right(x, n)).astype("f4"), (), "here"
+    )
+    assert "standard deviations from the mean" in unclipped.failure
+    assert check(discrete, False, lambda x, n: choose(torch.from_numpy(x)).numpy(), (), "here").passed
+    assert "of the actions differ" in check(discrete, False, other, (), "here").failure
+
+
+def test_draws() -> None:
+    assert draws_of(trained("iql"), False) == () and draws_of(trained("td3_bc"), True) == (Draw("normal", (None, 2)),)
+    assert draws_of(trained("bc", DISCRETE), True) == (Draw("uniform", (None, 3)),)
+
+
+def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = trained("bc")
+    with pytest.raises(UserError, match="deterministic: stochastic=true has nothing to draw"):
+        export_policy(policy, tmp_path / "p.onnx", stochastic=True)
+    with pytest.raises(UserError, match="opset=18 belongs to format=onnx"):
+        export_policy(policy, tmp_path / "p.pt", "torchscript", opset=18)
+    with pytest.raises(UserError, match=r"format=onxx is not known.*Did you mean 'onnx'"):
+        export_policy(policy, tmp_path / "p.pt", "onxx")
+    (tmp_path / "package.json").write_text('{"name": "mine"}')
+    with pytest.raises(UserError, match=r"package\.json is no description"):
+        export_policy(policy, tmp_path / "package.pt", "torchscript")
+    assert (tmp_path / "package.json").read_text() == '{"name": "mine"}'
+    for package in ("onnxruntime", "onnxscript", "onnx") if importlib.util.find_spec("onnxruntime") else ():
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(UserError, match=rf"pip install 'offrl\[export\]': {package} cannot be imported"):
+                export_policy(policy, tmp_path / "p.onnx")
+    monkeypatch.setattr(type(policy.algorithm), "start", lambda self, batch: torch.zeros(batch, 4))
+    with pytest.raises(UserError, match="policy of bc remembers the episode so far"):
+        export_policy(policy, tmp_path / "p.pt", "torchscript")
+    assert [p.name for p in tmp_path.iterdir()] == ["package.json"]
+
+
+@needs_onnx
+def test_an_algorithm_with_a_memory_may_give_its_own_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = trained("bc")
+
+    class Own(torch.nn.Module):
+        def __init__(self, algorithm: Algorithm) -> None:
+            super().__init__()
+            self.actor = algorithm.modules["actor"]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.actor(x)[0]
+
+    monkeypatch.setattr(type(policy.algorithm), "start", lambda self, batch: torch.zeros(batch, 4))
+    monkeypatch.setattr(type(policy.algorithm), "graph", lambda self, state, explore: Own(self), raising=False)
+    assert export_policy(policy, tmp_path / "p.onnx").check.passed
+
+
+@needs_onnx
+def test_policies_that_draw_otherwise_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = trained("bc")
+
+    def by_integers(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+        return rng.randint(key, (obs.shape[0], 2), 3).float() - 1.0, carry
+
+    def by_batch(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+        return rng.normal(key, (2 * len(obs), 2))[: len(obs)], carry
+
+    def several(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+        a, b = rng.split(rng.fold_in(key, 1))
+        candidates = rng.normal(a, (3, obs.shape[0], 2)).mean(0) + rng.uniform(b, (obs.shape[0], 2), -0.1, 0.1)
+        return (candidates + 0.0 * self.apply("actor", state.params["actor"], obs)[0]).tanh(), carry
+
+    kind = type(policy.algorithm)
+    monkeypatch.setattr(kind, "act", by_integers)
+    with pytest.raises(UserError, match="bc cannot be exported: it draws whole numbers"):
+        export_policy(policy, tmp_path / "p.pt", "torchscript")
+    monkeypatch.setattr(kind, "act", by_batch)
+    with pytest.raises(UserError, match=r"of shape \(6, 2\) for 3 observations and \(10, 2\) for 5"):
+        export_policy(policy, tmp_path / "p.pt", "torchscript")
+    monkeypatch.setattr(kind, "act", several)
+    for format in ALL[:2]:
+        result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
+        shapes = [(i["name"], i["shape"]) for i in result.about["inputs"]]
+        assert shapes[1:] == [("noise_0", [3, "batch", 2]), ("noise_1", ["batch", 2])]
+
+
+@needs_onnx
+def test_a_constant_batch_size_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = trained("bc")
+
+    def act(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+        return self.apply("actor", state.params["actor"], obs)[0] + torch.zeros(len(obs), 2), carry
+
+    monkeypatch.setattr(type(policy.algorithm), "act", act)
+    with pytest.raises(UserError, match=r"the number of observations a constant \(len\(obs\)"):
+        export_policy(policy, tmp_path / "p.onnx")
+    with pytest.raises(UserError, match=r"a batch of 1000 fails in torch\.jit"), pytest.warns(torch.jit.TracerWarning):
+        export_policy(policy, tmp_path / "p.pt", "torchscript")
+
+
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=needs_onnx), *ALL[1:]])
+def test_observations_of_other_shapes(format: str, tmp_path: Path) -> None:
+    """A matrix goes in as a matrix; the file flattens it as the policy does."""
+    import dataclasses
+
+    spec = DataSpec((2, 3), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))
+    result = export_policy(trained("td3_bc", spec), tmp_path / f"p{SUFFIX[format]}", format)
+    assert result.about["inputs"][0]["shape"] == ["batch", 2, 3] and result.check.passed
+    normalised = dataclasses.replace(spec, observation_mean=(1.0,) * 6, observation_std=(2.0,) * 6)
+    assert export_policy(trained("td3_bc", normalised), tmp_path / f"p{SUFFIX[format]}", format).check.passed
+
+
+def test_float64_observations(tmp_path: Path) -> None:
+    policy = trained("td3_bc")
+    observations = np.random.default_rng(0).normal(size=(6, 5))
+    result = export_policy(policy, tmp_path / "p.pt", "torchscript")
+    assert np.abs(torch.jit.load(result.path)(torch.from_numpy(observations)).numpy() - by_numpy(policy, observations)).max() < 1e-5
+    ort = pytest.importorskip("onnxruntime", reason="needs pip install 'offrl[export]'")
+    session = ort.InferenceSession(export_policy(policy, tmp_path / "p.onnx").path)
+    with pytest.raises(Exception, match="Unexpected input data type"):
+        session.run(None, {"observations": observations})
+
+
+@needs_onnx
+@pytest.mark.parametrize("opset", [18, 20, 21])
+def test_opsets(opset: int, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs pip install 'offrl[export]'")
+    result = export_policy(trained("iql"), tmp_path / "p.onnx", opset=opset)
+    model = onnx.load(result.path)
+    assert [o.version for o in model.opset_import if o.domain == ""] == [opset] and model.ir_version <= 10
+    assert [d.dim_param or d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim] == ["batch", 5]
+    onnx.checker.check_model(model)
+
+
+def test_steep_policies_are_allowed_float32s_own_error(tmp_path: Path) -> None:
+    policy = trained("td3_bc")
+    steep = {k: 20.0 * v for k, v in policy.state.params["actor"].items()}
+    steep_policy = TrainedPolicy(policy.algorithm, policy.state._replace(params={"actor": steep}), 0)
+    assert export_policy(steep_policy, tmp_path / "p.safetensors", "safetensors").check.allowed > 1e-5
+    assert export_policy(trained("bc"), tmp_path / "q.safetensors", "safetensors").check.allowed == 1e-5
