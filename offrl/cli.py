@@ -21,12 +21,20 @@ usage: offrl COMMAND [name=value ...]
   offrl train grid.temperature=[1,3,10] grid.expectile=[0.7,0.9] seeds=4     24 policies as one program
   offrl train dataset=my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
   offrl train resume=runs/NAME       continue a run (so does the command that began it)
-  offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5)
-  offrl data inspect DATASET         what is in a data set, and every fault in it
+  offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
+
+  offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=joblib, ray, slurm
+  offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers
+  offrl select runs/NAME ...         rank checkpoints and policies by the data alone
+  offrl export runs/NAME             a policy as ONNX, TorchScript or safetensors
+
+  offrl collect env=Hopper-v5 recipe=d4rl                          record data sets; policy=model.zip records from any policy
+  offrl data inspect DATASET         what is in a data set, and every fault in it; `offrl data doctor` makes a page of it
+  offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset
   offrl data list                    data sets that can be named
   offrl list                         algorithms and experiments; `offrl list algo=NAME` shows an algorithm's settings
 
-  offrl train --help                 every setting
+  offrl train --help                 every setting; so for the other commands
   offrl --version
 """
 

@@ -76,7 +76,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     path = flat.pop("config", None)
     if path is None:
         return flat
-    below = flatten(_read_yaml(Path(path)))
+    below = flatten(read_yaml(Path(path)))
     for name in ("given", "match", "resume"):  # where the file is a run's config.yaml
         below.pop(name, None)
     for name in flat:
@@ -159,7 +159,7 @@ def _resume(values: dict[str, Any]) -> TrainConfig:
     run_dir = Path(values.pop("resume"))
     run_dir = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
     read_record(run_dir)  # says what is wrong when this is no run
-    saved = _read_yaml(run_dir / CONFIG)
+    saved = read_yaml(run_dir / CONFIG)
     name = (saved.get("algo") or {}).get("name")
     given = {**(saved.pop("given", None) or {}), **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
@@ -280,7 +280,7 @@ def find_experiment(algo: str, dataset: str) -> str:
     for experiment in config_names("experiment"):
         if not experiment.startswith(f"{base_algorithm(algo)}/"):
             continue
-        for pattern in _read_yaml(_folder() / "experiment" / f"{experiment}.yaml").get("match", []):
+        for pattern in read_yaml(config_folder() / "experiment" / f"{experiment}.yaml").get("match", []):
             if fnmatch.fnmatchcase(name, pattern) and len(pattern) > length:
                 best, length = experiment, len(pattern)
     return best
@@ -290,7 +290,7 @@ def base_algorithm(algo: str) -> str:
     """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc)."""
     if algo in registry.names("algo"):
         return algo
-    used = _read_yaml(_folder() / "algo" / f"{algo}.yaml").get("defaults", [])
+    used = read_yaml(config_folder() / "algo" / f"{algo}.yaml").get("defaults", [])
     return next(d.split("/")[2].partition("@")[0] for d in used if isinstance(d, str) and d.startswith("/offrl_algo/"))
 
 
@@ -303,13 +303,13 @@ def algorithm_group(name: str) -> str:
     raise UserError(f"unknown algorithm '{name}'.{nearest(name, known)} Known: {', '.join(sorted(known))}")
 
 
-def _folder() -> Path:
+def config_folder() -> Path:
     return Path(str(resources.files("offrl"))) / "configs"
 
 
 def config_names(group: str) -> list[str]:
     """Names of the YAML files of a config group; files in sub-folders as folder/name."""
-    root = _folder() / group
+    root = config_folder() / group
     return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default"))
 
 
@@ -330,11 +330,11 @@ def _hydra(overrides: list[str]) -> Any:
         if name not in files:  # a plugin's algorithm has no YAML file
             store.store(group="algo", name=name, node={"algo": algorithm.Config}, package="_global_")
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(_folder().resolve()), version_base="1.3", job_name="offrl"):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3", job_name="offrl"):
         return hydra_compose("train", overrides=overrides)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file as a dictionary. Raises UserError."""
     import yaml
 

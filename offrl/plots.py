@@ -6,6 +6,7 @@ import contextlib
 import csv
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,40 +66,51 @@ def learning_curve(
         return False
     runs = {_line_name(label, values, len(files) > 1): curves for label, cells in files.items() for values, curves in cells.items()}
     fields = [field for field, _ in next(iter(next(iter(files.values()))))]
-    heading = ylabel or _unit(column)
+    heading = ylabel or unit(column)
     if len(runs) > MOST_LINES:
         return _heat_map_of_steps(runs, out, heading=f"{heading}, mean over seeds", fields=fields, title=title)
 
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    figure, axes = _figure(title)
+    figure, axes = new_figure(title)
     spread = len(runs) <= MOST_SPREADS or not fields
-    colours = COLOURS if len(runs) <= len(COLOURS) else _ordered_colours(len(runs))
+    colours = COLOURS if len(runs) <= len(COLOURS) else ordered_colours(len(runs))
     colon = ":" if fields else ""
-    ends = [_draw(axes, curves, colours[i % len(colours)], label + colon, spread) for i, (label, curves) in enumerate(runs.items())]
-    if behaviour is not None and math.isfinite(behaviour):
-        axes.axhline(behaviour, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
-        ends.append((behaviour, f"data's mean {_short(behaviour)}", GREY))
-
-    _plain_axes(axes)
-    axes.margins(x=0.01, y=0.06)
-    # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave it.
-    values = [v for curves in runs.values() for curve in curves.values() for v in curve.values()] + [end[0] for end in ends]
-    _clip_height(axes, values)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _thousands(x)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    axes.set_xlabel("training steps", fontsize=9.5, color="#333333")
+    lines = {label + colon: (curves, colours[i % len(colours)]) for i, (label, curves) in enumerate(runs.items())}
+    ends = draw_lines(axes, lines, spread=spread, behaviour=behaviour)
     several = any(len(curves) > 1 for curves in runs.values())
     note = ("mean over seeds, 95% interval; thin: each seed" if spread else "mean over seeds") if several else ""
     if fields:
         note += f"{'; ' if note else ''}lines: {', '.join(fields)}"
     # The unit stands above the axis, where it is read without turning the head.
     axes.set_title(heading + (f"  ({note})" if note else ""), loc="left", fontsize=9.5, color="#333333")
-    _label_ends(axes, ends)
-    _save(figure, out)
+    label_ends(axes, ends)
+    save(figure, out)
     return True
+
+
+def draw_lines(
+    axes: Any, lines: Mapping[str, tuple[Curves, str]], *, spread: bool, behaviour: float | None = None, thin: bool = True
+) -> list[tuple[float, str, str]]:
+    """Learning curves {label: (values, colour)} and their axes; the data's own mean, `behaviour`, as a dashed line.
+
+    `spread`: with the 95% interval over seeds, and with `thin` every seed as a thin line. Returns what `label_ends` writes beside the ends.
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ends = [draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
+    if behaviour is not None and math.isfinite(behaviour):
+        axes.axhline(behaviour, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
+        ends.append((behaviour, f"data's mean {short(behaviour)}", GREY))
+    plain_axes(axes)
+    axes.margins(x=0.01, y=0.06)
+    # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave it.
+    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()] + [end[0] for end in ends]
+    clip_height(axes, values)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+    axes.set_xlabel("training steps", fontsize=9.5, color="#333333")
+    return ends
 
 
 def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bool:
@@ -114,7 +126,7 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
         return False
     heading = "normalised score" if all(r.score for r in results) else "return"
     means = [(r.score if heading != "return" and r.score else r.returns) for r in results]
-    figure, axes = _figure(title)
+    figure, axes = new_figure(title)
     seeds = f"mean over {results[0].seeds} seeds" if results[0].seeds > 1 else "one seed"
     if len(varied) == 1:
         ((field, levels),) = varied.items()
@@ -124,11 +136,11 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
     else:
         (row, rows), (column, columns) = varied.items()
         table = [[next(m[0] for g, m in zip(given, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns] for r in rows]
-        _heat_map(axes, table, [number(c) for c in columns], [number(r) for r in rows], numbers=True)
+        heat_map(axes, table, [number(c) for c in columns], [number(r) for r in rows], numbers=True)
         axes.set_xlabel(column, fontsize=9.5, color="#333333")
         axes.set_ylabel(row, fontsize=9.5, color="#333333")
         axes.set_title(f"{heading} at the end  ({seeds})", loc="left", fontsize=9.5, color="#333333")
-    _save(figure, out)
+    save(figure, out)
     return True
 
 
@@ -146,9 +158,9 @@ def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence
     if all(map(math.isfinite, bars[0] + bars[1])):
         axes.errorbar(places, middle, bars, color=COLOURS[0], capsize=4, linewidth=1.2, zorder=3)
     axes.plot(places, middle, color=COLOURS[0], linewidth=2.2, marker="o", zorder=4)
-    _plain_axes(axes)
+    plain_axes(axes)
     axes.margins(x=0.04, y=0.08)
-    _clip_height(axes, middle)
+    clip_height(axes, middle)
     axes.xaxis.set_major_locator(FixedLocator(places))
     axes.xaxis.set_minor_locator(NullLocator())
     texts = dict(zip(places, (number(level) for level, _ in points), strict=True))
@@ -163,15 +175,15 @@ def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, f
 
     steps = sorted({step for curves in runs.values() for curve in curves.values() for step in curve})
     table = [[mean_interval([c[s] for c in curves.values() if s in c])[0] for s in steps] for curves in runs.values()]
-    figure, axes = _figure(title, height=max(4.4, min(24.0, 1.2 + 0.2 * len(runs))))
-    _heat_map(axes, table, [_thousands(s) for s in steps], list(runs), numbers=len(steps) <= 12 and len(runs) <= 110)
+    figure, axes = new_figure(title, height=max(4.4, min(24.0, 1.2 + 0.2 * len(runs))))
+    heat_map(axes, table, [thousands(s) for s in steps], list(runs), numbers=len(steps) <= 12 and len(runs) <= 110)
     axes.set_xlabel("training steps", fontsize=9.5, color="#333333")
     axes.set_title(f"{heading}; rows: {', '.join(fields)}", loc="left", fontsize=9.5, color="#333333")
-    _save(figure, out)
+    save(figure, out)
     return True
 
 
-def _heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str], rows: Sequence[str], *, numbers: bool) -> None:
+def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str], rows: Sequence[str], *, numbers: bool) -> None:
     """Colours, and the numbers themselves if asked. A cell without a value stays white."""
     image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
     for spine in axes.spines.values():
@@ -187,22 +199,23 @@ def _heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str
         for j, value in enumerate(row):
             if math.isfinite(value):
                 dark = image.norm(value) < 0.6
-                axes.text(j, i, _short(value), ha="center", va="center", fontsize=9 if len(rows) <= 20 else 7, color="w" if dark else "k")
+                axes.text(j, i, short(value), ha="center", va="center", fontsize=9 if len(rows) <= 20 else 7, color="w" if dark else "k")
 
 
-def _figure(title: str, height: float = 4.4) -> tuple[Any, Any]:
-    """An empty figure 900 pixels wide (`height` in inches of 125 pixels) and its axes."""
+def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: bool = True) -> tuple[Any, Any]:
+    """An empty figure (`height` and `width` in inches of 125 pixels) and its axes, which make room for all that is written unless `fitted`
+    is off (to make it takes as long as to draw)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, height), dpi=125, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
     return figure, figure.add_subplot()
 
 
-def _plain_axes(axes: Any) -> None:
+def plain_axes(axes: Any) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#aaaaaa")
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
@@ -210,14 +223,14 @@ def _plain_axes(axes: Any) -> None:
     axes.tick_params(length=0, labelsize=9, colors="#333333")
 
 
-def _clip_height(axes: Any, values: Sequence[float]) -> None:
+def clip_height(axes: Any, values: Sequence[float]) -> None:
     """Let the lines decide the range of the axis, and wide intervals leave it."""
     room = 0.5 * (max(values) - min(values)) or 1.0
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, min(values) - room), min(top, max(values) + room))
 
 
-def _unit(column: str) -> str:
+def unit(column: str) -> str:
     return {"score": "normalised score", "return_mean": "return"}.get(column, column)
 
 
@@ -227,7 +240,7 @@ def _line_name(label: str, values: Values, several: bool) -> str:
     return f"{label} {cell}" if cell and several else cell or label
 
 
-def _ordered_colours(count: int) -> list[str]:
+def ordered_colours(count: int) -> list[str]:
     """Colours from dark to light in the order of the cells."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
@@ -235,12 +248,14 @@ def _ordered_colours(count: int) -> list[str]:
     return [to_hex(colormaps["viridis"](0.9 * i / (count - 1))) for i in range(count)]
 
 
-def _save(figure: Any, out: Path) -> None:
+def save(figure: Any, out: Path) -> None:
     """Write a PNG in one piece. Raises UserError."""
     part = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(part, format="png")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script; a box stands for the letter
+            figure.savefig(part, format="png")
         os.replace(part, out)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -248,13 +263,13 @@ def _save(figure: Any, out: Path) -> None:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
 
 
-def _draw(axes: Any, curves: Curves, colour: str, label: str, spread: bool) -> tuple[float, str, str]:
-    """One line, with its interval and its seeds if `spread`. Returns where its label belongs, the label and its colour."""
+def draw_curves(axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True) -> tuple[float, str, str]:
+    """One line, with its interval if `spread`, and its seeds if also `thin`. Returns where its label belongs, the label and its colour."""
     from offrl.stats import mean_interval
 
     steps = sorted({step for curve in curves.values() for step in curve})
     marker = "o" if len(steps) == 1 else None
-    if len(curves) > 1 and spread:
+    if len(curves) > 1 and spread and thin:
         for curve in curves.values():
             axes.plot(list(curve), list(curve.values()), color=colour, alpha=0.3, linewidth=0.9, marker=marker, markersize=3, zorder=2)
     middle, low, high = zip(*(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True)
@@ -266,33 +281,34 @@ def _draw(axes: Any, curves: Curves, colour: str, label: str, spread: bool) -> t
     axes.plot(steps, middle, color=colour, linewidth=2.2, marker=marker, solid_capstyle="round", zorder=4)
     at_end = sum(steps[-1] in curve for curve in curves.values())
     lost = f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""  # the others diverged: their lines end early
-    return float(middle[-1]), f"{label} {_short(middle[-1])}{lost}", colour
+    return float(middle[-1]), f"{label} {short(middle[-1])}{lost}", colour
 
 
-def _label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names beside the ends of the lines, moved apart where they would lie on one another."""
+def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = LABEL_GAP) -> None:
+    """Names beside the ends of the lines, moved apart by at least `gap` (in heights of the axes) where they would lie on one another."""
     low, high = axes.get_ylim()
     ordered = sorted(ends)
     placed: list[float] = []
     for value, _, _ in ordered:
         height = (value - low) / (high - low)
-        placed.append(max(height, placed[-1] + LABEL_GAP) if placed else height)
+        placed.append(max(height, placed[-1] + gap) if placed else height)
     ceiling = 1.0
     for i in reversed(range(len(placed))):  # back down from the top edge
         placed[i] = min(placed[i], ceiling)
-        ceiling = placed[i] - LABEL_GAP
+        ceiling = placed[i] - gap
     for (_, text, colour), height in zip(ordered, placed, strict=True):
         axes.annotate(
             text, (1.0, height), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
             va="center", color=colour, fontsize=9.5, fontweight="bold" if colour != GREY else "normal", annotation_clip=False,
+            parse_math=False,
         )  # fmt: skip
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
-def _thousands(x: float) -> str:
+def thousands(x: float) -> str:
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if abs(x) >= size:
             return f"{x / size:,.10g}{unit}"

@@ -17,6 +17,7 @@ T = TypeVar("T")
 # importing the package registers its members
 _BUILTIN = {
     "algo": "offrl.algorithms",
+    "dataset": "offrl.envs",
     "task": "offrl.envs",
     "task_guess": "offrl.envs",
     "task_names": "offrl.envs",

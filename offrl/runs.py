@@ -89,9 +89,9 @@ def prepare(
                 f"{run_dir} was trained on {old['data']['name']} ({old['data']['fingerprint'][:12]}) and this is {dataset.spec.name} "
                 f"({dataset.fingerprint[:12]}): a run continues on its own data only; choose another name="
             )
-        change = _change(old["identity"], json.loads(json.dumps(settings, default=str)))
-        if change:
-            raise UserError(f"{run_dir} holds another run ({change}); choose another name=, or use the settings it began with")
+        changed = change(old["identity"], json.loads(json.dumps(settings, default=str)))
+        if changed:
+            raise UserError(f"{run_dir} holds another run ({changed}); choose another name=, or use the settings it began with")
     same_device = old is not None and old["device"] == device.type
     mode, group = choose()
     if old is not None and same_device:
@@ -132,7 +132,7 @@ def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
         raise UserError(f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name= or runs_dir=")
 
 
-def _change(old: dict[str, Any], new: dict[str, Any]) -> str:
+def change(old: dict[str, Any], new: dict[str, Any]) -> str:
     """What differs between two identities, in words; an empty string when nothing does."""
     grids = [grid_text(dict(settings.get("grid", []))) for settings in (old, new)]
     if grids[0] != grids[1]:

@@ -327,7 +327,7 @@ def test_a_policy_is_recorded_in_both_formats(home: Path) -> None:
 
     sb3 = pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
     sb3.SAC("MlpPolicy", "InvertedPendulum-v5", device="cpu", buffer_size=10, seed=0, policy_kwargs={"net_arch": [8]}).save("m")
-    command = "collect env=InvertedPendulum-v5 policy=m.zip rows=300 max_steps=4 out=a format=both name=mine/pole quiet=true"
+    command = "collect env=InvertedPendulum-v5 policy=m.zip rows=300 out=a format=both name=mine/pole quiet=true"
     assert main(command.split()) == 0
     with h5py.File("a/inverted" + "pendulum-v5-data.hdf5") as file:
         columns = {k: file[k][()] for k in ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")}
@@ -430,7 +430,7 @@ def test_state_of_training_is_restored_to_the_bit(home: Path) -> None:
 
 def test_discrete_recipe(home: Path) -> None:
     pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
-    command = "collect env=CartPole-v1 recipe=d4rl steps=700 snapshot_every=300 rows=200 eval_episodes=2 max_steps=20 out=a quiet=true"
+    command = "collect env=CartPole-v1 recipe=d4rl steps=700 snapshot_every=300 rows=200 eval_episodes=2 out=a quiet=true"
     assert main(command.split()) == 0
     data = load_dataset(DatasetConfig(name="a/cartpole-v1-full-replay.hdf5"))
     assert data.spec.discrete and data.spec.num_actions == 2

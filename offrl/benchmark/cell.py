@@ -1,0 +1,161 @@
+"""One cell: all seeds of one algorithm on one data set, trained in this process, whoever started it. The status file says how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from offrl.benchmark import plan
+from offrl.errors import UserError
+
+PASSED_ON = ("OFFRL_", "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # to jobs on other machines
+STOP_SECONDS = 1.0  # between two looks for a request to stop
+
+
+def job(config: Any) -> None:
+    """What a launcher's worker calls: train the cell `config.run` of the benchmark in `config.folder`.
+
+    Raises nothing: a failed cell must not take the other jobs of a launcher with it.
+    """
+    folder, run = Path(config.folder), str(config.run)
+    where = json.loads((folder / plan.CELLS / plan.PLAN).read_text(encoding="utf-8"))
+    for name, value in where["environment"].items():
+        os.environ.setdefault(name, value)
+    old = os.getcwd()
+    if Path(where["cwd"]).is_dir():
+        os.chdir(where["cwd"])
+    try:
+        with open(folder / plan.CELLS / f"{run}.log", "a", encoding="utf-8", buffering=1) as log, contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+            stack.enter_context(contextlib.redirect_stdout(log))
+            stack.enter_context(contextlib.redirect_stderr(log))
+            stack.enter_context(_stoppable(folder / plan.CELLS / plan.STOP))
+            train(folder, run, where["cells"][run], where["token"], apart=True)
+    finally:
+        os.chdir(old)
+
+
+def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart: bool) -> None:
+    """Train a cell unless another process does, or it is done, and write its status.
+
+    settings: `values` for `compose` and `dataset`, the label. token: names the command that asked for it. apart: other cells train beside
+    it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is saved.
+    """
+    from offrl.train import Interrupted
+
+    with plan.hold(plan.cell_lock(folder, run), patience=2.0) as mine:
+        if not mine:
+            return
+        if plan.finished(folder, run, int(settings["steps"])):
+            return
+        before = float(plan.read_status(folder, run).get("seconds") or 0.0)
+        began = time.monotonic()
+        about = {"steps": int(settings["steps"]), "token": token, "host": socket.gethostname(), "pid": os.getpid()}
+
+        def write(status: str, error: str = "", **more: Any) -> None:
+            seconds = round(before + time.monotonic() - began, 2)
+            plan.write_status(folder, run, status=status, error=error, seconds=seconds, **about, **more)
+
+        write("running")
+        try:
+            lost = _train(folder, run, settings, apart)
+        except (Interrupted, KeyboardInterrupt) as stop:
+            where = str(stop).partition(";")[0]  # "stopped at step 1,200"
+            write("running", f"interrupted: {where}" if where else "interrupted")
+            raise KeyboardInterrupt from None
+        except UserError as error:
+            write("failed", " ".join(str(error).split()))
+        except Exception as error:  # whatever it was, the other cells go on
+            with open(folder / plan.CELLS / f"{run}.log", "a", encoding="utf-8") as log:
+                log.write(traceback.format_exc())
+            write("failed", f"{_words(error)} (traceback in {plan.CELLS}/{run}.log)")
+        else:
+            seeds = f"{len(lost[0])} of {lost[1]} replicas diverged: {', '.join(lost[0])}" if lost[0] else ""
+            if len(lost[0]) == lost[1]:
+                write("failed", f"every replica diverged ({', '.join(lost[0])}); a smaller algo.learning_rate often helps")
+            else:
+                write("done", **({"note": seeds} if seeds else {}))
+
+
+def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> tuple[list[str], int]:
+    """Train the run; returns the replicas that diverged, in words, and how many there are."""
+    from offrl.compose import compose
+    from offrl.data.load import load_dataset
+    from offrl.runs import Run
+    from offrl.train import pick_device
+    from offrl.train import train as run_training
+
+    config = compose(settings["values"])
+    device = pick_device(config.device)
+    config.group = group_size(config, device.type)
+    if apart:
+        config.workers = config.workers or 1
+        config.eval.workers = config.eval.workers or 0
+    data = load_dataset(config.dataset, str(device))
+    if data.spec.name != settings["dataset"]:  # two files of one name in different folders
+        data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, name=str(settings["dataset"])))
+    run_training(config, data, folder / run)
+    done = Run(folder / run)
+    done.plot()
+    return [str(r) for r in done.diverged], len(done.replicas)
+
+
+def group_size(config: Any, device: str) -> int:
+    """How many replicas train as one program: a function of the settings and the kind of device alone, not of cores, jobs or launcher.
+
+    Group sizes decide last bits, so the cores that happen to be free must not decide them.
+    """
+    from offrl import registry
+    from offrl.engine import CPU_GROUP
+    from offrl.replicas import replicas
+
+    if config.group is not None:
+        return config.group
+    if not registry.get("algo", config.algo.name).vectorized:
+        return 1
+    many = len(replicas(config))
+    return min(many, CPU_GROUP) if device == "cpu" else many
+
+
+def _words(error: Exception) -> str:
+    """An unforeseen error in one line."""
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or "t allocate memory" in str(error):
+        return "out of memory; a smaller algo.batch_size, group=1, fewer jobs=, or dataset.memory=mmap needs less"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:400]
+
+
+@contextlib.contextmanager
+def _stoppable(request: Path) -> Iterator[None]:
+    """Ends the work inside as SIGTERM would, saving first, once the file `request` is there, which reaches jobs on any machine, or this
+    process has lost its parent: nobody would know of a cell that goes on after its command was killed."""
+    from offrl.commands.train import terminable
+
+    over, parent = threading.Event(), os.getppid()
+
+    def watch() -> None:
+        while not over.wait(STOP_SECONDS):
+            if (request.exists() or os.getppid() != parent) and not over.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    if request.exists():
+        raise KeyboardInterrupt
+    with terminable():
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

@@ -1,0 +1,233 @@
+"""Cells handed to Hydra's launchers: joblib, Ray, Slurm. Which ones are done, failed or lost is read from the cells' files."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offrl.benchmark import plan
+from offrl.compose import config_folder, config_names, flatten, read_yaml
+from offrl.errors import UserError, nearest
+from offrl.evalconfig import cores
+
+KEYS = ("plugin", "package", "extra", "command", "jobs", "batches", "settings")
+QUIET_SECONDS = 3.0  # after a launcher gave up: how long no cell may begin before those that wait are sent again
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher of configs/launcher."""
+
+    name: str
+    plugin: str  # Hydra's name for it; empty: cells run in this process
+    jobs: str | None = None  # the plugin's setting for how many cells run at once
+    batches: bool = False  # starts all that it is given at once: it gets `jobs` cells at a time
+    settings: dict[str, Any] = field(default_factory=dict)  # of the plugin, dotted
+
+
+def load(name: str, settings: Mapping[str, Any]) -> Launcher:
+    """The launcher `name`, one of configs/launcher or the path of a YAML file like them, with a command's `settings` over its own.
+
+    Raises UserError for an unknown name, and where its package is missing.
+    """
+    known = config_names("launcher")
+    path = Path(name).expanduser()
+    if name.replace("-", "_") in known:
+        path = config_folder() / "launcher" / f"{name.replace('-', '_')}.yaml"
+    elif path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"unknown launcher '{name}'.{nearest(name, known)} Known: {', '.join(known)}; or launcher=FILE.yaml")
+    values = read_yaml(path)
+    for key in values:
+        if key not in KEYS:
+            raise UserError(f"{path} has an unknown entry '{key}'.{nearest(str(key), KEYS)} Entries: {', '.join(KEYS)}")
+    plugin, package, extra = (str(values.get(k) or "") for k in ("plugin", "package", "extra"))
+    if not plugin and settings:
+        raise UserError(
+            f"launcher={path.stem} has no settings, so launcher.{next(iter(settings))} does nothing; choose joblib, ray or slurm"
+        )
+    if package and not _there(package):
+        raise UserError(f"launcher={path.stem} needs pip install 'offrl[{extra}]'")
+    program = str(values.get("command") or "")
+    if program and shutil.which(program) is None:
+        raise UserError(
+            f"launcher={path.stem} needs the command {program}, which this machine does not have; launcher=slurm_local does without"
+        )
+    every = {**flatten(values.get("settings") or {}), **settings}
+    return Launcher(path.stem, plugin, values.get("jobs"), bool(values.get("batches")), every)
+
+
+def _there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+class Jobs:
+    """A launcher, set up for the cells of one benchmark. Making one checks its settings; it starts nothing."""
+
+    def __init__(self, launcher: Launcher, folder: Path, jobs: int | None) -> None:
+        """Raises UserError for a setting that the launcher does not have."""
+        from hydra import compose, initialize_config_dir
+        from hydra._internal.callbacks import Callbacks
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.core.plugins import Plugins
+        from hydra.types import HydraContext
+
+        from offrl.benchmark.cell import job
+
+        self.launcher, self.folder, self.jobs = launcher, folder, jobs or cores()
+        fixed = [
+            f"hydra/launcher={launcher.plugin}",
+            "hydra/job_logging=none",
+            "hydra/hydra_logging=none",
+            "hydra.output_subdir=null",
+            "hydra.job.chdir=false",
+            "hydra.job.name=offrl",
+            f"hydra.sweep.dir={_quoted(str(folder / plan.CELLS))}",
+            "hydra.sweep.subdir=.",
+        ]
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3", job_name="offrl"):
+            config = compose(None, overrides=fixed, return_hydra_config=True)
+            loader = GlobalHydra.instance().config_loader()
+        node = config.hydra.launcher
+        settings = dict(launcher.settings)
+        remote = launcher.plugin == "ray" and settings.get("ray.init.address") not in (None, "local")
+        if launcher.jobs and not remote and (jobs is not None or launcher.jobs not in settings):  # a cluster has its own number
+            settings[launcher.jobs] = self.jobs
+        if remote:  # what only a cluster of our own can be told
+            settings = {k: v for k, v in settings.items() if k not in ("ray.init.object_store_memory", "ray.init.include_dashboard")}
+        for name, value in settings.items():
+            _set(node, name, value, launcher.name)
+        most = settings.get(launcher.jobs or "", self.jobs)
+        self.at_once = most if isinstance(most, int) and most > 0 else cores()  # joblib's -1: all cores
+        context = HydraContext(config_loader=loader, callbacks=Callbacks())
+        self.hydra: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=config)
+
+    def run(self, runs: Sequence[str], token: str) -> None:
+        """Train the cells whose run directories are called `runs`; returns when none of them is at work or waits.
+
+        A launcher that gives up because one worker died is asked again for the cells that had not begun. A cell whose worker died, and
+        one that never began, is written down as failed.
+        """
+        waiting = list(runs)
+        with _environment(), self._ray():
+            while waiting:
+                now = waiting[: self.jobs] if self.launcher.batches else waiting
+                error = self._launch(now)
+                self._settle(now, patient=bool(error))
+                if (self.folder / plan.CELLS / plan.STOP).exists():
+                    return
+                found = {r: plan.read_status(self.folder, r) for r in now}
+                begun = {r: s for r, s in found.items() if s.get("token") == token or s.get("status") == "done"}
+                for run, status in begun.items():
+                    if status["status"] == "running":
+                        reason = f"its worker died ({error or 'no reason given'}); the next command goes on from its last checkpoint"
+                        plan.write_status(self.folder, run, **{**status, "status": "failed", "error": reason})
+                rest = [r for r in now if r not in begun and not plan.at_work(self.folder, r)]
+                if not begun or not error:
+                    for run in rest:
+                        reason = f"the launcher {self.launcher.name} did not begin it ({error or 'no reason given'})"
+                        plan.write_status(self.folder, run, status="failed", error=reason, seconds=0.0, token=token)
+                    rest = []
+                waiting = rest + waiting[len(now) :]
+
+    @contextlib.contextmanager
+    def _ray(self) -> Iterator[None]:
+        """A running Ray, where that is the launcher, ended afterwards. The plugin's own start cannot join a cluster: it always asks for an
+        object store. Raises UserError where there is no cluster."""
+        if self.launcher.plugin != "ray":
+            yield
+            return
+        import ray
+        from omegaconf import OmegaConf
+
+        ours = not ray.is_initialized()
+        if ours:
+            try:
+                settings: Any = OmegaConf.to_container(self.hydra.ray_cfg.init, resolve=True)
+                ray.init(**settings)
+            except Exception as error:  # Ray has many ways to say so
+                raise UserError(f"launcher={self.launcher.name} cannot start: {' '.join(str(error).split())[:300]}") from None
+        try:
+            yield
+        finally:
+            if ours:
+                ray.shutdown()
+
+    def _launch(self, runs: Sequence[str]) -> str:
+        """Hand the cells over and wait; in words, why the launcher gave up."""
+        overrides = [[f"+folder={_quoted(str(self.folder))}", f"+run={_quoted(run)}"] for run in runs]
+        try:
+            self.hydra.launch(overrides, 0)
+        except Exception as error:  # each launcher has its own, for a worker that died or a cluster that is not there
+            first = " ".join(str(error).split()).partition(". ")[0]
+            return f"{type(error).__name__}: {first}"[:240]
+        return ""
+
+    def _settle(self, runs: Sequence[str], patient: bool) -> None:
+        """Wait until none of the cells is at work; after a launcher gave up also until no other one begins."""
+        quiet = time.monotonic()
+        while True:
+            if any(plan.at_work(self.folder, r) for r in runs):
+                quiet = time.monotonic()
+            elif not patient or time.monotonic() - quiet > QUIET_SECONDS:
+                return
+            time.sleep(0.2)
+
+
+def _quoted(text: str) -> str:
+    """A string as a value of Hydra's grammar."""
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _set(node: Any, name: str, value: Any, launcher: str) -> None:
+    """Set one value of a plugin's config. Raises UserError for a name that it does not have, or a value of a wrong kind."""
+    from omegaconf import DictConfig, OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    parts = name.split(".")
+    at = node
+    for i, part in enumerate(parts):
+        free = isinstance(at, DictConfig) and OmegaConf.get_type(at) is dict  # entries of any name
+        if not isinstance(at, DictConfig) or (part not in at and not free):
+            known = [str(k) for k in at if not str(k).startswith("_")] if isinstance(at, DictConfig) else []
+            prefix = "".join(f"{p}." for p in parts[:i])
+            about = f"{nearest(part, known)} It has: {', '.join(prefix + k for k in known)}" if known else ""
+            raise UserError(f"launcher.{name}: {launcher} has no such setting.{about}")
+        at = at._get_node(part) if part in at else OmegaConf.create({})
+    try:
+        with open_dict(node):
+            OmegaConf.update(node, name, value, force_add=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"launcher.{name}={value}: {str(error).splitlines()[0]}") from None
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """What worker processes inherit: our module path, so that they find what this process finds, and no statistics sent by Ray."""
+    wanted = {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in sys.path if isinstance(p, str))),
+        "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    old = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

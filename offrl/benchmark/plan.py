@@ -1,0 +1,283 @@
+"""From a command to cells: what is trained, under which settings, in which folder; and the files that say how far each cell is."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offrl import runs
+from offrl.benchmark.suites import Suite
+from offrl.checkpoint import write_text
+from offrl.compose import algorithm_group, compose, fill, flatten
+from offrl.config import TrainConfig, seed_list
+from offrl.errors import UserError, nearest
+from offrl.settings import setting
+
+VERSION = 1
+RECORD, CELLS, PLAN, STOP = "benchmark.json", "cells", "plan.json", "stop"
+
+
+@dataclass
+class BenchmarkConfig:
+    """Settings of `offrl benchmark`; every other one is a setting of `offrl train` and goes to all cells."""
+
+    suite: str = setting("d4rl-gym", "a suite of configs/suite, or a YAML file; `own` takes datasets=[a.hdf5,b.hdf5]")
+    algos: list[str] = setting(["bc", "td3_bc", "iql"], "algorithms; ALGO.NAME=VALUE sets something for one of them: iql.temperature=5")
+    datasets: list[str] = setting([], "only these data sets of the suite; for suite=own, its files or names")
+    seeds: Any = setting(5, "how many seeds (0, 1, ...) or a list of seeds; all seeds of a cell train at once")
+    steps: int | None = setting(None, "updates of each seed; null: the suite's", low=1)
+    name: str | None = setting(None, "the benchmark's folder in runs_dir; null: the suite's name")
+    runs_dir: str = setting("runs", "where the benchmark's folder is made")
+    launcher: str = setting("serial", "what runs the cells: serial, joblib, ray, slurm, slurm_local; launcher.NAME=VALUE sets it up")
+    jobs: int | None = setting(None, "cells at once, with a launcher; null: one for each core, or the launcher's own number", low=1)
+    retry: bool = setting(True, "train failed cells again; false leaves them failed")
+    dry_run: bool = setting(False, "print the cells and how far they are, and train nothing")
+    quiet: bool = setting(False, "print the final table only (also --quiet)")
+
+
+OWN = tuple(BenchmarkConfig.__dataclass_fields__)
+TRAIN = tuple(TrainConfig.__dataclass_fields__)
+NOT_HERE = {  # settings of `offrl train` that a grid of runs decides itself
+    "algo": "algos=[...] says which algorithms",
+    "dataset": "datasets=[...] says which data sets",
+    "compare": "algos=[...] says which algorithms",
+    "label": "",
+    "resume": "the same command continues a benchmark",
+    "match": "",
+    "given": "",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, sorted by whom its settings are for."""
+
+    config: BenchmarkConfig
+    train: dict[str, Any]  # for every cell
+    algorithms: dict[str, dict[str, Any]]  # for the cells of one algorithm
+    launcher: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One data set and one algorithm: a run with all its seeds."""
+
+    dataset: str  # what tables call it
+    algorithm: str
+    run: str  # its run directory, in the benchmark's folder
+    values: dict[str, Any]  # settings for `compose`
+    config: TrainConfig
+
+
+def read(values: Mapping[str, Any]) -> Command:
+    """Sort a command's settings. Raises UserError for unknown names, and for algorithms that are not there."""
+    flat = flatten(values)
+    algos = flat.get("algos", BenchmarkConfig().algos)
+    algos = [algorithm_group(str(a)) for a in (algos if isinstance(algos, list) else [algos])]
+    own: dict[str, Any] = {"algos": algos} if algos else {}
+    train: dict[str, Any] = {}
+    algorithms: dict[str, dict[str, Any]] = {a: {} for a in algos}
+    launcher: dict[str, Any] = {}
+    for name, value in flat.items():
+        head, _, rest = name.partition(".")
+        if head == "launcher" and rest:
+            launcher[rest] = value
+        elif name in OWN:
+            own.setdefault(name, value)
+        elif rest and head.replace("-", "_") in algorithms:
+            algorithms[head.replace("-", "_")][rest if rest.partition(".")[0] in TRAIN else f"algo.{rest}"] = value
+        elif name in NOT_HERE:
+            raise UserError(f"{name}= is not for offrl benchmark{': ' + NOT_HERE[name] if NOT_HERE[name] else ''}")
+        elif head in TRAIN:
+            train[name] = value
+        else:
+            known = [*OWN, *TRAIN, *algorithms]
+            about = f"{head} is none of algos=[{','.join(algos)}]" if rest else f"unknown setting '{name}'"
+            raise UserError(f"{name}=: {about}.{nearest(head, known)} `offrl benchmark --help` lists the settings")
+    for name in ("name", "runs_dir"):
+        if own.get(name) is not None:
+            own[name] = str(own[name])
+    config = fill(BenchmarkConfig(), own, "benchmark")
+    if not config.algos:
+        raise UserError("algos=[] names no algorithm")
+    if repeated := [a for a, n in Counter(config.algos).items() if n > 1]:
+        raise UserError(f"algos names {repeated[0]} twice")
+    seed_list(config.seeds)
+    return Command(config, train, algorithms, launcher)
+
+
+def folder_of(command: Command, suite: Suite) -> Path:
+    """Where the benchmark lives, as an absolute path: jobs may have another working directory."""
+    return (Path(command.config.runs_dir).expanduser() / (command.config.name or suite.name)).resolve()
+
+
+def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
+    """The cells in the order in which they are trained: all algorithms of one data set, then the next.
+
+    Raises UserError for settings that `offrl train` would refuse, naming the algorithm. Data sets are not looked at yet.
+    """
+    config, result = command.config, []
+    for entry in suite.entries:
+        for algorithm in config.algos:
+            values = {
+                **({"steps": suite.steps} if suite.steps else {}),
+                **suite.settings,
+                **entry.settings,
+                **command.train,
+                **command.algorithms[algorithm],
+                **({"steps": config.steps} if config.steps else {}),
+                "algo": algorithm,
+                "dataset": entry.name,
+                "seeds": config.seeds,
+                "compare": [],
+                "runs_dir": str(folder),
+                "name": _clean(f"{algorithm}-{entry.label}"),
+                "quiet": config.quiet,
+            }
+            try:
+                composed = compose(values)
+            except UserError as error:
+                cure = (
+                    " (ALGO.NAME=VALUE sets something for one algorithm only)" if any(k.startswith("algo.") for k in command.train) else ""
+                )
+                raise UserError(f"{algorithm}: {error}{cure}") from None
+            result.append(Cell(entry.label, algorithm, str(values["name"]), values, composed))
+    if repeated := [run for run, n in Counter(c.run for c in result).items() if n > 1]:
+        raise UserError(f"two cells would share the run directory {repeated[0]}; give one data set another label in a suite file")
+    return result
+
+
+def _clean(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+
+
+# ------------------------------------------------------------------------------------------------------------- the folder
+
+
+def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Check that these cells belong into `folder`, and write benchmark.json; returns it.
+
+    A folder holds one suite with one list of seeds. A later command may add algorithms and data sets to it, and updates to its cells.
+    Raises UserError for a folder with something else in it, and for a cell that was trained with other settings.
+    """
+    seeds, steps = seed_list(command.config.seeds), max(c.config.steps for c in cells)
+    old = read_record(folder)
+    if old is None and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        raise UserError(f"{folder} is no benchmark's folder and not empty; choose another name= or runs_dir=")
+    if old is not None:
+        for what, there, here in (("suite", old["suite"], suite.name), ("seeds", old["seeds"], seeds)):
+            if there != here:
+                raise UserError(f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name=")
+        if steps < old["steps"]:
+            raise UserError(f"{folder} holds a benchmark of {old['steps']:,} updates, this one has {steps:,}; choose another name=")
+    for cell in cells:
+        if (folder / cell.run / runs.RECORD).exists():
+            there = runs.read_record(folder / cell.run)["identity"]
+            change = runs.change(there, json.loads(json.dumps(runs.identity(cell.config), default=str)))
+            if change:
+                raise UserError(f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to them")
+    mine = [{"dataset": c.dataset, "algorithm": c.algorithm, "run": c.run} for c in cells]
+    kept = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in mine}]
+    record: dict[str, Any] = {"version": VERSION, "suite": suite.name, "seeds": seeds, "steps": steps, "cells": [*kept, *mine]}
+    references, source = _references(suite, record["cells"])
+    if references:
+        record |= {"references": references, "reference_source": source}
+    (folder / CELLS).mkdir(parents=True, exist_ok=True)
+    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """benchmark.json, or None where there is none. Raises UserError where it is damaged."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not all(isinstance(record[k], kind) for k, kind in (("suite", str), ("seeds", list), ("steps", int), ("cells", list))):
+            raise ValueError("an entry of another kind")
+        if not all(isinstance(c.get(k), str) for c in record["cells"] for k in ("dataset", "algorithm", "run")):
+            raise ValueError("a cell without data set, algorithm or run")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} cannot be read ({reason}); remove that file, and the same command writes it again") from None
+    return record
+
+
+def _references(suite: Suite, cells: Sequence[Mapping[str, str]]) -> tuple[dict[str, dict[str, float]], str]:
+    """Published scores of the cells: the suite's own, or those of the registered table; and where they are from."""
+    if suite.references:
+        return suite.references, suite.reference_source
+    from offrl import registry
+
+    found: dict[str, dict[str, float]] = {}
+    sources: dict[str, None] = {}
+    for lookup in registry.names("published").values():
+        for cell in cells:
+            if (score := lookup(cell["dataset"], cell["algorithm"])) is not None:
+                found.setdefault(cell["dataset"], {})[cell["algorithm"]] = float(score.mean)
+                sources[score.source] = None
+    return found, "; ".join(sources)
+
+
+# ---------------------------------------------------------------------------------------------------------------- states
+
+
+def status_path(folder: Path, run: str) -> Path:
+    return folder / CELLS / f"{run}.json"
+
+
+def read_status(folder: Path, run: str) -> dict[str, Any]:
+    """A cell's status file; {} where there is none, or a damaged one: such a cell is begun anew, and finds what it had trained."""
+    with contextlib.suppress(OSError, ValueError):
+        status = json.loads(status_path(folder, run).read_text(encoding="utf-8"))
+        if isinstance(status, dict) and status.get("status") in ("done", "failed", "running"):
+            return status
+    return {}
+
+
+def write_status(folder: Path, run: str, **values: Any) -> None:
+    write_text(status_path(folder, run), json.dumps(values, indent=1) + "\n")
+
+
+def finished(folder: Path, run: str, steps: int) -> bool:
+    """Whether a cell is done, for at least so many updates, and its run is still there."""
+    status = read_status(folder, run)
+    there = (folder / run / runs.RECORD).exists() and (folder / run / "policies").is_dir()
+    return status.get("status") == "done" and there and int(status.get("steps") or 0) >= steps
+
+
+@contextlib.contextmanager
+def hold(path: Path, patience: float = 0.0) -> Iterator[bool]:
+    """True while this process holds the lock file `path`; False where another one does, for `patience` seconds. The system drops a lock
+    with its process, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        end = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() >= end:
+                    yield False
+                    return
+                time.sleep(0.05)
+        yield True
+
+
+def cell_lock(folder: Path, run: str) -> Path:
+    return folder / CELLS / f".{run}.lock"
+
+
+def at_work(folder: Path, run: str) -> bool:
+    """Whether some process trains this cell now."""
+    with hold(cell_lock(folder, run)) as free:
+        return not free

@@ -1,0 +1,52 @@
+"""Settings of off-policy evaluation. Imports no torch, so that help and mistakes in a command are quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offrl.errors import UserError
+from offrl.settings import check, setting
+
+METHOD_NAMES = ("fqe", "wis", "dr")
+
+
+@dataclass
+class FQEConfig:
+    """Fitted Q evaluation; the defaults are those of DOPE's code (arXiv 2103.16596) but for the number of updates."""
+
+    discount: float = setting(0.99, "discount factor of the values that are estimated", low=0.0, high=0.9999)
+    updates: int = setting(100_000, "updates of the Q networks", low=1)
+    seeds: int = setting(3, "Q functions for each candidate, each on episodes drawn anew (bootstrap); 1: all episodes once", low=1)
+    seed: int = setting(0, "decides first weights, batches and bootstrap samples")
+    networks: str = setting(
+        "shared",
+        "shared: one network with an output for each candidate; separate: one for each, as published, at that many times the cost",
+        choices=("shared", "separate"),
+    )
+    pairs: int = setting(4, "shared networks: candidates whose target is computed for each row of a batch, drawn anew each time", low=1)
+    explore: bool = setting(False, "value the candidates as they explore (one random action a row) in place of their greedy actions")
+    learning_rate: float = setting(3e-4, "AdamW's learning rate", low=1e-9)
+    weight_decay: float = setting(1e-5, "share of each weight taken off at each update, whatever the learning rate", low=0.0, high=0.1)
+    polyak: float = setting(0.005, "share of the online network that enters the target at each update", low=0.0, high=1.0)
+    batch_size: int = setting(256, "transitions in a batch", low=1)
+    hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
+    compile: str = setting("auto", "auto compiles from 5,000 updates on", choices=("auto", "eager", "compiled"))
+
+
+@dataclass
+class OPEConfig(FQEConfig):
+    """All methods: what `fqe` has, and importance sampling."""
+
+    behavior_updates: int = setting(30_000, "wis, dr: updates of the model of the policy that made the data", low=1)
+    target_std: float = setting(0.1, "wis, dr: spread given to a greedy candidate's action, in units of [-1, 1]", low=1e-6)
+    clip_low: float = setting(-6.0, "wis, dr: smallest log ratio of one step", high=0.0)
+    clip_high: float = setting(2.0, "wis, dr: largest log ratio of one step", low=0.0)
+    bootstrap: int = setting(200, "wis, dr: resamples of the episodes for the interval", low=2)
+    draws: int = setting(10, "dr with explore=true: actions drawn for each expectation", low=1)
+
+
+def validate(settings: FQEConfig) -> None:
+    """Raise UserError for the first setting out of range."""
+    check(settings)
+    if not settings.hidden:
+        raise UserError("hidden=[] leaves no hidden layer; write at least one width, such as hidden=[256]")

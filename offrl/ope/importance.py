@@ -1,0 +1,203 @@
+"""Per-decision weighted importance sampling (Precup et al., 2000; as in DOPE's code, arXiv 2103.16596), all candidates at once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl import registry
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import Dataset
+from offrl.engine import LocalEngine, Plan, first_state
+from offrl.errors import UserError
+from offrl.nn.policies import Deterministic, Gaussian, TanhGaussian, gaussian_log_prob
+from offrl.ope.config import OPEConfig
+from offrl.ope.fqe import SLICE, Progress, Scale, _standardised
+from offrl.ope.problem import Estimates, Problem, raw_observations
+from offrl.replicas import Replica
+from offrl.step import choose_mode
+
+MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
+NEGLIGIBLE = 1e-9  # rewards discounted below this share are left out
+ROWS = 16_384
+
+
+def behavior_log_prob(problem: Problem, settings: OPEConfig, device: str = "cpu", progress: Progress | None = None) -> Tensor:
+    """log b(a_t | s_t) of the data's actions under a model of the policy that made them: float64 [R].
+
+    The model is behaviour cloning by likelihood (algo=bc with a tanh-Gaussian, or categorical for discrete actions) on standardised
+    observations, trained on every row.
+    """
+    dataset, where = problem.dataset, torch.device(device)
+    bc = registry.get("algo", "bc")
+    config = bc.Config(learning_rate=settings.learning_rate, batch_size=settings.batch_size, hidden=settings.hidden, policy="tanh_gaussian")
+    scale = Scale.of(dataset, settings.discount)
+    inputs = _standardised(problem, scale)
+    inputs = _bounded(inputs)
+    algorithm: Algorithm = bc(config, dataset.spec)
+    source = algorithm.sampler().prepare(inputs.to(where))
+    mode = choose_mode(settings.compile, where, settings.behavior_updates)
+    engine = LocalEngine(Plan(algorithm, settings.batch_size, mode, "float32", 1), source, [Replica(settings.seed)], where)
+    state = first_state(algorithm, [Replica(settings.seed)])
+    engine.load(state, state, {})
+    step, size, began = 0, 1, time.monotonic()
+    while step < settings.behavior_updates:
+        count, now = min(size, settings.behavior_updates - step), time.monotonic()
+        engine.run(step, count)
+        step += count
+        size = max(1, min(4 * size, int(count * SLICE / max(time.monotonic() - now, 1e-9))))
+        if progress is not None:
+            progress(step, step / max(time.monotonic() - began, 1e-9))
+    params = {k: v[0] for k, v in engine.state().params["actor"].items()}
+    with torch.no_grad():
+        found = []
+        for first in range(0, len(dataset), ROWS):
+            part = slice(first, first + ROWS)
+            dist = algorithm.apply("actor", params, inputs.columns["observations"][part])
+            found.append(algorithm.policy.log_prob(dist, inputs.columns["actions"][part]).double())
+    return torch.cat(found)
+
+
+def _bounded(dataset: Dataset) -> Dataset:
+    """The same data with continuous actions inside (-1, 1)."""
+    from dataclasses import replace
+
+    if dataset.spec.discrete:
+        return dataset
+    return replace(dataset, columns={**dataset.columns, "actions": dataset.columns["actions"].clamp(-1.0 + MARGIN, 1.0 - MARGIN)})
+
+
+def target_log_prob(problem: Problem, target_std: float) -> Tensor:
+    """log pi_k(a_t | s_t) of the data's actions: float64 [R, K].
+
+    A greedy candidate gets a Gaussian of `target_std` around its action; a greedy choice among discrete actions has probability 1 or 0.
+    As they explore (problem.explore), candidates must have a density: a method log_prob(observations, actions) for raw ones in the
+    environment's range, or the policy module of a trained run. Raises UserError for one without.
+    """
+    columns = []
+    for k, name in enumerate(problem.names):
+        if problem.explore:
+            columns.append(_own_density(name, problem.policies[k], problem.dataset))
+            continue
+        greedy, data = problem.actions[k].here, problem.dataset.columns["actions"]
+        if problem.dataset.spec.discrete:
+            columns.append(torch.where(greedy == data, 0.0, -torch.inf).double())
+        else:
+            spread = torch.full((), target_std, dtype=torch.float64).log()
+            columns.append(gaussian_log_prob(greedy.double(), spread.expand_as(greedy), data.double()))
+    return torch.stack(columns, 1)
+
+
+@torch.no_grad()
+def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
+    observations = raw_observations(dataset, "observations")
+    spec, actions = dataset.spec, dataset.columns["actions"]
+    if hasattr(policy, "log_prob"):
+        raw = actions.numpy()
+        jacobian = 0.0
+        if not spec.discrete:
+            low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+            raw, jacobian = low + (raw + 1.0) * 0.5 * (high - low), float(np.log((high - low) / 2.0).sum())
+        found = torch.as_tensor(np.asarray(policy.log_prob(observations, raw), np.float64))
+        if found.shape != (len(dataset),):
+            raise UserError(f"candidate {name}: log_prob gave shape {tuple(found.shape)} for {len(dataset)} rows; one number a row is due")
+        return found + jacobian
+    algorithm = getattr(policy, "algorithm", None)
+    state: TrainState | None = getattr(policy, "state", None)
+    plain = algorithm is not None and type(algorithm).act is Algorithm.act and not isinstance(algorithm.policy, Deterministic)
+    if algorithm is None or state is None or not plain:
+        raise UserError(f"candidate {name} says no density of its actions, which wis and dr with explore=true need; leave out explore=true")
+    if isinstance(algorithm.policy, (Gaussian, TanhGaussian)):
+        actions = actions.clamp(-1.0 + MARGIN, 1.0 - MARGIN)
+    found_parts = []
+    for first in range(0, len(dataset), ROWS):
+        part = slice(first, first + ROWS)
+        obs = torch.from_numpy(observations[part]).reshape(-1, spec.observation_dim)
+        if policy.mean is not None:
+            obs = (obs - policy.mean) / policy.std
+        dist = algorithm.apply("actor", state.params["actor"], obs)
+        found_parts.append(algorithm.policy.log_prob(dist, actions[part]).double())
+    return torch.cat(found_parts)
+
+
+def log_ratios(target: Tensor, behavior: Tensor, low: float, high: float) -> Tensor:
+    """log pi(a|s) - log b(a|s), clipped for each step: [R, K]."""
+    return (target - behavior.unsqueeze(1)).clamp(low, high)
+
+
+def weighted_sums(
+    ratios: Tensor,
+    gains: Tensor,
+    dataset: Dataset,
+    discount: float,
+    resamples: Tensor | None = None,
+    usable: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """sum_t discount**t (sum_i w_it g_it / sum_i w_it) with w_it = exp(sum of the log ratios of episode i up to step t).
+
+    ratios, gains: [R, K] float64. resamples: how often each episode is drawn in each of B bootstrap samples, [B, E]; the first result is
+    for the data themselves. usable: rows whose gain is known, bool [R]; an episode leaves at one that is not. Returns ([1 + B, K],
+    effective number of episodes [K]: the mean over steps, weighted by discount**t, of (sum w)**2 / sum w**2).
+
+    An episode that has ended stays in the sum below with the weight it had and gains nothing more. One that was cut short (a time-out, or
+    an unknown successor) leaves both sums: what would have followed is not known. Weights are taken relative to the largest of their
+    step, so none overflows.
+    """
+    start, lengths = dataset.episode_start, dataset.episode_lengths()
+    order = torch.argsort(lengths, descending=True, stable=True)
+    first, lengths = start[order], lengths[order]
+    ended = dataset.columns["terminations"][first + lengths - 1]
+    episodes, candidates = len(order), ratios.shape[1]
+    counts = torch.ones(1, episodes, dtype=torch.float64)
+    if resamples is not None:
+        counts = torch.cat([counts, resamples.double()])[:, order]
+    log_weight = torch.zeros(episodes, candidates, dtype=torch.float64)
+    total = torch.zeros(len(counts), candidates, dtype=torch.float64)
+    effective, share = torch.zeros(candidates, dtype=torch.float64), 0.0
+    alive_at = torch.searchsorted(-lengths, -torch.arange(int(lengths[0])), right=False)  # how many are longer than t steps
+    for t in range(int(lengths[0])):
+        factor = discount**t
+        if factor < NEGLIGIBLE:
+            break
+        n = int(alive_at[t])
+        rows = first[:n] + t
+        log_weight[:n] += ratios[rows]
+        log_weight[n:][~ended[n:]] = -torch.inf
+        if usable is not None:
+            log_weight[:n][~usable[rows]] = -torch.inf
+        weight = torch.exp(log_weight - log_weight.amax(0))
+        above = counts[:, :n] @ (weight[:n] * gains[rows])
+        below = counts @ weight
+        # a bootstrap sample can hold none of the episodes that still run
+        total += factor * torch.where(below > 0.0, above / below, 0.0)
+        effective += factor * weight.sum(0).square() / weight.square().sum(0)
+        share += factor
+    return total, effective / max(share, NEGLIGIBLE)
+
+
+def episode_counts(episodes: int, resamples: int, seed: int) -> Tensor:
+    """How often each of the episodes is drawn in each bootstrap sample: [B, E]."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return torch.from_numpy(generator.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=resamples))
+
+
+def percentile_interval(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), each [K]: the middle 95% of bootstrap values [B, K]."""
+    low, high = np.nanpercentile(samples, [2.5, 97.5], axis=0)
+    return low, high
+
+
+def wis(problem: Problem, behavior: Tensor, settings: OPEConfig) -> Estimates:
+    """Values by per-decision weighted importance sampling; the interval by a bootstrap over episodes."""
+    dataset = problem.dataset
+    ratios = log_ratios(target_log_prob(problem, settings.target_std), behavior, settings.clip_low, settings.clip_high)
+    rewards = dataset.columns["rewards"].double().unsqueeze(1).expand_as(ratios)
+    counts = episode_counts(dataset.num_episodes, settings.bootstrap, settings.seed)
+    sums, effective = weighted_sums(ratios, rewards, dataset, settings.discount, counts)
+    values = sums.numpy()
+    low, high = percentile_interval(values[1:])
+    return Estimates("wis", problem.names, values[0], low, high, settings.discount, {"effective_episodes": effective.tolist()})

@@ -1,0 +1,268 @@
+"""What every estimator starts from: the data with raw rewards, and each candidate's actions at each row, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl.agents import reseeded
+from offrl.data.dataset import Dataset
+from offrl.data.mmap import free_bytes
+from offrl.data.transforms import returns_to_go
+from offrl.errors import UserError
+
+ROWS = 16_384  # observations that a memoryless policy is given at once
+EPISODES = 1_024  # episodes that a policy with a memory walks through side by side
+FLOOR = 1e-5  # added to the observations' standard deviation (DOPE's code)
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Actions:
+    """A policy's actions, scaled as the data's: float32 [R, A] in [-1, 1], or int64 [R]."""
+
+    here: Tensor  # at each row's observation
+    after: Tensor  # at each row's next observation; meaningless where there is none
+
+
+@dataclass(frozen=True)
+class Problem:
+    """K candidates on one data set. Time is rows; episodes tile them."""
+
+    names: tuple[str, ...]
+    policies: tuple[Any, ...]
+    dataset: Dataset
+    explore: bool
+    actions: tuple[Actions, ...]  # one for each candidate
+
+    @property
+    def starts(self) -> Tensor:
+        """Rows at which episodes start: [E]."""
+        return self.dataset.episode_start
+
+    @property
+    def known(self) -> Tensor:
+        """Rows that TD learning may use: bool [R]."""
+        return self.dataset.columns["successor_known"] | self.dataset.columns["terminations"]
+
+    @property
+    def here(self) -> Tensor:
+        """All candidates' actions at each row: [R, K, A] or [R, K]."""
+        return torch.stack([a.here for a in self.actions], 1)
+
+    @property
+    def after(self) -> Tensor:
+        """All candidates' actions at each row's next observation."""
+        return torch.stack([a.after for a in self.actions], 1)
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Values of K candidates by one method: mean discounted return from the data's initial states, in units of the recorded rewards."""
+
+    method: str
+    names: tuple[str, ...]
+    value: np.ndarray  # [K] float64
+    low: np.ndarray  # [K] ends of the 95% interval; NaN where there is none
+    high: np.ndarray
+    discount: float
+    details: Mapping[str, Any]  # plain numbers about how it went, for people
+
+    def order(self) -> np.ndarray:
+        """Candidates from best to worst, int64 [K]; of equals the earlier one first, NaN last."""
+        return np.argsort(-np.where(np.isnan(self.value), -np.inf, self.value), kind="stable")
+
+
+def make_problem(dataset: Dataset, candidates: Mapping[str, Any], explore: bool = False, tell: Note | None = None) -> Problem:
+    """Check that the candidates fit the data and compute their actions.
+
+    dataset: rewards as they are to be valued (raw ones: load it without reward transforms). Raises UserError for candidates of another
+    space, actions that are not finite, or observations that are no floats.
+    """
+    if not candidates:
+        raise UserError("there is no candidate policy to evaluate")
+    if dataset.columns["observations"].dtype != torch.float32:
+        kind = str(dataset.columns["observations"].dtype).removeprefix("torch.")
+        raise UserError(f"{dataset.spec.name}: off-policy evaluation needs float observations; these are {kind}")
+    dataset = dataset.to("cpu")
+    if not (dataset.columns["successor_known"] | dataset.columns["terminations"]).any():
+        raise UserError(f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it")
+    # four bytes each, four times: as kept (here and after), side by side, and packed for sampling
+    need, free = 16.0 * len(dataset) * len(candidates) * max(1, dataset.spec.action_dim), free_bytes("cpu")
+    if need > free:
+        raise UserError(
+            f"the actions of {len(candidates)} candidates at {len(dataset):,} rows need {need / 1e9:.0f} GB and {free / 1e9:.0f} are free: "
+            "name fewer candidates, or use a share of the episodes with dataset.subsample"
+        )
+    for name, policy in candidates.items():
+        check_fit(name, policy, dataset)
+    if tell is not None:
+        tell(f"actions of {len(candidates)} candidates at {len(dataset):,} rows of {dataset.spec.name}")
+    found = tuple(candidate_actions(name, policy, dataset, explore) for name, policy in candidates.items())
+    return Problem(tuple(candidates), tuple(candidates.values()), dataset, explore, found)
+
+
+def check_fit(name: str, policy: Any, dataset: Dataset) -> None:
+    """Raise UserError where a candidate that says what it was trained for was trained for other spaces."""
+    own, spec = getattr(getattr(policy, "algorithm", None), "spec", None), dataset.spec
+    if own is None:
+        return
+
+    def words(s: Any) -> str:
+        actions = f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions"
+        return f"observations {list(s.observation_shape)} and {actions}"
+
+    if words(own) != words(spec):
+        raise UserError(f"candidate {name} takes {words(own)}; {spec.name} has {words(spec)}: name data of its own with dataset=")
+
+
+def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, draw: int = 0) -> Actions:
+    """One candidate's actions at every row and at every next observation; `draw` tells random draws apart.
+
+    A memoryless policy (`start` gives None, or a source of noise) takes rows in large batches; one with a
+    memory walks through the episodes.
+    """
+    spec, columns = dataset.spec, dataset.columns
+    observations, following = raw_observations(dataset, "observations"), raw_observations(dataset, "next_observations")
+    kind = np.int64 if spec.discrete else np.float32
+    shape = () if spec.discrete else (spec.action_dim,)
+    here, after = (np.zeros((len(dataset), *shape), kind) for _ in range(2))
+    needed = columns["successor_known"].numpy()
+    # the next row of an episode mostly starts where this one led: its action is then known
+    same = np.zeros(len(dataset), bool)
+    last = dataset.episode_end.numpy() - 1
+    same[:-1] = (observations[1:] == following[:-1]).all(axis=tuple(range(1, observations.ndim)))
+    same[last] = False
+    if is_memoryless(policy):
+        _by_rows(name, policy, observations, here, explore, draw, dataset)
+        after[:-1][same[:-1]] = here[1:][same[:-1]]
+        rest = np.flatnonzero(needed & ~same)
+        if len(rest):
+            out = np.zeros((len(rest), *shape), kind)
+            _by_rows(name, policy, following[rest], out, explore, draw + 1_000, dataset)
+            after[rest] = out
+    else:
+        inside = needed.copy()
+        inside[last] = False
+        if (inside & ~same).any():
+            row = int(np.flatnonzero(inside & ~same)[0])
+            raise UserError(
+                f"candidate {name} has a memory, and in {spec.name} row {row} leads to another observation than the next row holds: "
+                "episodes cannot be walked through"
+            )
+        _by_episodes(name, reseeded(policy, draw) if draw else policy, observations, following, here, after, explore, dataset)
+        after[:-1][same[:-1]] = here[1:][same[:-1]]
+    return Actions(torch.from_numpy(here), torch.from_numpy(after))
+
+
+def is_memoryless(policy: Any) -> bool:
+    """Whether a policy carries nothing from step to step but, at most, its source of noise."""
+    carry = policy.start(1)
+    return carry is None or isinstance(carry, np.random.Generator)
+
+
+def raw_observations(dataset: Dataset, column: str) -> np.ndarray:
+    """Observations as the environment gives them, which is what policies take: [R, *O] float32."""
+    values = dataset.columns[column].numpy()
+    spec = dataset.spec
+    if spec.observation_mean is None or spec.observation_std is None:
+        return values
+    shape = values.shape
+    flat = values.reshape(len(values), -1) * np.asarray(spec.observation_std, np.float32) + np.asarray(spec.observation_mean, np.float32)
+    return flat.reshape(shape)
+
+
+def _by_rows(name: str, policy: Any, observations: np.ndarray, out: np.ndarray, explore: bool, draw: int, dataset: Dataset) -> None:
+    policy = reseeded(policy, draw) if draw else policy
+    carry = policy.start(min(ROWS, len(observations)))
+    for i, first in enumerate(range(0, len(observations), ROWS)):
+        part = observations[first : first + ROWS]
+        # for a memoryless policy the time step only tells random draws apart
+        actions, carry = policy.step(carry, part, i if explore else 0, **({"explore": True} if explore else {}))
+        out[first : first + ROWS] = scale(name, actions, len(part), dataset)
+
+
+def _by_episodes(
+    name: str,
+    policy: Any,
+    observations: np.ndarray,
+    following: np.ndarray,
+    here: np.ndarray,
+    after: np.ndarray,
+    explore: bool,
+    dataset: Dataset,
+) -> None:
+    """Walk through whole episodes as recorded, so that the memory holds what the data's policy saw; one step past the end where known."""
+    start, end = dataset.episode_start.numpy(), dataset.episode_end.numpy()
+    known = dataset.columns["successor_known"].numpy()
+    order = np.argsort(start - end, kind="stable")
+    more = {"explore": True} if explore else {}
+    for first in range(0, len(order), EPISODES):
+        episodes = order[first : first + EPISODES]
+        starts, lengths = start[episodes], (end - start)[episodes]
+        rows = np.zeros((len(episodes), *observations.shape[1:]), np.float32)
+        carry = policy.start(len(episodes))
+        for t in range(int(lengths[0]) + 1):
+            alive, ended = lengths > t, (lengths == t) & (t > 0)
+            rows[:] = 0.0
+            rows[alive] = observations[starts[alive] + t]
+            beyond = ended & known[starts + lengths - 1]
+            rows[beyond] = following[starts[beyond] + t - 1]
+            actions, carry = policy.step(carry, rows, t, **more)
+            scaled = scale(name, actions, len(rows), dataset, alive | beyond)
+            here[starts[alive] + t] = scaled[alive]
+            after[starts[beyond] + t - 1] = scaled[beyond]
+
+
+def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarray | None = None) -> np.ndarray:
+    """Actions in the environment's range as the data set holds them: [B, A] clipped to [-1, 1], or [B] int64. `used`: rows that matter.
+
+    Raises UserError for another shape, or what is not finite or no choice of the data's.
+    """
+    spec, values = dataset.spec, np.asarray(actions)
+    expected = (count,) if spec.discrete else (count, spec.action_dim)
+    if values.shape != expected:
+        raise UserError(f"candidate {name} gave actions of shape {values.shape} for {count} observations; {spec.name} takes {expected}")
+    used = np.ones(count, bool) if used is None else used
+    if not np.isfinite(values[used]).all():
+        raise UserError(f"candidate {name} gave NaN or infinite actions on the observations of {spec.name}")
+    if spec.discrete:
+        whole = np.where(used, values, 0).astype(np.int64)
+        if (whole < 0).any() or (whole >= spec.num_actions).any():
+            raise UserError(
+                f"candidate {name} chose {whole.min()}..{whole.max()}; the choices in {spec.name} are 0..{spec.num_actions - 1}"
+            )
+        return whole
+    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    span = np.where(high > low, high - low, 1.0)
+    scaled = np.clip(2.0 * (np.where(used[:, None], values, low) - low) / span - 1.0, -1.0, 1.0)
+    return np.where(high > low, scaled, 0.0).astype(np.float32)
+
+
+def behavior_value(dataset: Dataset, discount: float) -> tuple[float, float, float]:
+    """(mean, low, high) of the discounted returns of the data's own episodes, raw rewards: the value of the policy that made the data.
+
+    Episodes that the data cut short are left out where there are others.
+    """
+    from offrl.stats import mean_interval
+
+    start, end = dataset.episode_start.numpy(), dataset.episode_end.numpy()
+    columns = dataset.columns
+    returns = returns_to_go(columns["rewards"].numpy(), columns["terminations"].numpy(), start, end, discount)[start]
+    whole = dataset.complete.numpy() if len(dataset.complete) == len(start) else np.ones(len(start), bool)
+    return mean_interval(returns[whole] if whole.any() else returns)
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The same names; where one comes twice, `#2`, `#3` ... are added to the later ones."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return out

@@ -1,0 +1,275 @@
+"""Ranks policies by estimated value on logged data alone; no environment is ever touched."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from offrl import checkpoint
+from offrl.data.config import DatasetConfig
+from offrl.data.dataset import Dataset
+from offrl.data.load import load_dataset
+from offrl.errors import UserError, nearest, warn
+from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
+from offrl.ope.config import METHOD_NAMES, OPEConfig, validate
+from offrl.ope.dr import doubly_robust
+from offrl.ope.fqe import Fitted, Progress, fit, summarise
+from offrl.ope.importance import behavior_log_prob, wis
+from offrl.ope.metrics import absolute_error, precision, regret, spearman
+from offrl.ope.problem import Estimates, Problem, behavior_value, make_problem, raw_observations
+from offrl.runs import Run
+
+Interval = tuple[float, float, float]
+Stage = Callable[[str, int], Progress]  # a long piece of work begins: its title and its number of updates
+
+
+@dataclass
+class Work:
+    """A problem, and what several methods need of it, computed once when first asked for."""
+
+    problem: Problem
+    settings: OPEConfig
+    device: str
+    stage: Stage
+
+    @cached_property
+    def fitted(self) -> Fitted:
+        count, settings = len(self.problem.names), self.settings
+        title = f"fitted Q evaluation of {count} candidates, {settings.seeds} seeds, {settings.networks} networks"
+        return fit(self.problem, settings, self.device, self.stage(title, settings.updates))
+
+    @cached_property
+    def behavior(self) -> Tensor:
+        progress = self.stage("model of the policy that made the data", self.settings.behavior_updates)
+        return behavior_log_prob(self.problem, self.settings, self.device, progress)
+
+
+# every estimator by the name that `method=` takes; "all" runs them in this order
+METHODS: dict[str, Callable[[Work], Estimates]] = {
+    "fqe": lambda work: summarise(work.fitted),
+    "wis": lambda work: wis(work.problem, work.behavior, work.settings),
+    "dr": lambda work: doubly_robust(work.fitted, work.behavior, work.settings),
+}
+assert tuple(METHODS) == METHOD_NAMES
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Estimated values of K candidates. Arrays are in the candidates' order; `order` ranks them by the first method."""
+
+    names: tuple[str, ...]
+    estimates: Mapping[str, Estimates]  # by method, the first one ranks
+    behavior: Interval  # discounted return of the data's own episodes: mean and 95% interval
+    own: np.ndarray  # [K] what a candidate's own critic says of it, in recorded rewards; NaN where it has none
+    distance: np.ndarray  # [K] how far its actions lie from the data's: root mean square in [-1, 1], or the share that differs
+    discount: float
+    data: str
+    episodes: int
+    truth: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [K] true values, NaN where not given; empty: none were given
+    truth_kind: str = ""  # "discounted" or "return"
+
+    @property
+    def order(self) -> list[int]:
+        """Candidates from best to worst."""
+        return [int(k) for k in next(iter(self.estimates.values())).order()]
+
+    @property
+    def best(self) -> str:
+        """The name of the candidate with the largest estimate."""
+        return self.names[self.order[0]]
+
+    def quality(self) -> dict[str, dict[str, float]]:
+        """method -> {regret@1, regret@5, precision@5, rank correlation, absolute error (discounted)}, against the true values."""
+        known = np.isfinite(self.truth)
+        if known.sum() < 2:
+            return {}
+        rows = {name: (estimate.value, known) for name, estimate in self.estimates.items()}
+        able = known & np.isfinite(self.own)
+        if able.sum() > 1:
+            rows["own Q" if able.sum() == known.sum() else f"own Q ({able.sum()} that have one)"] = (self.own, able)
+        result = {}
+        for name, (values, among) in rows.items():
+            v, e = self.truth[among], values[among]
+            result[name] = {
+                "regret@1": regret(v, e, 1),
+                "regret@5": regret(v, e, 5),
+                "precision@5": precision(v, e, min(5, len(v))),
+                "rank correlation": spearman(v, e),
+                "absolute error": absolute_error(v, e, normalise=False) if self.truth_kind == "discounted" else math.nan,
+            }
+        return result
+
+    def write(self, path: Path) -> None:
+        """One CSV row for each candidate, the best first."""
+        text = io.StringIO()
+        out = csv.writer(text, lineterminator="\n")
+        columns = [f"{m}{end}" for m in self.estimates for end in ("", "_low", "_high")]
+        weights = [m for m, e in self.estimates.items() if "effective_episodes" in e.details]
+        columns += [f"{m}_effective_episodes" for m in weights]
+        out.writerow(["rank", "candidate", *columns, "own_q", "distance", "discount", "truth"])
+        for rank, k in enumerate(self.order, 1):
+            numbers = [x[k] for e in self.estimates.values() for x in (e.value, e.low, e.high)]
+            numbers += [self.estimates[m].details["effective_episodes"][k] for m in weights]
+            numbers += [self.own[k], self.distance[k], self.discount, self.truth[k] if len(self.truth) else math.nan]
+            out.writerow([rank, self.names[k], *("" if math.isnan(x) else repr(float(x)) for x in numbers)])
+        checkpoint.write_text(path, text.getvalue())
+
+
+def evaluate_policies(
+    dataset: Dataset,
+    candidates: Mapping[str, Any],
+    method: str = "fqe",
+    settings: OPEConfig | None = None,
+    *,
+    device: str = "cpu",
+    stage: Stage | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Selection:
+    """Estimated values of any number of policies (`offrl.evaluate.Policy`) on a data set, by "fqe", "wis", "dr" or "all" of them.
+
+    dataset: with rewards as they are to be valued. A policy may have `log_prob(observations, actions) -> [E]`, which wis and dr use with
+    settings.explore. Raises UserError for candidates that do not fit the data.
+    """
+    settings = settings or OPEConfig()
+    validate(settings)
+    names = list(METHODS) if method == "all" else [method]
+    for name in names:
+        if name not in METHODS:
+            raise UserError(f"unknown method '{name}'.{nearest(name, [*METHODS, 'all'])} Methods: {', '.join(METHODS)}, all")
+    problem = make_problem(dataset, candidates, settings.explore, tell)
+    work = Work(problem, settings, device, stage or (lambda title, total: lambda step, rate: None))
+    return Selection(
+        names=problem.names,
+        estimates={name: METHODS[name](work) for name in names},
+        behavior=behavior_value(problem.dataset, settings.discount),
+        own=own_values(problem),
+        distance=distances(problem),
+        discount=settings.discount,
+        data=dataset.spec.name,
+        episodes=dataset.num_episodes,
+    )
+
+
+def select(
+    runs: Sequence[str | Path | Run] | str | Path | Run = (),
+    dataset: Dataset | DatasetConfig | str | Path | None = None,
+    *,
+    policies: Mapping[str, Any] | Sequence[str] = (),
+    method: str = "fqe",
+    returns: str | Path | Mapping[str, float] | None = None,
+    settings: OPEConfig | None = None,
+    device: str = "cpu",
+    stage: Stage | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Selection:
+    """Rank every checkpoint and final policy of runs, and other policies, by their estimated value on logged data.
+
+    runs: run directories, or folders of them. dataset: the runs' own by default, with rewards as recorded. policies: by name, or texts that
+    `offrl.agents.load_agents` reads. returns: true values, {name: discounted return} or a CSV (see `read_returns`). Raises UserError for
+    fewer than two candidates, data that differ or are gone, and candidates of other spaces.
+    """
+    given = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
+    found = [run for item in given for run in ([item] if isinstance(item, Run) else find_runs([item]))]
+    if not found and not policies:
+        raise UserError("nothing to select from: name run directories, or policies with policy=")
+    if dataset is None:
+        if not found:
+            raise UserError("policies alone do not say which data to evaluate them on: name a data set with dataset=")
+        data = data_of(found)
+    elif isinstance(dataset, Dataset):
+        data = dataset
+    else:
+        data = load_dataset(recorded(dataset if isinstance(dataset, DatasetConfig) else DatasetConfig(name=str(dataset))))
+    parts = [run_candidates(run) for run in found]
+    parts.append(dict(policies) if isinstance(policies, Mapping) else load_policies(policies, data.spec))
+    candidates = join(parts)
+    if len(candidates) < 2:
+        where = f" ({next(iter(candidates))}); train with checkpoint.keep=0 to keep every checkpoint, or more seeds" if candidates else ""
+        raise UserError(f"there is only one candidate, so nothing to choose from{where}")
+    truth, kind = true_values(returns, list(candidates)) if returns is not None else (np.zeros(0), "")
+    result = evaluate_policies(data, candidates, method, settings, device=device, stage=stage, tell=tell)
+    return replace(result, truth=truth, truth_kind=kind)
+
+
+def own_values(problem: Problem) -> np.ndarray:
+    """What each candidate's own critic says: mean Q(s0, pi(s0)) over the data's initial states, in the units of recorded rewards: [K]."""
+    starts = problem.starts.numpy()
+    observations = np.ascontiguousarray(raw_observations(problem.dataset, "observations")[starts])
+    out = np.full(len(problem.names), np.nan)
+    for k, policy in enumerate(problem.policies):
+        if not callable(getattr(policy, "value", None)):
+            continue
+        actions, _ = policy.step(policy.start(len(starts)), observations, 0)
+        values = policy.value(observations, actions)
+        if values is not None:
+            out[k] = float(policy.in_recorded_units(np.asarray(values), np.full(len(values), np.inf)).mean())
+    return out
+
+
+def distances(problem: Problem) -> np.ndarray:
+    """How far each candidate's actions lie from the data's over all rows: root mean square, or the share that differs: [K]."""
+    data = problem.dataset.columns["actions"]
+    if problem.dataset.spec.discrete:
+        return np.array([float((a.here != data).double().mean()) for a in problem.actions])
+    return np.array([float((a.here - data).double().square().mean().sqrt()) for a in problem.actions])
+
+
+# ------------------------------------------------------------------------------------------------------------ true values
+
+
+def read_returns(path: str | Path) -> dict[str, tuple[float, float]]:
+    """{candidate: (return, discounted return)} of a CSV with the columns candidate, return and, if known, discounted; NaN where empty.
+
+    Raises UserError for a file that is missing or damaged, or a line that cannot be read.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
+        raise UserError(f"returns={path} does not exist") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"returns={path} cannot be read as CSV ({error})") from None
+    columns = set(rows[0]) if rows else set()
+    if "candidate" not in columns or not columns & {"return", "discounted"}:
+        raise UserError(f"returns={path} needs a header line candidate,return or candidate,return,discounted, and lines below it")
+    found = {}
+    for number, row in enumerate(rows, 2):
+        try:
+            values = [float(row[c]) if row.get(c) else math.nan for c in ("return", "discounted")]
+        except (TypeError, ValueError):
+            raise UserError(f"returns={path}, line {number}: '{row.get('return')}' is not a number") from None
+        if row["candidate"] in found:
+            raise UserError(f"returns={path}, line {number}: {row['candidate']} comes twice")
+        found[row["candidate"]] = (values[0], values[1])
+    return found
+
+
+def true_values(returns: str | Path | Mapping[str, float], names: Sequence[str]) -> tuple[np.ndarray, str]:
+    """([K] true values in the candidates' order, "discounted" or "return"). Discounted ones are taken where the file has them for all.
+
+    Raises UserError where fewer than two candidates are in it; those that are not are named in a warning.
+    """
+    table: Mapping[str, tuple[float, float]]
+    table = {k: (math.nan, float(v)) for k, v in returns.items()} if isinstance(returns, Mapping) else read_returns(returns)
+    known = [name for name in names if name in table]
+    if len(known) < 2:
+        near = nearest(next(iter(table), ""), names)
+        raise UserError(f"the true returns name {len(known)} of {len(names)} candidates; two are needed.{near} Candidates: {_few(names)}")
+    if missing := [name for name in names if name not in table]:
+        warn(f"no true return is given for {_few(missing)}")
+    kind = "discounted" if all(math.isfinite(table[name][1]) for name in known) else "return"
+    return np.array([table[name][kind == "discounted"] if name in table else math.nan for name in names]), kind
+
+
+def _few(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,107 @@
+"""From results to the page and the files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from offrl.grouping import groups
+from offrl.html import Page
+from offrl.report import behind, details, figures, scores
+from offrl.report.compare import check_baseline, compare
+from offrl.report.config import ReportConfig
+from offrl.report.entries import Entry, entries, table
+from offrl.report.headline import headline
+from offrl.report.material import MANY, Material, count
+from offrl.results import Results, collect, write
+
+
+def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Write the report on run directories, benchmark directories, folders above them and results.csv files. Returns the page's path.
+
+    `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is unknown, or `config.out`
+    cannot be written. What is damaged, missing or doubtful is told in the page.
+    """
+    from offrl.checkpoint import write_text
+
+    config = config or ReportConfig()
+    say("reading")
+    results = collect(paths)
+    rows = entries(results)
+    labels = list(dict.fromkeys(e.label for e in rows))
+    check_baseline(config.baseline, labels)
+    out = Path(config.out)
+    found, ungrouped = groups(results)
+    algorithms = {e.cell.algorithm for e in rows}
+    say(f"{count(len(results.runs), 'run')}, {count(len(algorithms), 'algorithm')}, {count(len(results.datasets), 'data set')}: comparing")
+    comparisons = [compare(group, config.bootstrap, config.baseline) for group in found]
+    page = Page(config.title or _title(results, rows), _subtitle(results, rows))
+    made = Material(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
+    write(results, out / "scores.csv")
+    write_text(out / "table.csv", table(rows))
+    for sentence in headline(comparisons, rows):
+        page.text(sentence, "lead")
+    _problems(made)
+    say("drawing")
+    scores.scores(made)
+    scores.together(made)
+    scores.searches(made)
+    scores.curves(made)
+    behind.settings(made)
+    behind.times(made)
+    behind.environments(made)
+    behind.diagnostics(made)
+    page.heading("Files")
+    page.text(
+        "Beside this page: scores.csv (every evaluation of every seed, one line each), table.csv (the score tables in full), and the "
+        "pictures as PNG."
+    )
+    return page.save(out / "index.html")
+
+
+def _title(results: Results, rows: Sequence[Entry]) -> str:
+    suites = {s.suite for s in results.scores}
+    suite = f"{suites.pop()}: " if len(suites) == 1 and "" not in suites else ""
+    algorithms = list(dict.fromkeys(e.cell.algorithm for e in rows))
+    who = ", ".join(algorithms) if len(algorithms) <= 5 else count(len(algorithms), "algorithm")
+    return f"{suite}{who} on {results.datasets[0] if len(results.datasets) == 1 else count(len(results.datasets), 'data set')}"
+
+
+def _subtitle(results: Results, rows: Sequence[Entry]) -> str:
+    from datetime import date
+    from importlib.metadata import version
+
+    parts = [count(len(results.runs), "run")] if results.runs else ["from tables of results"]
+    algorithms, labels = {e.cell.algorithm for e in rows}, {e.label for e in rows}
+    settings = f" ({len(labels)} with different settings)" if len(labels) > len(algorithms) else ""
+    parts += [count(len(algorithms), "algorithm") + settings, count(len(results.datasets), "data set")]
+    parts += [count(len(results.final), "final score"), f"offrl {version('offrl')}, {date.today().isoformat()}"]
+    return " \u00b7 ".join(parts)
+
+
+def _problems(made: Material) -> None:
+    """What a reader must know before the numbers, and a list of everything that is missing."""
+    where: dict[str, list[Entry]] = {}
+    for e in made.rows:
+        if e.lost:
+            where.setdefault(e.lost, []).append(e)
+    failed: list[str] = []
+    rest: list[str] = []
+    for reason, found in where.items():
+        cells = ", ".join(f"{e.label} on {e.dataset}" for e in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
+    lines = [*made.results.problems, *failed, *rest]
+    _, several = details.version_rows(made.results.runs)
+    for name in ("mujoco", "gymnasium"):
+        if name in several and not any(name in line for line in made.results.problems):
+            lines.append(f"runs were made with different versions of {name}; see Environments and versions")
+    if not lines:
+        return
+    page = made.page
+    page.box(f"{count(len(lines), 'thing')} to know before reading the numbers", lines[:MANY], "bad" if failed else "warning")
+    if len(lines) > MANY:
+        with page.details(f"{len(lines) - MANY} more"):
+            page.items(lines[MANY:])
+    if any(len(found) > 3 for found in where.values()):
+        with page.details("Every score that is missing, and why"):
+            page.table(["data set", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in made.rows if e.lost])

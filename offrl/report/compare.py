@@ -1,0 +1,63 @@
+"""Algorithms compared over a group of data sets: aggregates, performance profiles, probabilities of improvement."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offrl.aggregate import Curve, Interval, aggregates, performance_profile, probability_of_improvement
+from offrl.errors import UserError, nearest
+from offrl.grouping import Group
+
+MOST_PAIRS = 5  # algorithms that are compared pair by pair; with more only the best with each other one
+PROFILE_REPS = 500  # resamples for the bands of the profiles, which need many thresholds each
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is drawn and said about one group. Scores are in units of 1 (a score of 100 is 1.0), as in `offrl.aggregate`."""
+
+    group: Group
+    order: tuple[str, ...]  # labels, the highest IQM first
+    aggregates: dict[str, dict[str, Interval]]
+    profiles: dict[str, Curve]
+    improvement: dict[tuple[str, str], Interval]
+    why_not: str  # why the group is not aggregated; empty where it is
+
+    @property
+    def through(self) -> str:
+        """What computed the intervals."""
+        return next((items["iqm"].through for items in self.aggregates.values()), "")
+
+
+def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
+    """Aggregate one group. `reps`: bootstrap resamples; `baseline`: the algorithm that the others are compared with, where it is there."""
+    if len(group.datasets) < 2:
+        only = group.datasets[0] if group.datasets else "none"
+        return Comparison(
+            group, tuple(group.scores), {}, {}, {}, f"one data set only ({only}): its scores above say all that there is to say"
+        )
+    if not group.scores:
+        return Comparison(group, (), {}, {}, {}, "no algorithm has final scores on most of its data sets")
+    found = {label: aggregates(x, reps=reps) for label, x in group.scores.items()}
+    order = tuple(sorted(found, key=lambda label: -found[label]["iqm"].value))
+    top = max(float(x[x == x].max()) for x in group.scores.values())
+    low = min(0.0, *(float(x[x == x].min()) for x in group.scores.values()))
+    grid = [low + (top - low) * i / 60 for i in range(61)] if top > low else [low, low + 1.0]
+    profiles = {label: performance_profile(group.scores[label], grid, reps=min(reps, PROFILE_REPS)) for label in order}
+    if baseline in group.scores:  # and the two best with each other, for the headline
+        pairs = list(dict.fromkeys([order[:2], *((label, baseline) for label in order if label != baseline)] if len(order) > 1 else []))
+        pairs = [p for p in pairs if p[::-1] not in pairs or p[1] == baseline]
+    elif len(order) <= MOST_PAIRS:
+        pairs = list(itertools.combinations(order, 2))
+    else:
+        pairs = [(order[0], label) for label in order[1:]]
+    chances = {(x, y): probability_of_improvement(group.scores[x], group.scores[y], reps=reps) for x, y in pairs}
+    return Comparison(group, order, {label: found[label] for label in order}, profiles, chances, "")
+
+
+def check_baseline(baseline: str, labels: Sequence[str]) -> None:
+    """Raise UserError where `baseline` is given and none of the algorithms."""
+    if baseline and baseline not in labels:
+        raise UserError(f"baseline={baseline} is none of the algorithms.{nearest(baseline, labels)} They are: {', '.join(labels)}")

@@ -1,0 +1,20 @@
+"""Settings of `offrl report`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offrl.settings import setting
+
+
+@dataclass
+class ReportConfig:
+    """Settings of `offrl report`."""
+
+    out: str = setting("report", "folder for index.html, the pictures and tables")
+    title: str = setting("", "heading of the page", shown="made of what the runs are")
+    baseline: str = setting(
+        "", "algorithm that the others are compared with (probability of improvement); none: each with each", shown="none"
+    )
+    bootstrap: int = setting(2000, "resamples behind the intervals of aggregates", low=100, high=1_000_000)
+    quiet: bool = setting(False, "print nothing")

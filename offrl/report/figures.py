@@ -1,0 +1,128 @@
+"""The pictures of a report. Each function returns a matplotlib Figure; `colours` gives every algorithm the same colour in all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from offrl.plots import COLOURS, Curves, clip_height, draw_lines, label_ends, new_figure, ordered_colours, plain_axes, thousands
+
+if TYPE_CHECKING:
+    from offrl.aggregate import Curve, Interval
+
+INK = "#333333"
+METRICS = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
+MOST_SEED_LINES = 24  # of a learning-curve picture; with more only means and bands are drawn
+MOST_LABELS = 6  # lines that are named at their ends; more are told apart by the legend above
+
+LONGEST_LABEL = 16  # letters of a name that may stand at the end of its line
+
+
+def colours(algorithms: Sequence[str]) -> dict[str, str]:
+    """A colour for each algorithm, in their order."""
+    palette = list(COLOURS) if len(algorithms) <= len(COLOURS) else ordered_colours(len(algorithms))
+    return dict(zip(algorithms, palette, strict=False))
+
+
+def intervals(found: Mapping[str, Mapping[str, Interval]], colour: Mapping[str, str]) -> Any:
+    """Aggregates {algorithm: {"iqm" | "median" | "mean" | "optimality_gap": interval, in units of 1}} side by side, drawn in units of 100.
+
+    A bar is the interval, the line in it the estimate, as in rliable's plots (arXiv 2108.13264, figure 9).
+    """
+    names = list(found)
+    figure, first = new_figure("", height=0.95 + 0.36 * len(names), width=8.8)
+    first.remove()
+    grid = figure.subplots(1, len(METRICS), sharey=True)
+    for axes, (metric, title) in zip(grid, METRICS.items(), strict=True):
+        for row, name in enumerate(names):
+            item = found[name][metric]
+            if math.isfinite(item.low) and math.isfinite(item.high):
+                axes.barh(row, 100 * (item.high - item.low), 0.62, 100 * item.low, color=colour[name], alpha=0.55, linewidth=0)
+            axes.plot([100 * item.value] * 2, [row - 0.31, row + 0.31], color=INK, linewidth=1.8, solid_capstyle="butt")
+        plain_axes(axes)
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+        axes.use_sticky_edges = False
+        axes.margins(x=0.08)
+        axes.set_title(title + (" (less is better)" if metric == "optimality_gap" else ""), loc="left", fontsize=9.5, color=INK)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.locator_params(axis="x", nbins=4)
+    grid[0].set_yticks(range(len(names)), names, parse_math=False)
+    figure.get_layout_engine().set(wspace=0.07)
+    return figure
+
+
+def profiles(found: Mapping[str, Curve], colour: Mapping[str, str]) -> Any:
+    """Performance profiles {algorithm: share of runs above each score, scores in units of 1} with their bands."""
+    figure, axes = new_figure("", height=3.1, width=5.0)
+    for name, curve in found.items():
+        x = 100 * curve.x
+        axes.plot(x, curve.value, color=colour[name], linewidth=2, label=name, zorder=3)
+        if all(map(math.isfinite, curve.low)):
+            axes.fill_between(x, curve.low, curve.high, color=colour[name], alpha=0.16, linewidth=0, zorder=2)
+    plain_axes(axes)
+    axes.margins(x=0.01)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("normalised score", fontsize=9.5, color=INK)
+    axes.set_title("share of runs that score more", loc="left", fontsize=9.5, color=INK)
+    return figure
+
+
+def improvement(found: Mapping[tuple[str, str], Interval], colour: Mapping[str, str]) -> Any:
+    """Probabilities of improvement {(x, y): P(x > y)}, one line each; the dashed line is chance."""
+    figure, axes = new_figure("", height=0.9 + 0.34 * len(found), width=5.0)
+    for row, ((x, _), item) in enumerate(found.items()):
+        if math.isfinite(item.low):
+            axes.barh(row, item.high - item.low, 0.58, item.low, color=colour[x], alpha=0.55, linewidth=0)
+        axes.plot([item.value] * 2, [row - 0.29, row + 0.29], color=INK, linewidth=1.8, solid_capstyle="butt")
+    plain_axes(axes)
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    axes.axvline(0.5, color="#666666", linewidth=1.2, linestyle=(0, (5, 4)), zorder=1)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_yticks(range(len(found)), [f"{x} over {y}" for x, y in found], parse_math=False)
+    axes.set_xlabel("probability of improvement", fontsize=9.5, color=INK)
+    return figure
+
+
+def learning(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str], unit: str, behaviour: float | None) -> Any:
+    """Learning curves {algorithm: seed -> step -> value} on one data set; `behaviour`: its own mean, as a dashed line."""
+    figure, axes = new_figure(title, height=3.1, width=5.0)
+    many = sum(map(len, lines.values())) > MOST_SEED_LINES
+    ends = draw_lines(
+        axes,
+        {name: (curves, colour[name]) for name, curves in lines.items()},
+        spread=len(lines) <= len(COLOURS),
+        behaviour=behaviour,
+        thin=not many,
+    )
+    axes.set_title(unit, loc="left", fontsize=9.5, color=INK)
+    if len(ends) <= MOST_LABELS + 1 and max(len(name) for name in lines) <= LONGEST_LABEL:
+        label_ends(axes, ends, gap=0.085)
+    return figure
+
+
+def diagnostic(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str]) -> Any:
+    """A metric over training steps, {algorithm: seed -> step -> value}: the mean over seeds, and their range as a band."""
+    from matplotlib.ticker import FuncFormatter
+
+    figure, axes = new_figure(title, height=2.3, width=4.0, fitted=False)  # there are many of these
+    figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.85)
+    every: list[float] = []
+    for name, curves in lines.items():
+        steps = sorted({step for curve in curves.values() for step in curve})
+        rows = [[curve[step] for curve in curves.values() if step in curve] for step in steps]
+        means = [math.fsum(row) / len(row) for row in rows]
+        axes.fill_between(steps, [min(r) for r in rows], [max(r) for r in rows], color=colour[name], alpha=0.16, linewidth=0)
+        axes.plot(steps, means, color=colour[name], linewidth=1.7, marker="o" if len(steps) == 1 else None)
+        every += means
+    plain_axes(axes)
+    axes.margins(x=0.01)
+    if every:
+        clip_height(axes, every)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: thousands(y) if abs(y) >= 1e3 else f"{y:.6g}"))
+    axes.locator_params(nbins=5)
+    return figure

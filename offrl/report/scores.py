@@ -1,0 +1,253 @@
+"""Sections of a report: score tables, aggregates over data sets, learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from offrl.aggregate import DRAWS, Interval, expected_online_performance
+from offrl.grouping import settings_matrix
+from offrl.html import Cell, slug
+from offrl.logging import CHOICE
+from offrl.plots import Curves
+from offrl.report import details, figures
+from offrl.report.compare import Comparison
+from offrl.report.entries import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
+from offrl.report.headline import SEARCH
+from offrl.report.material import MANY, Material, count, folded
+
+WIDE = 6  # algorithms side by side
+NONE = "\u2013"  # in place of a number that nobody asked for
+LAST = (
+    "Mean over seeds of the last evaluation, when training had reached its planned number of updates; below it the 95% interval "
+    "(Student's t over seeds). Bold: the highest mean of the line, which need not be a difference that other seeds would show. The "
+    "published score, where there is one, stands below."
+)
+NOT_NORMALISED = (
+    "These scores have no reference to be normalised by, so they are returns as the environment gives them. Returns of different tasks "
+    "have different scales: they are averaged with no other data set."
+)
+CHOSEN = (
+    "The best evaluation was chosen with the environment, which offline learning does not have: it is no result, and says only what a "
+    "perfect choice of the checkpoint would have given."
+)
+TOGETHER = (
+    "Only data sets whose scores mean the same are taken together. IQM: mean of the middle half of all runs' scores; it is steadier than "
+    "the median and less moved by single runs than the mean. Optimality gap: how far runs stay below 100 on average. Intervals: 95%, "
+    "stratified bootstrap over runs (arXiv 2108.13264); the data sets themselves are not resampled."
+)
+ONLINE = (
+    "The expected score of the best of k settings, drawn at random from those that were tried and compared in the environment (arXiv "
+    "2305.09836). The first column is what a setting gives that nobody chose; how fast the rest rises says what the search is worth."
+)
+PROFILE = (
+    "Performance profile: the share of runs, over all data sets, that score more than a threshold; higher is better. Bands: 95%, pointwise."
+)
+IMPROVEMENT = (
+    "Probability of improvement: the chance that a run of the first algorithm beats one of the second on the same data set, averaged over "
+    "data sets. An interval that reaches the dashed line (1/2) decides nothing."
+)
+
+
+def scores(made: Material) -> None:
+    page = made.page
+    page.heading("Scores")
+    page.text(LAST, "small")
+    if any(s.cell for s in made.results.final):
+        page.text(f"{CHOICE}.", "small")
+    for name in made.groups():
+        page.heading(name, level=3)
+        rows = [e for e in made.rows if e.group == name]
+        comparison = next((c for c in made.comparisons if c.group.name == name), None)
+        _matrix(made, rows, comparison)
+    raw = [e for e in made.rows if e.group == RAW]
+    if raw:
+        page.heading("Raw returns", level=3)
+        page.text(NOT_NORMALISED, "small")
+        _matrix(made, raw, None)
+    unscored = [e for e in made.rows if e.group == UNSCORED]
+    if unscored:
+        page.heading("Without scores", level=3)
+        page.table(["data set", "algorithm", "why"], [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored])
+    _success(made)
+    _every_cell(made)
+
+
+def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None) -> None:
+    """Data sets down, algorithms across; the other way round where the algorithms are many more."""
+    labels = made.labels(rows)
+    notes: list[str] = []
+    body: list[list[Any]] = []
+    for dataset in dict.fromkeys(e.dataset for e in rows):
+        here = {e.label: e for e in rows if e.dataset == dataset}
+        means = {label: e.mean[0] for label, e in here.items() if e.seeds}
+        top = max(means.values(), default=math.nan)
+        best = {label for label, mean in means.items() if len(means) > 1 and mean == top}
+        body.append([dataset, *(show(here[label], notes, top=label in best) if label in here else Cell(NONE) for label in labels)])
+    if comparison is not None and comparison.aggregates:
+        found = comparison.aggregates
+        cells = [_estimate(found[label]["mean"], "note") if label in found else Cell(NONE) for label in labels]
+        used = len(comparison.group.datasets)
+        body.append([f"mean of {count(used, 'data set')}{', those with scores of all' if used < len(body) else ''}", *cells])
+    if len(labels) > WIDE and len(body) <= len(labels) // 2:
+        turned = [[label, *(row[i + 1] for row in body)] for i, label in enumerate(labels)]
+        made.page.table(["algorithm", *(str(row[0]) for row in body)], turned, notes=notes, sortable=True)
+        return
+    made.page.table(["data set", *labels], body, notes=notes)
+
+
+def _estimate(found: Interval, kind: str = "") -> Cell:
+    """An aggregate in units of 100, with its interval below it."""
+    small = (whole(f"{100 * found.low:.1f} to {100 * found.high:.1f}"),) if math.isfinite(found.low) else ()
+    return Cell(f"{100 * found.value:.1f}", small=small, value=100 * found.value, kind=kind)
+
+
+def _success(made: Material) -> None:
+    rows = [e for e in made.rows if e.success is not None]
+    if not rows:
+        return
+    made.page.heading("Success rates", level=3)
+    labels = made.labels(rows)
+    body: list[list[Any]] = []
+    for dataset in dict.fromkeys(e.dataset for e in rows):
+        here = {e.label: e.success for e in rows if e.dataset == dataset}
+        cells: list[Any] = []
+        for label in labels:
+            found = here.get(label)
+            if found is None:
+                cells.append(Cell(NONE))
+                continue
+            percent = (100 * found[0], 100 * max(0.0, found[1]), 100 * min(1.0, found[2]))
+            interval = whole(span(percent))
+            cells.append(Cell(f"{percent[0]:.1f}%", small=(interval,) if interval else (), value=percent[0]))
+        body.append([dataset, *cells])
+    made.page.table(["data set", *labels], body, caption="Share of episodes, in percent, at the last evaluation; 95% interval over seeds.")
+
+
+def _every_cell(made: Material) -> None:
+    """One line for each cell, with the best evaluation beside the last."""
+    rows = [e for e in made.rows if e.seeds]
+    if not rows:
+        return
+    with folded(made.page, len(rows) > MANY, "Every data set and algorithm, with the best evaluation beside the last"):
+        body = []
+        for e in rows:
+            score, best = e.group != RAW, e.cell.best()
+            body.append([
+                e.dataset, e.label, Cell(f"{e.seeds} of {e.asked}" if e.asked > e.seeds else str(e.seeds), value=float(e.seeds)), e.step,
+                *(Cell(digits(v, score), value=v if math.isfinite(v) else None) for v in e.mean),
+                Cell(digits(e.published.mean, score), value=e.published.mean) if e.published else None,
+                Cell(digits(best[1], score), small=(f"at {best[0]:,}",), value=best[1]) if best else None,
+            ])  # fmt: skip
+        headers = ["data set", "algorithm", "seeds", "updates", "last", "95% low", "high", "published", BEST]
+        keep = [i for i, name in enumerate(headers) if name != "published" or any(row[i] is not None for row in body)]
+        made.page.table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], sortable=True)
+        made.page.text(CHOSEN, "small")
+
+
+# ----------------------------------------------------------------------------------------------------------- aggregates
+
+
+def together(made: Material) -> None:
+    if not made.comparisons and not made.ungrouped:
+        return
+    page = made.page
+    page.heading("Data sets taken together")
+    if any(c.aggregates for c in made.comparisons):
+        page.text(TOGETHER, "small")
+    page.items(made.ungrouped)
+    for c in made.comparisons:
+        page.heading(f"{c.group.name}: aggregates", level=3)
+        if c.why_not:
+            page.text(f"Not taken together: {c.why_not}.")
+            continue
+        for note in c.group.notes:
+            page.text(f"{note}.", "small")
+        name = slug(c.group.name)
+        headers = ["algorithm", *figures.METRICS.values(), "runs"]
+        body: list[list[Any]] = []
+        for label in c.order:
+            cells = [_estimate(c.aggregates[label][metric]) for metric in figures.METRICS]
+            body.append([label, *cells, int((~np.isnan(c.group.scores[label])).sum())])
+        page.table(headers, body, caption=f"{count(len(c.group.datasets), 'data set')}: {', '.join(c.group.datasets)}")
+        made.add(
+            figures.intervals(c.aggregates, made.colour), f"aggregates-{name}", f"The same as a picture. Computed by {_through(c.through)}."
+        )
+        with page.gallery():
+            made.add(figures.profiles(c.profiles, made.colour), f"profile-{name}", PROFILE)
+            if c.improvement:
+                made.add(figures.improvement(c.improvement, made.colour), f"improvement-{name}", IMPROVEMENT)
+        page.legend([(label, made.colour[label]) for label in c.order])
+        if c.improvement:
+            with page.details("Probabilities of improvement in numbers"):
+                page.table(
+                    ["comparison", "probability", "95% low", "high"],
+                    [[f"{x} over {y}", *_chances(i)] for (x, y), i in c.improvement.items()],
+                )
+
+
+def _chances(found: Interval) -> list[Cell]:
+    return [
+        Cell(f"{v:.2f}" if math.isfinite(v) else NONE, value=v if math.isfinite(v) else None) for v in (found.value, found.low, found.high)
+    ]
+
+
+def searches(made: Material) -> None:
+    """What a search over settings gives, as a function of how many of them were tried in the environment."""
+    tried: dict[tuple[str, str], int] = {}
+    for e in made.rows:
+        if e.seeds:
+            tried[e.dataset, e.cell.algorithm] = tried.get((e.dataset, e.cell.algorithm), 0) + 1
+    tried = {key: n for key, n in tried.items() if n >= SEARCH}
+    if not tried:
+        return
+    page = made.page
+    page.heading("Settings tried online")
+    page.text(ONLINE, "small")
+    ks = [k for k in DRAWS if k <= max(tried.values())]
+    body: list[list[Any]] = []
+    for (dataset, algorithm), n in tried.items():
+        _, matrix = settings_matrix(made.results, dataset, algorithm)
+        score = all(e.group != RAW for e in made.rows if (e.dataset, e.cell.algorithm) == (dataset, algorithm) and e.seeds)
+        scale = 100.0 if score else 1.0
+        curve = expected_online_performance(matrix, ks)
+        cells: list[Any] = [None] * len(ks)
+        for i, (value, low, high) in enumerate(zip(scale * curve.value, scale * curve.low, scale * curve.high, strict=True)):
+            interval = span((float(value), float(low), float(high)), score)
+            cells[i] = Cell(digits(float(value), score), small=(whole(interval),) if interval else (), value=float(value))
+        body.append([dataset, algorithm, n, *cells])
+    page.table(["data set", "algorithm", "settings", *(f"best of {k}" for k in ks)], body)
+
+
+def _through(name: str) -> str:
+    return "offrl's own code (docs/statistics.md)" if name in ("", "numpy") else name
+
+
+# --------------------------------------------------------------------------------------------------------------- curves
+
+
+def curves(made: Material) -> None:
+    """A picture of learning curves for each data set."""
+    cells = [e for e in made.rows if e.cell.history]
+    if not cells:
+        return
+    page = made.page
+    page.heading("Learning curves")
+    page.text("Mean over seeds with its 95% interval; thin: single seeds. Dashed: the mean of the data set's own episodes.", "small")
+    page.legend([(label, made.colour[label]) for label in made.labels(cells)])
+    with page.gallery():
+        for dataset in dict.fromkeys(e.dataset for e in cells):
+            here = [e for e in cells if e.dataset == dataset]
+            score = all(e.cell.normalised for e in here)
+            lines: dict[str, Curves] = {}
+            for e in here:
+                curves: Curves = {}
+                for s in e.cell.history:
+                    curves.setdefault(s.seed, {})[s.step] = s.normalised if score and s.normalised is not None else s.raw
+                lines[e.label] = curves
+            mean = details.behaviour(made.results.runs, dataset, score)
+            figure = figures.learning(dataset, lines, made.colour, "normalised score" if score else "return", mean)
+            made.add(figure, f"curve-{slug(dataset)}", "")
