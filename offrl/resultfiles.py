@@ -15,6 +15,7 @@ from offrl.errors import UserError
 from offrl.replicas import Replica, cell_name
 from offrl.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs import CONFIG, RECORD, SCORES, Run
+from offrl.stopping import ended_early
 from offrl.variants import Variant, digest, flatten
 
 BENCHMARK, CELLS, METRICS = "benchmark.json", "cells", "metrics.jsonl"
@@ -98,6 +99,8 @@ class Reader:
             if (folder / RECORD).exists() and folder.resolve() not in self._seen:
                 self._seen.add(folder.resolve())
                 run = self.run(folder, suite, reason)
+                if run is None:
+                    self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or f"its {RECORD} cannot be read"))
             elif not (folder / RECORD).exists():
                 begun = "begun, but nothing was saved" if folder.exists() or status else "not started"
                 self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or begun))
@@ -154,6 +157,8 @@ class Reader:
                 settings[replica.cell] = digest(own)
                 self.variants.append(Variant(dataset, label, digest(own), own, {**given, **values}))
         steps = config.get("steps") if isinstance(config.get("steps"), int) else None
+        if steps is not None and config.get("stop", "none") != "none":
+            steps = min(steps, ended_early(path, config.get("stop_patience")) or steps)
         rows = self._rows(path / SCORES, run)
         at, dead = self._progress(path / METRICS, run)
         last = max((step for step, _, _ in rows), default=0)
@@ -214,7 +219,7 @@ class Reader:
                     "raw": _finite(row["return_mean"]),
                     "normalised": _finite(row["score"]) if row["score"] else None,
                     "success": _finite(row["success"]) if row["success"] else None,
-                    "environment": row["environment"],
+                    "environment": _text(row["environment"]),
                 }
             except Damage:
                 bad += 1
@@ -292,6 +297,12 @@ def _why(run: Run, steps: int | None, at: int, scored: bool) -> str:
     if not scored and (run.record.get("env") == "none" or not (isinstance(spec, dict) and spec.get("task"))):
         return "trained, but there is no environment to score it in"
     return f"no score at the last step, {max(at, steps):,}"
+
+
+def _text(value: str | None) -> str:
+    if value is None:  # the line ends before it
+        raise ValueError("no value")
+    return value
 
 
 def _finite(text: str) -> float:

@@ -129,16 +129,17 @@ class Cell:
         seeds = {s.seed for s in self.scores} or {s.seed for s in self.history}
         means = {
             step: math.fsum(getattr(s, what) for s in self.history if s.step == step and s.seed in seeds) / len(seeds)
-            for step in self._complete_steps(seeds)
+            for step in self._complete_steps(seeds, what)
         }
         return max(means.items(), key=lambda item: (item[1], item[0])) if means else None
 
-    def _complete_steps(self, seeds: set[int] | None = None) -> list[int]:
-        """Steps at which each of these seeds (all by default) has a score."""
+    def _complete_steps(self, seeds: set[int] | None = None, what: str = "raw") -> list[int]:
+        """Steps at which each of these seeds (all by default) has a score of that kind."""
         wanted = seeds or {s.seed for s in self.history}
         at: dict[int, set[int]] = defaultdict(set)
         for s in self.history:
-            at[s.step].add(s.seed)
+            if getattr(s, what) is not None:
+                at[s.step].add(s.seed)
         return [step for step, there in at.items() if wanted <= there]
 
 

@@ -319,11 +319,15 @@ def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, 
 
     returns, score = interval("return_mean"), interval("score")
     assert returns is not None
-    behaviour = record["data"]["return_mean"]
-    task = record["spec"].get("task")
-    if score is not None and task:
-        behaviour = 100.0 * (behaviour - task["ref_min"]) / (task["ref_max"] - task["ref_min"])
-    return Result(algorithm, len(rows), returns, score, interval("success"), behaviour, values)
+    return Result(algorithm, len(rows), returns, score, interval("success"), behaviour(record, score is not None), values)
+
+
+def behaviour(record: dict[str, Any], normalised: bool) -> float | None:
+    """The mean return, or score, of a run's data set as it was recorded; None where that is not known."""
+    mean, task = record["data"].get("return_mean"), (record.get("spec") or {}).get("task") or {}
+    if not isinstance(mean, (int, float)) or (normalised and (task.get("ref_min") is None or task.get("ref_max") is None)):
+        return None
+    return 100.0 * (mean - task["ref_min"]) / (task["ref_max"] - task["ref_min"]) if normalised else float(mean)
 
 
 def with_factory(task: Any, factory: Callable[[], Any], name: str) -> Any:

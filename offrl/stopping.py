@@ -56,16 +56,31 @@ class Plateau:
     @property
     def end(self) -> int | None:
         """The step at which every replica had gone `patience` looks without a new best; None before that."""
-        for last in range(self.patience, len(self.rows)):
-            if all(self._flat([row["value"][i] for row in self.rows[: last + 1]]) for i in range(len(self.names))):
-                return int(self.rows[last]["step"])
-        return None
-
-    def _flat(self, values: Sequence[float | None]) -> bool:
-        seen = [-math.inf if v is None else v for v in values]
-        return max(seen[-self.patience :]) <= max(seen[: -self.patience])
+        return _end(self.rows, self.patience)
 
     def close(self) -> None:
         """Close the file."""
         self.file.sync()
         self.file.file.close()
+
+
+def ended_early(run_dir: Path, patience: Any) -> int | None:
+    """The step at which a run with stop=fqe-plateau ended before its `steps`; None where it did not, or its file cannot be read."""
+    try:
+        rows = [json.loads(line) for line in (run_dir / FILE).read_text(encoding="utf-8").splitlines()]
+        return _end(rows, int(patience))
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return None
+
+
+def _end(rows: Sequence[dict[str, Any]], patience: int) -> int | None:
+    """The first step at which every replica had gone `patience` looks without a new best."""
+
+    def flat(values: Sequence[float | None]) -> bool:
+        seen = [-math.inf if v is None else v for v in values]
+        return max(seen[-patience:]) <= max(seen[:-patience])
+
+    for last in range(patience, len(rows)):
+        if all(flat([row["value"][i] for row in rows[: last + 1]]) for i in range(len(rows[0]["value"]))):
+            return int(rows[last]["step"])
+    return None

@@ -113,7 +113,8 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
 def group_size(config: Any, device: str) -> int:
     """How many replicas train as one program: a function of the settings and the kind of device alone, not of cores, jobs or launcher.
 
-    Group sizes decide last bits, so the cores that happen to be free must not decide them.
+    Group sizes decide last bits, so the cores that happen to be free must not decide them. On a CPU half of the replicas at most, so that
+    two cores find work where one cell trains at a time; larger groups are hardly faster there (docs/benchmarks/speed.md).
     """
     from offrl import registry
     from offrl.engine import CPU_GROUP
@@ -124,7 +125,7 @@ def group_size(config: Any, device: str) -> int:
     if not registry.get("algo", config.algo.name).vectorized:
         return 1
     many = len(replicas(config))
-    return min(many, CPU_GROUP) if device == "cpu" else many
+    return min(-(-many // 2), CPU_GROUP) if device == "cpu" else many
 
 
 def _words(error: Exception) -> str:

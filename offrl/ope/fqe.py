@@ -236,7 +236,7 @@ def fit(
     if lost:
         warn(f"fitted Q evaluation diverged for seed {', '.join(map(str, lost))} (a loss is not finite): its values are missing")
     target = engine.state().target["critic"]
-    critics = [{k: v[n].clone() for k, v in target.items()} for n in range(len(them))]
+    critics = [{k: v[n].to(where, copy=True) for k, v in target.items()} for n in range(len(them))]
     engine.close()
     return Fitted(algorithm, critics, problem, metrics, time.monotonic() - began)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,15 +101,19 @@ def make_problem(dataset: Dataset, candidates: Mapping[str, Any], explore: bool 
             "name fewer candidates, or use a share of the episodes with dataset.subsample"
         )
     for name, policy in candidates.items():
-        check_fit(name, policy, dataset)
+        check_fit(name, policy, dataset, explore)
     if tell is not None:
         tell(f"actions of {len(candidates)} candidates at {len(dataset):,} rows of {dataset.spec.name}")
     found = tuple(candidate_actions(name, policy, dataset, explore) for name, policy in candidates.items())
     return Problem(tuple(candidates), tuple(candidates.values()), dataset, explore, found)
 
 
-def check_fit(name: str, policy: Any, dataset: Dataset) -> None:
-    """Raise UserError where a candidate that says what it was trained for was trained for other spaces."""
+def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
+    """Raise UserError for what is no policy, cannot explore where it is to, or says that it was trained for other spaces."""
+    if not callable(getattr(policy, "start", None)) or not callable(getattr(policy, "step", None)):
+        raise UserError(f"candidate {name} is a {type(policy).__name__}; a policy has start(episodes) and step(carry, observations, t)")
+    if explore and "explore" not in inspect.signature(policy.step).parameters:
+        raise UserError(f"candidate {name} cannot explore (its step has no argument of that name); leave out explore=true")
     own, spec = getattr(getattr(policy, "algorithm", None), "spec", None), dataset.spec
     if own is None:
         return

@@ -15,7 +15,8 @@ from offrl.logging import SCORE_COLUMNS, duration
 from offrl.plots import Curves
 from offrl.report.entries import whole
 from offrl.runs import SCORES, Run
-from offrl.variants import ABSENT, canonical, difference, flatten, value_text
+from offrl.runs import behaviour as own_behaviour
+from offrl.variants import ABSENT, difference, flatten, meaning, value_text
 
 POINTS = 150  # of a line in a picture; longer logs are thinned evenly
 EXTRA = {"discounted_mean", "q_overestimation"}  # columns of scores.csv that say something of the critic, not of the score
@@ -111,7 +112,7 @@ def differing(runs: Sequence[Run]) -> dict[str, tuple[list[str], list[list[str]]
     found = {}
     for algorithm, group in by_algorithm.items():
         settings = [settings_of(run) for run in group]
-        names = [n for n in dict.fromkeys(k for s in settings for k in s) if len({_key(s.get(n, ABSENT)) for s in settings}) > 1]
+        names = [n for n in dict.fromkeys(k for s in settings for k in s) if len({meaning(s.get(n, ABSENT)) for s in settings}) > 1]
         if names:
             rows = [
                 [run.dir.name, str(run.dataset), *(_text(s.get(n, ABSENT)) for n in names)] for run, s in zip(group, settings, strict=True)
@@ -136,28 +137,13 @@ def two_runs(a: Run, b: Run) -> list[list[str]]:
     return [[name, _text(x), _text(y)] for name, (x, y) in difference(*sides, everything=True).items()]
 
 
-def _key(value: Any) -> str:
-    return json.dumps(canonical(value), sort_keys=True, default=str)
-
-
 def _text(value: Any) -> str:
     return "-" if value == ABSENT else value_text(value)
 
 
 def behaviour(runs: Sequence[Run], dataset: str, normalised: bool) -> float | None:
     """The mean return, or score, of a data set's own episodes; None where runs saw different parts of it, or it is not known."""
-    found = set()
-    for run in runs:
-        if run.dataset != dataset:
-            continue
-        mean, task = run.record["data"].get("return_mean"), (run.record.get("spec") or {}).get("task")
-        if not isinstance(mean, (int, float)):
-            return None
-        if normalised:
-            if not task or task.get("ref_min") is None or task.get("ref_max") is None:
-                return None
-            mean = 100.0 * (mean - task["ref_min"]) / (task["ref_max"] - task["ref_min"])
-        found.add(float(mean))
+    found = {own_behaviour(run.record, normalised) for run in runs if run.dataset == dataset}
     return found.pop() if len(found) == 1 else None
 
 

@@ -364,6 +364,10 @@ def test_settings_out_of_range() -> None:
         ope.evaluate_policies(two_episodes(True), {"x": Constant(1)}, settings=OPEConfig(discount=1.0))
     with pytest.raises(UserError, match=r"unknown method 'fqq'\. Did you mean 'fqe'"):
         ope.evaluate_policies(two_episodes(True), {"x": Constant(1)}, "fqq")
+    with pytest.raises(UserError, match="candidate x is a int"):
+        ope.evaluate_policies(two_episodes(True), {"x": 3})
+    with pytest.raises(UserError, match="candidate x cannot explore"):
+        ope.evaluate_policies(two_episodes(True), {"x": Constant(1)}, settings=OPEConfig(explore=True))
     with pytest.raises(UserError, match="no candidate"):
         ope.evaluate_policies(two_episodes(True), {})
     with pytest.raises(UserError, match="candidate x says no density"):

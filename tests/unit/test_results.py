@@ -513,3 +513,37 @@ def test_a_published_table_from_its_raw_returns(tmp_path: Path) -> None:
         for name, x in ours.items():
             y = theirs[name]
             assert [x.value, x.low, x.high] == pytest.approx([y.value, y.low, y.high], abs=1e-12)
+
+
+def test_a_line_without_its_end_is_damaged(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", seeds=(0,), at=(100, 200))
+    lines = (run / "scores.csv").read_text().splitlines()
+    (run / "scores.csv").write_text("\n".join([*lines, ",".join(lines[1].split(",")[:9])]) + "\n")
+    results = collect([run])
+    assert len(results.scores) == 2 and "1 line cannot be read" in results.problems[0]
+
+
+def test_an_older_evaluation_without_a_score_is_never_the_best(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", seeds=(0,), at=(100, 200))
+    lines = (run / "scores.csv").read_text().splitlines()
+    cells = lines[1].split(",")
+    cells[lines[0].split(",").index("score")] = ""
+    (run / "scores.csv").write_text("\n".join([lines[0], ",".join(cells), lines[2]]) + "\n")
+    assert only_cell(collect([run])).best() == (200, 52.0)
+
+
+def test_a_cell_of_a_benchmark_with_a_damaged_record_is_missing(tmp_path: Path) -> None:
+    bench = plan(tmp_path / "bench")
+    (make(bench / "iql-hopper-medium-v2") / "run.json").write_text("{")
+    reasons = {(m.dataset, m.algorithm): m.reason for m in collect([bench]).missing}
+    assert reasons["hopper-medium-v2", "iql"] == "its run.json cannot be read"
+
+
+def test_a_run_that_stopped_at_a_plateau_has_ended(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", steps=1000, seeds=(0,))
+    config = json.loads((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(json.dumps({**config, "stop": "fqe-plateau", "stop_patience": 1}))
+    for values, final in (([1.0, 2.0], 0), ([2.0, 1.0], 1)):
+        (run / "fqe.jsonl").write_text("".join(f'{{"step": {s}, "value": [{v}]}}\n' for s, v in zip((100, 200), values, strict=True)))
+        results = collect([run])
+        assert [s.step for s in results.final] == [200] * final and len(results.missing) == 1 - final

@@ -13,7 +13,7 @@ from offrl.config import TrainConfig
 from offrl.data import Dataset
 from offrl.errors import UserError
 from offrl.replicas import Replica
-from offrl.stopping import Plateau
+from offrl.stopping import Plateau, ended_early
 
 DATA = Dataset.from_arrays(np.zeros((6, 2)), np.zeros((6, 1)), np.zeros(6), episode_ends=[2, 5])
 
@@ -79,3 +79,11 @@ def test_settings_without_looks_are_refused(tmp_path: Path) -> None:
     config.eval.every = 0
     with pytest.raises(UserError, match=r"eval\.every=0"):
         Plateau(config, DATA, tmp_path, [Replica(0)], None)
+
+
+def test_what_a_reader_of_results_asks(tmp_path: Path) -> None:
+    assert ended_early(tmp_path, 2) is None  # no file
+    plateau(tmp_path, [[3.0], [2.0], [1.0]]).close()
+    assert ended_early(tmp_path, 2) == 30 and ended_early(tmp_path, 3) is None and ended_early(tmp_path, None) is None
+    (tmp_path / "fqe.jsonl").write_text('{"step": 10, "val')
+    assert ended_early(tmp_path, 2) is None
