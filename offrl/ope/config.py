@@ -30,6 +30,7 @@ class FQEConfig:
     polyak: float = setting(0.005, "share of the online network that enters the target at each update", low=0.0, high=1.0)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
+    layer_norm: bool = setting(False, "LayerNorm in the Q networks, which bounds what they make of actions far from the data")
     compile: str = setting("auto", "auto compiles from 5,000 updates on", choices=("auto", "eager", "compiled"))
 
 

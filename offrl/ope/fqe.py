@@ -86,8 +86,8 @@ class FQE(Algorithm):
     def build(self) -> dict[str, nn.Module]:
         width, hidden = self.spec.observation_dim + self.encoded_action_dim, self.config.hidden
         if self.shared:
-            return {"critic": MLP(width, hidden, self.candidates)}
-        return {"critic": EnsembleMLP(self.candidates, width, hidden, 1)}
+            return {"critic": MLP(width, hidden, self.candidates, layer_norm=self.config.layer_norm)}
+        return {"critic": EnsembleMLP(self.candidates, width, hidden, 1, layer_norm=self.config.layer_norm)}
 
     def optimizer(self, name: str) -> Adam:
         c = self.config  # TensorFlow Addons' AdamW, which DOPE's code uses, does not multiply the decay by the learning rate
