@@ -47,5 +47,6 @@ def run(arguments: list[str]) -> int:
 
     page = report(paths, config, say)
     if not config.quiet:
-        print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
+        size = page.stat().st_size
+        print(f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)")
     return 0

@@ -28,7 +28,7 @@ from offrl.evaluate import Evaluation, Evaluator, Tally
 from offrl.logging import PLAIN_INTERVAL, duration
 from offrl.replicas import Replica, number
 from offrl.tasks import Task
-from offrl.video.picture import NoVideo, Painter, Reel, draw_fast, first_line, has_physics, pictures, silently, write
+from offrl.video.picture import NoVideo, Painter, Reel, draw_fast, first_line, follow, has_physics, pictures, silently, write
 
 if TYPE_CHECKING:
     from offrl.runs import Run
@@ -172,6 +172,7 @@ def _evaluator(task: Task, config: EvalConfig, size: int) -> Evaluator:
             how = "make it with render_mode='rgb_array'" if task.env_factory is not None else "it has no render_mode rgb_array"
             raise NoVideo(f"{task.env_id or task.name} does not draw: {how}")
         draw_fast(env, size)
+        follow(env)
         return evaluator
     assert reason is not None
     raise NoVideo(first_line(reason)) from reason

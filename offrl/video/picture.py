@@ -51,6 +51,18 @@ def draw_fast(env: Any, size: int) -> None:
         setattr(model.vis.global_, f"off{name}", max(size, own if isinstance(own, int) else 0))
 
 
+def follow(env: Any) -> None:
+    """Look through the model's own tracking camera: Gymnasium 1.4 takes a free one, which stays where the robot began."""
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is None or not has_physics(env) or getattr(renderer, "camera_id", None) != -1:
+        return
+    import mujoco
+
+    number = mujoco.mj_name2id(env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if number >= 0:
+        renderer.camera_id = number
+
+
 class Painter:
     """Draws an environment as it draws itself. Where it does not, and is made of MuJoCo's model and data: from where MuJoCo looks at it."""
 

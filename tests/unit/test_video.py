@@ -301,3 +301,18 @@ def test_the_environment_that_the_run_was_scored_in(tmp_path: Path) -> None:
     assert _task(run, EvalConfig(), "auto").env_id == "Hopper-v4"
     with pytest.raises(NoVideo, match="has no environment"):
         _task(run, EvalConfig(), "none")
+
+
+def test_the_camera_follows_the_robot() -> None:
+    """Gymnasium 1.4 looks from where the robot began."""
+    import mujoco
+
+    env: Any = gym.make("Hopper-v5", render_mode="rgb_array")
+    picture.follow(env)
+    assert env.unwrapped.mujoco_renderer.camera_id == mujoco.mj_name2id(env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track") >= 0
+    chosen: Any = gym.make("Hopper-v5", render_mode="rgb_array", camera_id=0)
+    picture.follow(chosen)
+    assert chosen.unwrapped.mujoco_renderer.camera_id == 0
+    picture.follow(Counter())  # no physics, nothing to do
+    for one in (env, chosen):
+        one.close()
