@@ -58,7 +58,7 @@ class TrainConfig:
         choices=("none", "fqe-plateau"),
     )
     stop_patience: int = setting(3, "stop=fqe-plateau: evaluations in a row without a new best value", low=1)
-    stop_updates: int = setting(4_000, "stop=fqe-plateau: updates of each fitted Q evaluation", low=1)
+    stop_updates: int = setting(10_000, "stop=fqe-plateau: updates of each fitted Q evaluation", low=1)
     compare: list[str] = setting([], "algorithms to train as well, with their own default settings, for the final table")
     runs_dir: str = setting("runs", "where run directories are made")
     name: str | None = setting(None, "the run directory's name; null: algorithm, data set and a hash of the settings")

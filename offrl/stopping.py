@@ -38,7 +38,9 @@ class Plateau:
         self.patience, self.dataset = config.stop_patience, dataset
         self.names = [replica.name for replica in replicas]
         discount = min(float(getattr(config.algo, "discount", 0.99)), 0.999)
-        self.settings = FQEConfig(discount=discount, updates=config.stop_updates, seeds=1)
+        # an estimate grows to its value over 1 / (polyak (1 - discount)) updates: five times that
+        polyak = min(1.0, 5.0 / (config.stop_updates * (1.0 - discount)))
+        self.settings = FQEConfig(discount=discount, updates=config.stop_updates, seeds=1, polyak=polyak)
         self.file = LineFile(run_dir / FILE, json_step, -1 if resume_step is None else resume_step)
         self.rows = [json.loads(line) for line in self.file.path.read_text(encoding="utf-8").splitlines()]
 

@@ -131,7 +131,8 @@ def estimate(robot: str, args: argparse.Namespace) -> None:
         return progress
 
     dataset = load_dataset(str(args.data / "d4rl" / f"{robot}_medium_replay.hdf5"))
-    settings = ope.OPEConfig(updates=args.updates, seeds=args.seeds, networks=args.networks, layer_norm=args.layer_norm)
+    given = {"updates": args.updates, "seeds": args.seeds, "networks": args.networks, "schedule": args.schedule}
+    settings = ope.OPEConfig(**given, layer_norm=not args.no_layer_norm)
     method = "all" if args.networks == "shared" else "fqe"
     began = time.process_time()
     result = ope.evaluate_policies(dataset, candidates(robot, args.data, args.runs), method, settings, stage=stage)
@@ -214,7 +215,8 @@ def main() -> None:
     parser.add_argument("--stage", default="all", choices=("truth", "estimate", "table", "timing", "all"))
     parser.add_argument("--robots", nargs="*", default=list(ROBOTS), choices=list(ROBOTS))
     parser.add_argument("--networks", default="shared", choices=("shared", "separate"))
-    parser.add_argument("--layer-norm", action="store_true")
+    parser.add_argument("--no-layer-norm", action="store_true")
+    parser.add_argument("--schedule", default="cosine", choices=("cosine", "constant"))
     parser.add_argument("--updates", type=int, default=ope.OPEConfig().updates)
     parser.add_argument("--seeds", type=int, default=ope.OPEConfig().seeds)
     parser.add_argument("--episodes", type=int, default=24)

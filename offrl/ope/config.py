@@ -12,7 +12,8 @@ METHOD_NAMES = ("fqe", "wis", "dr")
 
 @dataclass
 class FQEConfig:
-    """Fitted Q evaluation; the defaults are those of DOPE's code (arXiv 2103.16596) but for the number of updates."""
+    """Fitted Q evaluation. The defaults are those of DOPE's code (arXiv 2103.16596), except for `updates`, `seeds`, `networks`,
+    `layer_norm` and `schedule` (docs/select.md says why)."""
 
     discount: float = setting(0.99, "discount factor of the values that are estimated", low=0.0, high=0.9999)
     updates: int = setting(100_000, "updates of the Q networks", low=1)
@@ -26,11 +27,12 @@ class FQEConfig:
     pairs: int = setting(4, "shared networks: candidates whose target is computed for each row of a batch, drawn anew each time", low=1)
     explore: bool = setting(False, "value the candidates as they explore (one random action a row) in place of their greedy actions")
     learning_rate: float = setting(3e-4, "AdamW's learning rate", low=1e-9)
-    weight_decay: float = setting(1e-5, "share of each weight taken off at each update, whatever the learning rate", low=0.0, high=0.1)
+    weight_decay: float = setting(1e-5, "share of each weight taken off at each update; falls as the learning rate does", low=0.0, high=0.1)
     polyak: float = setting(0.005, "share of the online network that enters the target at each update", low=0.0, high=1.0)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
-    layer_norm: bool = setting(False, "LayerNorm in the Q networks, which bounds what they make of actions far from the data")
+    layer_norm: bool = setting(True, "LayerNorm in the Q networks, which bounds what they make of actions far from the data")
+    schedule: str = setting("cosine", "of the learning rate: cosine falls to 0 at the last update", choices=("cosine", "constant"))
     compile: str = setting("auto", "auto compiles from 5,000 updates on", choices=("auto", "eager", "compiled"))
 
 

@@ -91,7 +91,8 @@ class FQE(Algorithm):
 
     def optimizer(self, name: str) -> Adam:
         c = self.config  # TensorFlow Addons' AdamW, which DOPE's code uses, does not multiply the decay by the learning rate
-        return Adam(learning_rate=c.learning_rate, weight_decay=c.weight_decay / c.learning_rate)
+        steps = 0 if c.schedule == "constant" else c.updates
+        return Adam(c.learning_rate, weight_decay=c.weight_decay / c.learning_rate, schedule=c.schedule, decay_steps=steps)
 
     def sampler(self) -> Sampler:
         return TransitionSampler(extra=("after", "episode"))
