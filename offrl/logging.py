@@ -171,7 +171,7 @@ class RunLog:
         self._board: Board | None = None
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         crowd = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
-        self._show = _progress(title, total_steps, (len(self.replicas), crowd), resume_step or 0, quiet)
+        self._show = training_progress(title, total_steps, (len(self.replicas), crowd), resume_step or 0, quiet)
         self._closed = False
 
     def _score_columns(self, fields: Sequence[str]) -> tuple[str, ...]:
@@ -380,7 +380,8 @@ class _Bar(_Quiet):
         self.bar.stop()
 
 
-def _progress(title: str, total: int, crowd: Crowd, start: int, quiet: bool) -> _Quiet:
+def training_progress(title: str, total: int, crowd: Crowd, start: int, quiet: bool) -> _Quiet:
+    """What shows updates, their speed and what is left: a bar on a terminal, lines elsewhere. It has `update`, `say` and `stop`."""
     if quiet:
         return _Quiet()
     return _Bar(title, total, crowd, start) if sys.stdout.isatty() else _Plain(title, total, crowd)

@@ -108,7 +108,7 @@ def prepare(
         "mode": mode,
         "group": group,
         "device": device.type,
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
     }
@@ -142,7 +142,8 @@ def change(old: dict[str, Any], new: dict[str, Any]) -> str:
     return next((f"{name}: {there} there, {here} here" for name, (there, here) in changed.items()), "")
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -31,7 +31,7 @@ from offrl import backend, ope  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
 from offrl.engine import LocalEngine, Plan, first_state  # noqa: E402
 from offrl.ope.candidates import find_runs, run_candidates  # noqa: E402
-from offrl.ope.fqe import FQE, Scale, _standardised  # noqa: E402
+from offrl.ope.fqe import FQE, Scale, standardised  # noqa: E402
 from offrl.ope.metrics import regret, spearman  # noqa: E402
 from offrl.ope.problem import Problem, make_problem  # noqa: E402
 from offrl.replicas import Replica  # noqa: E402
@@ -187,7 +187,7 @@ def timing(args: argparse.Namespace) -> None:
             part = Problem(problem.names[:count], problem.policies[:count], problem.dataset, False, problem.actions[:count])
             scale = Scale.of(part.dataset, DISCOUNT)
             algorithm = FQE(ope.FQEConfig(seeds=1, networks=networks), part.dataset, scale, count)
-            source = algorithm.sampler().prepare(_standardised(part, scale))
+            source = algorithm.sampler().prepare(standardised(part, scale))
             made = LocalEngine(Plan(algorithm, 256, "compiled", "float32", 1), source, [Replica(0)], torch.device("cpu"))
             state = first_state(algorithm, [Replica(0)])
             made.load(state, state, {})

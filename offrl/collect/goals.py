@@ -21,7 +21,7 @@ import torch
 
 from offrl import checkpoint
 from offrl.collect.place import KEPT, Stop
-from offrl.collect.publish import PACKAGES, Collection, _version
+from offrl.collect.publish import PACKAGES, Collection
 from offrl.collect.record import SHARD_SECONDS, seed_for
 from offrl.collect.settings import CollectConfig
 from offrl.collect.world import World, look
@@ -29,6 +29,7 @@ from offrl.environments import make_env, quiet
 from offrl.errors import UserError, nearest
 from offrl.logging import print_table, write_error
 from offrl.progress import Progress
+from offrl.runs import installed
 from offrl.tasks import Task
 
 MAZE_KINDS, CUBE_KINDS = ("navigate", "stitch", "explore", "path"), ("play", "noisy")
@@ -88,7 +89,7 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     card = {
         "env_id": config.env, "kind": config.kind, "versions": place.world.label, "seed": config.seed, "settings": place.record["identity"],
         "files": names, "columns": list(data), "training": numbers, "validation_episodes": total - count,
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := installed(name))},
     }  # fmt: skip
     place.save()
     checkpoint.write_text(folder / "card.json", json.dumps(card, indent=1) + "\n", KEPT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from offrl.collect.place import KEPT, save_record
 from offrl.collect.settings import SETS, CollectConfig
 from offrl.collect.world import World, spec_fact
 from offrl.errors import UserError
+from offrl.runs import installed
 from offrl.tasks import Task
 
 PACKAGES = ("offrl", "gymnasium", "mujoco", "stable-baselines3", "torch", "numpy", "ogbench")
@@ -154,18 +154,11 @@ def _card(place: Collection, made: Made, numbers: dict[str, Any], low: float | N
         "seed": config.seed,
         "settings": place.record["identity"],
         **made.facts,
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := installed(name))},
         "columns": sorted(columns_of(made.episodes[:1])),
         "summary": f"{numbers['rows']:,} rows in {numbers['episodes']:,} whole episodes of {world.env_id}, mean return "
                    f"{numbers['return_mean']:.1f}, seed {config.seed}.",
     }  # fmt: skip
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def table(place: Collection) -> tuple[list[str], list[list[str]]]:

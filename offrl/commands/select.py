@@ -128,10 +128,10 @@ class Show:
         self.bar: Any = None
 
     def stage(self, title: str, total: int) -> Callable[[int, float], None]:
-        from offrl.logging import _progress
+        from offrl.logging import training_progress
 
         self.stop()
-        bar = self.bar = _progress(f"{title}; {total:,} updates\n{self.arithmetic}", total, (1, ""), 0, self.quiet)
+        bar = self.bar = training_progress(f"{title}; {total:,} updates\n{self.arithmetic}", total, (1, ""), 0, self.quiet)
         return lambda step, rate: bar.update(step, rate, "")
 
     def tell(self, message: str) -> None:

@@ -97,9 +97,9 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
 
 
 def _packages() -> dict[str, str | None]:
-    from offrl.runs import PACKAGES, _version
+    from offrl.runs import PACKAGES, installed
 
-    return {name: v for name in (*PACKAGES[:3], "onnx", "onnxruntime") if (v := _version(name)) is not None}
+    return {name: v for name in (*PACKAGES[:3], "onnx", "onnxruntime") if (v := installed(name)) is not None}
 
 
 def _plain(value: Any) -> float | None:

@@ -201,7 +201,7 @@ def fit(
     scale = Scale.of(dataset, settings.discount)
     algorithm = FQE(settings, dataset, scale, len(problem.names))
     sampler = algorithm.sampler()
-    source = sampler.prepare(_standardised(problem, scale).to(where))
+    source = sampler.prepare(standardised(problem, scale).to(where))
     them = [Replica(settings.seed + n) for n in range(settings.seeds)]
     mode = choose_mode(settings.compile, where, settings.updates)
     if mode.startswith("compiled"):
@@ -242,7 +242,7 @@ def fit(
     return Fitted(algorithm, critics, problem, metrics, time.monotonic() - began)
 
 
-def _standardised(problem: Problem, scale: Scale) -> Dataset:
+def standardised(problem: Problem, scale: Scale) -> Dataset:
     """The data set as the networks see it, with the candidates' next actions and each row's episode as columns."""
     dataset = problem.dataset
     columns, shape = dataset.columns, (len(dataset), -1)

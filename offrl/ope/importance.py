@@ -16,7 +16,7 @@ from offrl.engine import LocalEngine, Plan, first_state
 from offrl.errors import UserError
 from offrl.nn.policies import Deterministic, Gaussian, TanhGaussian, gaussian_log_prob
 from offrl.ope.config import OPEConfig
-from offrl.ope.fqe import SLICE, Progress, Scale, _standardised
+from offrl.ope.fqe import SLICE, Progress, Scale, standardised
 from offrl.ope.problem import Estimates, Problem, raw_observations
 from offrl.replicas import Replica
 from offrl.step import choose_mode
@@ -36,7 +36,7 @@ def behavior_log_prob(problem: Problem, settings: OPEConfig, device: str = "cpu"
     bc = registry.get("algo", "bc")
     config = bc.Config(learning_rate=settings.learning_rate, batch_size=settings.batch_size, hidden=settings.hidden, policy="tanh_gaussian")
     scale = Scale.of(dataset, settings.discount)
-    inputs = _standardised(problem, scale)
+    inputs = standardised(problem, scale)
     inputs = _bounded(inputs)
     algorithm: Algorithm = bc(config, dataset.spec)
     source = algorithm.sampler().prepare(inputs.to(where))
