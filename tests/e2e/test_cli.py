@@ -339,3 +339,33 @@ def test_the_first_slice_is_a_whole_pattern_and_no_measure_of_speed(offrl: Offrl
     first, second = (json.loads(line) for line in Path("runs/t/timing.jsonl").read_text().splitlines()[:2])
     assert first["step"] == 2 and first["first_updates"] > 0
     assert second["step"] == 10 and second["updates_per_second"] > 0
+
+
+def test_what_critics_expect_is_logged(offrl: Offrl) -> None:
+    """Q(s0, pi(s0)) less the discounted return of the episode, in the units of the data; nothing without a critic."""
+    for algo in ("td3_bc", "iql", "bc"):
+        assert offrl(f"train algo={algo} seeds=2 name={algo}").status == 0
+    found = {algo: package.load(f"runs/{algo}").final_scores for algo in ("td3_bc", "iql", "bc")}
+    assert all(r["q_overestimation"] is None and 0 < r["discounted_mean"] < r["return_mean"] for r in found["bc"])
+    for row in found["td3_bc"] + found["iql"]:  # after 20 updates critics still say about 0
+        assert 0 < row["discounted_mean"] < row["return_mean"] and -1.5 < row["q_overestimation"] / row["discounted_mean"] < -0.5
+
+
+def test_a_run_ends_where_its_estimated_values_no_longer_rise(offrl: Offrl) -> None:
+    command = "train algo=bc seeds=2 name=a eval.every=5 train.stop=fqe-plateau stop_patience=1 stop_updates=30 steps="
+    first = offrl(f"{command}100")
+    assert first.status == 0, first.err
+    looks = [json.loads(line) for line in Path("runs/a/fqe.jsonl").read_text().splitlines()]
+    end = looks[-1]["step"]
+    assert [row["step"] for row in looks] == list(range(5, end + 1, 5)) and 10 <= end < 100
+    assert f"stopping at step {end}" in first.out and {r["step"] for r in package.load("runs/a").final_scores} == {end}
+    again = offrl(f"{command}100")
+    assert f"this run ended at step {end}" in again.out and not again.err
+    # stopped on the way and continued, it ends at the same place with the same estimates
+    assert offrl(f"{command.replace('name=a', 'name=b')}5").status == 0
+    assert offrl(f"{command.replace('name=a', 'name=b')}100").status == 0
+    assert Path("runs/b/fqe.jsonl").read_text() == Path("runs/a/fqe.jsonl").read_text()
+    assert offrl(f"train resume=runs/a stop=none steps={end + 5}").status == 0
+    assert {r["step"] for r in package.load("runs/a").final_scores} == {end + 5}
+    refused = offrl(f"{command.replace('eval.every=5', 'eval.every=0').replace('name=a', 'name=c')}10")
+    assert refused.status == 2 and "eval.every=0" in refused.err
