@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from offrl.agents import load_agents, reseeded
 from offrl.errors import UserError
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
-POLICIES = Path("/work/shared/data/policies")
+POLICIES = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "policies"
 SMALL = {"policy_kwargs": {"net_arch": [16, 12]}, "device": "cpu", "seed": 0}
 OFF = {**SMALL, "buffer_size": 50}
 
@@ -83,7 +84,7 @@ def test_discrete_choices_are_sb3s_own(algorithm: str, tmp_path: Path) -> None:
     same(load(tmp_path / "m.zip", "CartPole-v1"), model, gym.make("CartPole-v1").observation_space)
 
 
-@pytest.mark.skipif(not POLICIES.is_dir(), reason="needs /work/shared/data/policies")
+@pytest.mark.skipif(not POLICIES.is_dir(), reason=f"needs {POLICIES}")
 @pytest.mark.parametrize("name", ["sac-Hopper-v3", "tqc-Hopper-v3", "sac-HalfCheetah-v3", "tqc-HalfCheetah-v3"])
 def test_zoo_zips_act_as_sb3s_own_actor(name: str) -> None:
     """Their `data` is of gym's time and cannot be unpickled today: the actor is SB3's, with the zip's tensors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from offrl.data.config import DatasetConfig
 from offrl.data.load import load_dataset
 from offrl.errors import UserError
 
-REFERENCE = Path("/work/shared/data/ogbench/pointmaze-medium-navigate-v0.npz")
+SHARED = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+REFERENCE = SHARED / "ogbench" / "pointmaze-medium-navigate-v0.npz"
 
 
 class Counter(gym.Env):
