@@ -513,10 +513,14 @@ def test_ctrl_c_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.Mo
         return write(*arguments)
 
     monkeypatch.setattr(sink, "write_at", stop)
-    with pytest.raises(KeyboardInterrupt):
-        write_data(example("plain"), tmp_path / "sub" / ("x.hdf5" if form == "d4rl" else "x-v0"), form)
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write_data(example("plain"), tmp_path / "sub" / ("x.hdf5" if form == "d4rl" else "x-v0"), form)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, old)
     assert list(tmp_path.iterdir()) == [] and capfd.readouterr().err == ""
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
