@@ -28,6 +28,7 @@ from offrl.logging import NoLog, RunLog, duration, score_text
 from offrl.policy import TrainedPolicy
 from offrl.replicas import Replica, check_grid, replicas
 from offrl.scoring import Scorer
+from offrl.signals import handled
 from offrl.step import PAYS_FROM, choose_mode, metric_means
 from offrl.stopping import Plateau
 from offrl.workers import WorkerEngine, WorkersUnavailable, shares
@@ -445,13 +446,5 @@ def _signals(loop: _Loop) -> Iterator[None]:
             os._exit(128 + number)
         loop.log.say("stopping: saving a checkpoint (once more quits without)")
 
-    try:
-        old = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where Python handles no signals
+    with handled(handler, signal.SIGINT, signal.SIGTERM):
         yield
-        return
-    try:
-        yield
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)

@@ -13,6 +13,7 @@ from typing import Any
 from offrl import checkpoint
 from offrl.collect.settings import FREE, CollectConfig
 from offrl.errors import UserError
+from offrl.signals import handled
 
 RECORD = "collect.json"
 KEPT = " What was recorded before is kept: free some space, then run the same command again."
@@ -78,14 +79,5 @@ def stoppable() -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.asked = True
 
-    old: dict[Any, Any] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            old[number] = signal.signal(number, handler)
-    except ValueError:  # not in the main thread, where Python handles no signals
-        pass
-    try:
+    with handled(handler, signal.SIGINT, signal.SIGTERM):
         yield stop
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)

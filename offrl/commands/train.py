@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from offrl.signals import handled
+
 
 def run(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
@@ -50,15 +52,8 @@ def terminable() -> Iterator[None]:
     def handler(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    try:
-        old = signal.signal(signal.SIGTERM, handler)
-    except ValueError:  # not in the main thread, where Python handles no signals
+    with handled(handler, signal.SIGTERM):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
 
 
 def _settings_help(arguments: list[str]) -> str:
