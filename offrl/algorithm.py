@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from offrl import rng
-from offrl.data.dataset import DataSpec
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers import Batch, Sampler, TransitionSampler
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
@@ -44,12 +44,19 @@ class Algorithm(ABC):
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
+    online: ClassVar[dict[str, Any]] = {}  # settings that change when training goes on in an environment (`offrl finetune`)
+    anneal: ClassVar[dict[str, tuple[float, float]]] = {}  # setting -> its factor at the start and at the end of that
     average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
         with torch.random.fork_rng(devices=[]):
             self.modules = self.build()  # only their structure is used: `apply` is handed the parameters
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset) -> Any:
+        """`config` with what it leaves to be found from the data; called once, before anything is built."""
+        return config
 
     @abstractmethod
     def build(self) -> dict[str, nn.Module]:
@@ -86,6 +93,10 @@ class Algorithm(ABC):
         """The optimiser of a module; the same for all unless overridden."""
         return Adam(learning_rate=self.config.learning_rate)
 
+    def extras(self, params: dict[str, Params]) -> Tree:
+        """What the state carries besides parameters, at the start: `TrainState.extra`."""
+        return {}
+
     def init(self, seed: int) -> TrainState:
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
         with torch.random.fork_rng(devices=[]):
@@ -96,7 +107,7 @@ class Algorithm(ABC):
             params=params,
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.targets},
             opt={n: self.optimizer(n).init(p) for n, p in params.items()},
-            extra={},
+            extra=self.extras(params),
             frozen={},
             step=torch.zeros((), dtype=torch.int64),
             key=rng.make_key(seed),

@@ -75,6 +75,7 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
     if env is not None:
         task = runs.with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
+    config = runs.fit(config, data)
     run_dir = runs.directory(config, data)
     run_training(config, data, run_dir)
     run = Run(run_dir)

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 
+def expectile_weight(difference: Tensor, expectile: float | Tensor) -> Tensor:
+    """|tau - 1(u < 0)|, elementwise: what turns the mean into an expectile (IQL, arXiv 2110.06169, equation 5); u = target - prediction."""
+    return torch.where(difference < 0, 1.0 - expectile, expectile)
+
+
 def expectile(difference: Tensor, expectile: float | Tensor) -> Tensor:
-    """Asymmetric squared error |tau - 1(u < 0)| u**2, elementwise (IQL, arXiv 2110.06169, equation 5); u = target - prediction."""
-    weight = torch.where(difference < 0, 1.0 - expectile, expectile)
-    return weight * difference.square()
+    """Asymmetric squared error |tau - 1(u < 0)| u**2, elementwise."""
+    return expectile_weight(difference, expectile) * difference.square()
 
 
 def advantage_weight(advantage: Tensor, temperature: float | Tensor, largest: float = 100.0) -> Tensor:

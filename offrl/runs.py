@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl import checkpoint
+from offrl import checkpoint, registry
 from offrl.config import FREE, TrainConfig, seed_list
 from offrl.data.config import DatasetConfig
 from offrl.errors import UserError, nearest
@@ -52,6 +52,11 @@ def identity(config: TrainConfig) -> dict[str, Any]:
 def _without(algo: dict[str, Any], grid: Collection[str]) -> dict[str, Any]:
     """An algorithm's settings less those that a grid decides."""
     return {k: v for k, v in algo.items() if k not in grid}
+
+
+def fit(config: TrainConfig, dataset: Dataset) -> TrainConfig:
+    """`config` with what its algorithm leaves to be found from the data."""
+    return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset))
 
 
 def directory(config: TrainConfig, dataset: Dataset) -> Path:

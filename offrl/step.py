@@ -128,6 +128,7 @@ class Step:
                 with self.autocast:
                     state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
                 state = state._replace(step=state.step + 1)
+                metrics = {k: v.float() for k, v in metrics.items()}  # under autocast they may be bfloat16, which sums badly
                 if self.algorithm.period > 1:  # a metric may come in some phases only
                     metrics = {**metrics, **{COUNT + k: torch.ones_like(v) for k, v in metrics.items()}}
                 total = add(total, metrics)

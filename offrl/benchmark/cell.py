@@ -91,7 +91,7 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     """Train the run; returns the replicas that diverged, in words, and how many there are."""
     from offrl.compose import compose
     from offrl.data.load import load_dataset
-    from offrl.runs import Run
+    from offrl.runs import Run, fit
     from offrl.train import pick_device
     from offrl.train import train as run_training
 
@@ -104,7 +104,7 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     data = load_dataset(config.dataset, str(device))
     if data.spec.name != settings["dataset"]:  # two files of one name in different folders
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, name=str(settings["dataset"])))
-    run_training(config, data, folder / run)
+    run_training(fit(config, data), data, folder / run)
     done = Run(folder / run)
     done.plot()
     return [str(r) for r in done.diverged], len(done.replicas)

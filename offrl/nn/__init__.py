@@ -1,12 +1,14 @@
 """Networks: MLPs, ensembles, policies and value heads. Ordinary modules of one replica; `vmap` adds the replica axis."""
 
 from offrl.nn.ensemble import EnsembleLinear, EnsembleMLP
-from offrl.nn.heads import Scalar, ValueHead, make_head
+from offrl.nn.heads import HEADS, Bootstrap, Scalar, ValueHead, make_head
 from offrl.nn.mlp import MLP, Linear, initialise
 from offrl.nn.policies import Categorical, Deterministic, Gaussian, Policy, TanhGaussian, make_policy
 
 __all__ = [
+    "HEADS",
     "MLP",
+    "Bootstrap",
     "Categorical",
     "Deterministic",
     "EnsembleLinear",

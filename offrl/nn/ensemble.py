@@ -7,18 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from offrl.nn.mlp import ACTIVATIONS, initialise
+from offrl import rng
+from offrl.nn.mlp import ACTIVATIONS, dropout, initialise
 
 
 class EnsembleLinear(nn.Module):
-    """E independent linear layers: x [..., B, in] or [E, B, in] -> [E, B, out]. Weights are stored [E, in, out]."""
+    """E independent linear layers: x [B, in] or [E, B, in] -> [E, B, out]. Weights are stored [E, in, out]."""
 
-    def __init__(self, size: int, in_dim: int, out_dim: int, init: str = "torch") -> None:
+    def __init__(self, size: int, in_dim: int, out_dim: int, init: str = "torch", *, head: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, in_dim, out_dim))
         self.bias = nn.Parameter(torch.empty(size, 1, out_dim))
         for member in range(size):
-            initialise(self.weight.data[member].T, self.bias.data[member, 0], init)
+            initialise(self.weight.data[member].T, self.bias.data[member, 0], init, head=head)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
@@ -27,7 +28,10 @@ class EnsembleLinear(nn.Module):
 
 
 class EnsembleMLP(nn.Module):
-    """E multi-layer perceptrons over the same input: [B, in] -> [E, B, out_dim]; built like `MLP`."""
+    """E multi-layer perceptrons over the same input: [B, in] -> [E, B, out_dim]; built like `MLP`.
+
+    Given the parameters of some of the members only (`functional_call` with slices of the first axis) it evaluates those.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,8 @@ class EnsembleMLP(nn.Module):
         *,
         activation: str = "relu",
         layer_norm: bool = False,
+        residual: bool = False,
+        dropout: float = 0.0,
         init: str = "torch",
     ) -> None:
         super().__init__()
@@ -46,13 +52,17 @@ class EnsembleMLP(nn.Module):
         if layer_norm:
             self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in sizes[1:])
             self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in sizes[1:])
-        self.layer_norm = layer_norm
-        self.head = EnsembleLinear(size, sizes[-1], out_dim, init)
+        self.layer_norm, self.residual, self.dropout = layer_norm, residual, dropout
+        self.head = EnsembleLinear(size, sizes[-1], out_dim, init, head=True)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """x [B, in] -> [E, B, out_dim]. Dropout is on exactly when a key is given."""
         for i, layer in enumerate(self.layers):
-            x = self.activation(layer(x))
+            y = self.activation(layer(x))
             if self.layer_norm:
-                x = nn.functional.layer_norm(x, x.shape[-1:]) * self.scales[i] + self.shifts[i]
+                y = nn.functional.layer_norm(y, y.shape[-1:]) * self.scales[i] + self.shifts[i]
+            if key is not None and self.dropout > 0.0:
+                y = dropout(y, self.dropout, rng.fold_in(key, i))
+            x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y
         return self.head(x)

@@ -13,36 +13,52 @@ from offrl import rng
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
 
 
-def initialise(weight: Tensor, bias: Tensor | None, init: str) -> None:
-    """Fill one [out, in] weight and its [out] bias in place.
+INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "zero")
 
-    "torch": both uniform in +-1/sqrt(in), as nn.Linear. "orthogonal": gain sqrt(2), bias 0 (jaxrl's networks). "zero": both 0.
+
+def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = False, actor: bool = False) -> None:
+    """Fill one [out, in] weight and its [out] bias in place; `head`: it is an output layer, `actor`: of a policy.
+
+    "torch": both uniform in +-1/sqrt(in), as nn.Linear. "orthogonal": gain sqrt(2), bias 0 (jaxrl's networks). "fixed_bias": hidden
+    weights as "torch" with biases of 0.1, output layers uniform in +-0.003, of a policy +-0.001 (SAC-N, EDAC and ReBRAC's code).
+    "small_head": critics orthogonal with an output layer of gain 0.01, policies as "torch" with an output layer by Xavier of gain 0.01
+    (CQL's code). "zero": both 0.
     """
+    if init not in INITS:
+        raise ValueError(f"init is {init!r}; it must be one of {', '.join(INITS)}")
     bound = weight.shape[-1] ** -0.5
     with torch.no_grad():
-        if init == "torch":
+        if init == "torch" or (init == "small_head" and actor and not head):
             weight.uniform_(-bound, bound)
             if bias is not None:
                 bias.uniform_(-bound, bound)
-        elif init in ("orthogonal", "zero"):
-            if init == "orthogonal":
-                nn.init.orthogonal_(weight, 2.0**0.5)
-            else:
-                weight.zero_()
+            return
+        if init == "fixed_bias" and head:
+            edge = 1e-3 if actor else 3e-3
+            weight.uniform_(-edge, edge)
             if bias is not None:
-                bias.zero_()
+                bias.uniform_(-edge, edge)
+            return
+        if bias is not None:
+            bias.fill_(0.1 if init == "fixed_bias" else 0.0)
+        if init == "fixed_bias":
+            weight.uniform_(-bound, bound)
+        elif init == "orthogonal" or (init == "small_head" and not actor):
+            nn.init.orthogonal_(weight, 0.01 if head and init == "small_head" else 2.0**0.5)
+        elif init == "small_head":
+            nn.init.xavier_uniform_(weight, 0.01)
         else:
-            raise ValueError(f"init is {init!r}; it must be torch, orthogonal or zero")
+            weight.zero_()
 
 
 class Linear(nn.Module):
     """y = x W^T + b; x [..., in] -> [..., out]."""
 
-    def __init__(self, in_dim: int, out_dim: int, init: str = "torch") -> None:
+    def __init__(self, in_dim: int, out_dim: int, init: str = "torch", *, head: bool = False, actor: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_dim, in_dim))
         self.bias = nn.Parameter(torch.empty(out_dim))
-        initialise(self.weight, self.bias, init)
+        initialise(self.weight, self.bias, init, head=head, actor=actor)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -57,7 +73,8 @@ def dropout(x: Tensor, rate: float, key: Tensor) -> Tensor:
 class MLP(nn.Module):
     """in_dim -> hidden... -> out_dim. Each hidden layer is linear, activation, LayerNorm (if asked), dropout (if a key is given).
 
-    The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); without LayerNorm it makes no difference.
+    The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); without LayerNorm it makes no difference. `residual`: a
+    hidden layer as wide as the one before adds its input to its output. `actor`: the network is a policy's (matters for `init` only).
     """
 
     def __init__(
@@ -68,23 +85,26 @@ class MLP(nn.Module):
         *,
         activation: str = "relu",
         layer_norm: bool = False,
+        residual: bool = False,
         dropout: float = 0.0,
         init: str = "torch",
+        actor: bool = False,
     ) -> None:
         super().__init__()
         sizes = [in_dim, *hidden]
-        self.layers = nn.ModuleList(Linear(i, o, init) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
+        self.layers = nn.ModuleList(Linear(i, o, init, actor=actor) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
         self.norms = nn.ModuleList(nn.LayerNorm(o) for o in sizes[1:]) if layer_norm else None
-        self.head = Linear(sizes[-1], out_dim, init)
+        self.head = Linear(sizes[-1], out_dim, init, head=True, actor=actor)
         self.activation = ACTIVATIONS[activation]
-        self.dropout = dropout
+        self.residual, self.dropout = residual, dropout
 
     def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         """x [..., in_dim] -> [..., out_dim]. Dropout is on exactly when a key is given."""
         for i, layer in enumerate(self.layers):
-            x = self.activation(layer(x))
+            y = self.activation(layer(x))
             if self.norms is not None:
-                x = self.norms[i](x)
+                y = self.norms[i](y)
             if key is not None and self.dropout > 0.0:
-                x = dropout(x, self.dropout, rng.fold_in(key, i))
+                y = dropout(y, self.dropout, rng.fold_in(key, i))
+            x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y
         return self.head(x)

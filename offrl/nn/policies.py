@@ -47,7 +47,7 @@ class Deterministic(Policy):
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int], **mlp: object) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden, action_dim, **mlp)  # type: ignore[arg-type]
+        self.net = MLP(obs_dim, hidden, action_dim, actor=True, **mlp)  # type: ignore[arg-type]
 
     def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
         return (self.net(observations, key).tanh(),)
@@ -66,7 +66,10 @@ class Deterministic(Policy):
 
 
 class Gaussian(Policy):
-    """N(tanh(f(s)), diag(exp(2 log_std))) with log_std a free parameter; samples are clipped, not squashed (IQL, arXiv 2110.06169)."""
+    """N(tanh(f(s)), diag(exp(2 log_std))) with log_std a free parameter; samples are clipped, not squashed (IQL, arXiv 2110.06169).
+
+    Not `bounded`: the mean is f(s) itself, and the greedy action is clipped as well (AWAC, arXiv 2006.09359).
+    """
 
     def __init__(
         self,
@@ -76,19 +79,22 @@ class Gaussian(Policy):
         *,
         log_std_min: float = -5.0,
         log_std_max: float = 2.0,
+        bounded: bool = True,
         **mlp: object,
     ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden, action_dim, **mlp)  # type: ignore[arg-type]
+        self.bounded = bounded
+        self.net = MLP(obs_dim, hidden, action_dim, actor=True, **mlp)  # type: ignore[arg-type]
         self.log_std = nn.Parameter(torch.zeros(action_dim))
         self.bounds = (log_std_min, log_std_max)
 
     def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
-        mean = self.net(observations, key).tanh()
+        mean = self.net(observations, key)
+        mean = mean.tanh() if self.bounded else mean
         return mean, self.log_std.clamp(*self.bounds).expand_as(mean)
 
     def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
-        return dist[0]
+        return dist[0] if self.bounded else dist[0].clamp(-1.0, 1.0)
 
     def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
         mean, log_std = dist
@@ -100,7 +106,10 @@ class Gaussian(Policy):
 
 
 class TanhGaussian(Policy):
-    """a = tanh(u), u ~ N(mu(s), diag(exp(2 log_std(s)))), with a state-dependent log_std (SAC, arXiv 1801.01290, appendix C)."""
+    """a = tanh(u), u ~ N(mu(s), diag(exp(2 log_std(s)))), with a state-dependent log_std (SAC, arXiv 1801.01290, appendix C).
+
+    `scaled`: log_std is w * output + b with learnt scalars w (first 1) and b (first -1), as in CQL's code.
+    """
 
     def __init__(
         self,
@@ -110,14 +119,19 @@ class TanhGaussian(Policy):
         *,
         log_std_min: float = -5.0,
         log_std_max: float = 2.0,
+        scaled: bool = False,
         **mlp: object,
     ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden, 2 * action_dim, **mlp)  # type: ignore[arg-type]
+        self.scale = nn.Parameter(torch.ones(())) if scaled else None
+        self.shift = nn.Parameter(-torch.ones(())) if scaled else None
+        self.net = MLP(obs_dim, hidden, 2 * action_dim, actor=True, **mlp)  # type: ignore[arg-type]
         self.bounds = (log_std_min, log_std_max)
 
     def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
         mean, log_std = self.net(observations, key).chunk(2, -1)
+        if self.scale is not None and self.shift is not None:
+            log_std = self.scale * log_std + self.shift
         return mean, log_std.clamp(*self.bounds)
 
     def mode(self, dist: tuple[Tensor, ...]) -> Tensor:
@@ -126,10 +140,14 @@ class TanhGaussian(Policy):
     def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
         return self.sample_with_log_prob(dist, key)[0]
 
-    def sample_with_log_prob(self, dist: tuple[Tensor, ...], key: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [B, A] and their log densities [B], from the pre-tanh sample, so that no inverse of tanh is needed."""
+    def sample_with_log_prob(self, dist: tuple[Tensor, ...], key: Tensor, many: int | None = None) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] and their log densities [B], from the pre-tanh sample, so that no inverse of tanh is needed.
+
+        `many`: so many of them, [many, B, A] and [many, B].
+        """
         mean, log_std = dist
-        u = mean + log_std.exp() * rng.normal(key, tuple(mean.shape))
+        shape = tuple(mean.shape) if many is None else (many, *mean.shape)
+        u = mean + log_std.exp() * rng.normal(key, shape)
         return u.tanh(), self._density(dist, u)
 
     def log_prob(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
@@ -148,7 +166,7 @@ class Categorical(Policy):
 
     def __init__(self, obs_dim: int, num_actions: int, hidden: Sequence[int], **mlp: object) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden, num_actions, **mlp)  # type: ignore[arg-type]
+        self.net = MLP(obs_dim, hidden, num_actions, actor=True, **mlp)  # type: ignore[arg-type]
 
     def forward(self, observations: Tensor, key: Tensor | None = None) -> tuple[Tensor, ...]:
         return (self.net(observations, key).log_softmax(-1),)

@@ -45,7 +45,8 @@ class Case:
         known = {f.name for f in dataclasses.fields(kind.Config)}
         small = {"hidden": [32, 32], "batch_size": BATCH}
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
-        return kind(config, (dataset or data(self.discrete)).spec)
+        dataset = dataset or data(self.discrete)
+        return kind(kind.fit_config(config, dataset), dataset.spec)
 
 
 BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete else [False])]

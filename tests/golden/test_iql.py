@@ -60,7 +60,7 @@ def test_value_loss() -> None:
     v = ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
     u = q - v
     assert (u < 0).any() and (u > 0).any()
-    ours = algorithm.target_q(state, BATCH)
+    ours, _ = algorithm.target_q(state, BATCH, KEY)
     np.testing.assert_allclose(ours, q, atol=1e-5)
     expected = np.where(u < 0, 1 - EXPECTILE, EXPECTILE) * u**2
     assert float(algorithm.value_loss(state.params["value"], state, BATCH, ours)[0]) == pytest.approx(expected.mean(), rel=1e-5)
@@ -71,7 +71,7 @@ def test_critic_loss_stops_at_terminations_and_sums_the_heads() -> None:
     next_v = ref.forward(ref.net(state.params["value"]), X["next_observations"])[0][:, 0]
     y = X["rewards"] + DISCOUNT * X["masks"] * next_v
     q = q_values(critics(state.params["critic"]), X["actions"])  # online, not target
-    loss, metrics = algorithm.critic_loss(state.params["critic"], state, BATCH)
+    loss, metrics = algorithm.critic_loss(state.params["critic"], state, BATCH, KEY)
     assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-5)
     assert float(metrics["critic/q"]) == pytest.approx(q.mean(), rel=1e-4)
     assert float(metrics["critic/td_error"]) == pytest.approx(np.abs(q - y).mean(), rel=1e-4)
@@ -102,12 +102,13 @@ def test_deterministic_actor_loss() -> None:
     assert float(loss) == pytest.approx((weight.clip(max=100) * ((action - X["actions"]) ** 2).mean(1)).mean(), rel=1e-4)
 
 
-def test_discrete_actions_enter_the_critic_as_one_hot() -> None:
+def test_discrete_actions_have_an_output_each() -> None:
     algorithm, state = make(discrete=True)
     actions = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
     batch = {**BATCH, "actions": actions}
-    q = q_values(critics(state.target["critic"]), np.eye(K)[actions]).min(0)
-    np.testing.assert_allclose(algorithm.target_q(state, batch), q, atol=1e-5)
+    every = np.stack([ref.forward(n, X["observations"])[0] for n in critics(state.target["critic"])])  # [2, B, K]
+    q = every[:, np.arange(B), actions].min(0)
+    np.testing.assert_allclose(algorithm.target_q(state, batch, KEY)[0], q, atol=1e-5)
     v = ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
     z = ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0]
     log_p = (z - np.log(np.exp(z).sum(1, keepdims=True)))[np.arange(B), actions]
