@@ -1,5 +1,9 @@
-"""One file for each algorithm. Importing this package registers them all."""
+"""One file for each algorithm. Importing this package imports them all, and so registers them."""
 
-from offrl.algorithms import bc, iql, td3_bc
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = ["bc", "iql", "td3_bc"]
+__all__ = [module.name for module in iter_modules(__path__)]
+
+for _name in __all__:
+    import_module(f"{__name__}.{_name}")
