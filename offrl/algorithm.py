@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -54,8 +54,11 @@ class Algorithm(ABC):
             self.modules = self.build()  # only their structure is used: `apply` is handed the parameters
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset) -> Any:
-        """`config` with what it leaves to be found from the data; called once, before anything is built."""
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """`config` with what it leaves to be found from the data; called once, before anything is built.
+
+        grid: settings that differ between replicas, with all their values; what is found has to suit every one of them.
+        """
         return config
 
     @abstractmethod

@@ -24,3 +24,32 @@ def advantage_weight(advantage: Tensor, temperature: float | Tensor, largest: fl
 def td_target(rewards: Tensor, masks: Tensor, discount: float | Tensor, next_value: Tensor) -> Tensor:
     """r + discount * (1 - terminated) * V(s'), all [B]."""
     return rewards + discount * masks * next_value
+
+
+def gumbel(difference: Tensor, temperature: float | Tensor, clip: float | Tensor) -> Tensor:
+    """e**(z - m) - (z + 1) e**(-m), elementwise over a batch [B]; z = min(u / temperature, clip), u = target - prediction.
+
+    The Gumbel loss e**z - z - 1, whose minimum is temperature log E[e**(target / temperature)] (XQL, arXiv 2301.02328), times
+    e**(-m) with m = max(largest z of the batch, -1), a constant to the gradient: that keeps it finite. A row whose z is clipped has no
+    gradient.
+    """
+    z = (difference / temperature).clamp(max=clip)
+    top = z.detach().amax().clamp(min=-1.0)
+    return (z - top).exp() - (z + 1.0) * (-top).exp()
+
+
+def huber(error: Tensor, delta: float | Tensor) -> Tensor:
+    """u**2 / 2 within +-delta and delta (|u| - delta / 2) beyond, elementwise."""
+    size = error.abs()
+    inside = size.clamp(max=delta)
+    return 0.5 * inside.square() + delta * (size - inside)
+
+
+def total_variation_dual(difference: Tensor, weight: float | Tensor) -> Tensor:
+    """weight max(u, 0) - (1 - weight) u, elementwise (f-DVL, arXiv 2302.08560); u = Q - V."""
+    return weight * difference.clamp(min=0.0) - (1.0 - weight) * difference
+
+
+def chi_square_dual(difference: Tensor, weight: float | Tensor) -> Tensor:
+    """weight max(u + u**2 / 4, 0) - (1 - weight) u, elementwise (f-DVL, arXiv 2302.08560); u = Q - V. Rises again where u < -4."""
+    return weight * (difference + 0.25 * difference.square()).clamp(min=0.0) - (1.0 - weight) * difference

@@ -17,6 +17,7 @@ from offrl.data.config import DatasetConfig
 from offrl.errors import UserError, nearest
 from offrl.logging import Result, final_table
 from offrl.replicas import Replica, Values, by_cell, expand, grid_text, number, replicas
+from offrl.settings import known
 from offrl.stats import mean_interval
 from offrl.variants import difference
 
@@ -37,9 +38,10 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     What later versions added is there only where it is used, so that older runs keep their names.
     """
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
+    values["algo"], values["dataset"] = known(config.algo), known(config.dataset)
     values["seeds"] = seed_list(config.seeds)
     for place in DatasetConfig.PLACES:  # where the data lie; what they are, the fingerprint says
-        values["dataset"].pop(place)
+        values["dataset"].pop(place, None)
     if values["precision"] == "float32":
         del values["precision"]
     grid = values.pop("grid")
@@ -56,7 +58,7 @@ def _without(algo: dict[str, Any], grid: Collection[str]) -> dict[str, Any]:
 
 def fit(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     """`config` with what its algorithm leaves to be found from the data."""
-    return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset))
+    return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset, config.grid))
 
 
 def directory(config: TrainConfig, dataset: Dataset) -> Path:

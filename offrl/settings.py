@@ -18,15 +18,28 @@ def setting(
     high: float | None = None,
     choices: Sequence[str] | None = None,
     shown: str | None = None,
+    later: bool = False,
 ) -> Any:
     """A dataclass field with its documentation and, if given, its inclusive range or its allowed values.
 
-    `shown`: what help gives as the default where that is not the field's own.
+    `shown`: what help gives as the default where that is not the field's own. `later`: runs existed before this setting did; one that has
+    its default is the same run as one without it.
     """
-    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown}
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown, "later": later}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def known(config: Any) -> dict[str, Any]:
+    """A dataclass as a dictionary, without settings that are `later` and have their default."""
+    values = dataclasses.asdict(config)
+    for spec in dataclasses.fields(config):
+        if spec.metadata.get("later"):
+            default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
+            if values[spec.name] == default:
+                del values[spec.name]
+    return values
 
 
 def check(config: Any, prefix: str = "") -> None:
@@ -52,7 +65,8 @@ def check(config: Any, prefix: str = "") -> None:
 def describe(config: Any, prefix: str = "") -> list[str]:
     """One line for each setting of a dataclass and the dataclasses in it: name=default, and what it means."""
     lines: list[str] = []
-    for spec in dataclasses.fields(config):
+    own = vars(type(config)).get("__annotations__", {})  # before those that it shares with its relatives
+    for spec in sorted(dataclasses.fields(config), key=lambda f: f.name not in own):
         value, name = getattr(config, spec.name), prefix + spec.name
         if dataclasses.is_dataclass(value):
             lines += describe(value, name + ".")

@@ -7,6 +7,8 @@ networks, their values and their regularisers.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,29 +32,35 @@ class CriticSettings:
     """Settings of every algorithm that learns Q; an algorithm's own defaults are in its file."""
 
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
-    actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0)
+    actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0, later=True)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     discount: float = setting(0.99, "discount factor", low=0.0, high=1.0)
     polyak: float = setting(0.005, "share of the online parameters that enters the targets whenever they move", low=0.0, high=1.0)
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
-    critic_hidden: list[int] = setting([], "widths of the critics' hidden layers (and of V's); []: hidden", low=1)
+    critic_hidden: list[int] = setting([], "widths of the critics' hidden layers (and of V's); []: hidden", low=1, later=True)
     init: str = setting(
         "torch",
         "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
         choices=("torch", "orthogonal", "fixed_bias", "small_head"),
     )
-    critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1)
-    target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)
-    layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)")
-    residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)")
-    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99)
-    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0)
-    lipschitz: float = setting(0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0)
-    lipschitz_radius: float = setting(0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0)
+    critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1, later=True)
+    target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0, later=True)
+    layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)", later=True)
+    residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)", later=True)
+    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, later=True)
+    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, later=True)
+    lipschitz: float = setting(
+        0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0, later=True
+    )
+    lipschitz_radius: float = setting(
+        0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0, later=True
+    )
     value_head: str = setting("scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS)
-    value_bins: int = setting(101, "bins of a value head that is not scalar", low=2)
-    value_range: list[float] = setting([], "smallest and largest value of the bins; []: found from the data's discounted returns")
-    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3)
+    value_bins: int = setting(101, "bins of a value head that is not scalar", low=2, later=True)
+    value_range: list[float] = setting(
+        [], "smallest and largest value of the bins; []: found from the data's discounted returns", later=True
+    )
+    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, later=True)
 
 
 class Target(NamedTuple):
@@ -72,18 +80,19 @@ class CriticAlgorithm(Algorithm):
     valuing = ("critic",)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """`config` with the bins' range found from the data, where it needs one and has none."""
         if config.value_head == "scalar" or config.value_range:
             return config
-        return dataclasses.replace(config, value_range=list(value_range(dataset, float(config.discount))))
+        found = [value_range(dataset, float(x)) for x in (grid or {}).get("discount", [config.discount])]
+        return dataclasses.replace(config, value_range=[min(low for low, _ in found), max(high for _, high in found)])
 
     def prepare_head(self) -> None:
         """Choose the value head. Raises UserError where the range of its bins is missing or empty."""
         c = self.config
         low, high = 0.0, 1.0
         if c.value_head != "scalar":
-            if len(c.value_range) != 2 or not c.value_range[0] < c.value_range[1]:
+            if len(c.value_range) != 2 or not -math.inf < c.value_range[0] < c.value_range[1] < math.inf:
                 raise UserError(
                     f"algo.value_range={c.value_range} must be [smallest,largest] for algo.value_head={c.value_head}; "
                     "without it `offrl train` finds the range from the data"
@@ -110,12 +119,12 @@ class CriticAlgorithm(Algorithm):
             init=c.init,
         )
 
-    def make_value(self) -> MLP:
-        """A network for V with the critics' head and options."""
+    def make_value(self, *, layer_norm: bool = False) -> MLP:
+        """A network for V with the critics' head and options; `layer_norm`: with LayerNorm even where the critics have none."""
         c = self.config
         self.prepare_head()
-        widths = c.critic_hidden or c.hidden
-        return MLP(self.spec.observation_dim, widths, self.head.out_dim, layer_norm=c.layer_norm, residual=c.residual, init=c.init)
+        widths, norm = c.critic_hidden or c.hidden, c.layer_norm or layer_norm
+        return MLP(self.spec.observation_dim, widths, self.head.out_dim, layer_norm=norm, residual=c.residual, init=c.init)
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
@@ -127,6 +136,14 @@ class CriticAlgorithm(Algorithm):
             return {}
         # the first power iteration starts from equal entries; iterations go on from update to update
         return {"spectral": {k: torch.ones_like(w[:, 0]) for k, w in params["critic"].items() if k.endswith("weight")}}
+
+    def init(self, seed: int) -> TrainState:
+        state = super().init(seed)
+        if not self.bound:
+            return state
+        for _ in range(20):  # the first targets are within the bound as well
+            state = self.constrain(state)
+        return state._replace(target={**state.target, "critic": {k: v.clone() for k, v in state.params["critic"].items()}})
 
     # ---- values
 
@@ -174,6 +191,22 @@ class CriticAlgorithm(Algorithm):
         least = value.argmin(0).view(1, -1, 1).expand(1, -1, logits.shape[-1])
         return value.amin(0), logits.gather(0, least).squeeze(0)
 
+    def expected(self, critic: Params, observations: Tensor, log_p: Tensor, how: str = "min") -> tuple[Tensor, Tensor | None]:
+        """Discrete actions: the mean under a policy's log probabilities [B, K] of the smallest critic's value, exact, [B]; and, if the head
+        wants it, the policy's mixture of the distributions of those values, as log probabilities [B, bins]. `how`: see `joined`."""
+        each = self.q_each(critic, observations)  # [E, B, K, out_dim]
+        values = self.head.mean(each)
+        value = (log_p.exp() * self.joined(values, how)).sum(-1)
+        if not self.head.distributional:
+            return value, None
+        least = values.argmin(0)[None, ..., None].expand(1, *each.shape[1:])
+        return value, (each.log_softmax(-1).gather(0, least).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2)
+
+    @staticmethod
+    def joined(values: Tensor, how: str = "min") -> Tensor:
+        """One value of the critics' [E, ...]: the smallest, or with "mean" their mean."""
+        return values.mean(0) if how == "mean" else values.amin(0)
+
     def td_target(self, batch: Batch, next_value: Tensor, next_logits: Tensor | None = None) -> Target:
         """r + discount * (1 - terminated) * V(s')."""
         y = losses.td_target(batch["rewards"], batch["masks"], self.config.discount, next_value)
@@ -181,11 +214,19 @@ class CriticAlgorithm(Algorithm):
 
     # ---- learning
 
-    def td_loss(self, critic: Params, batch: Batch, target: Target, key: Tensor) -> tuple[Tensor, Metrics]:
-        """The critics' loss at the data's actions against one target: the mean over the batch, summed over critics, and regularisers."""
+    def q_objective(self, logits: Tensor, target: Target) -> Tensor:
+        """The loss of the critics' outputs [E, B, out_dim] against their target: one number for each, [E, B]."""
+        return self.head.loss(logits, target.value, target.bootstrap)
+
+    def td_loss(self, critic: Params, batch: Batch, target: Target, key: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Metrics]:
+        """The critics' loss at the data's actions against one target: the mean over the batch, summed over critics, and regularisers.
+
+        `logits`: the critics' outputs there, where they are known already.
+        """
         observations, actions = batch["observations"], batch["actions"]
-        logits = self.q(critic, observations, actions, rng.fold_in(key, 101) if self.drops else None)
-        loss = self.head.loss(logits, target.value, target.bootstrap).mean(-1).sum()
+        if logits is None:
+            logits = self.q(critic, observations, actions, rng.fold_in(key, 101) if self.drops else None)
+        loss = self.q_objective(logits, target).mean(-1).sum()
         value = self.head.mean(logits)
         metrics = {"critic/loss": loss, "critic/q": value.mean(), "critic/td_error": (value - target.value).abs().mean()}
         saturation = self.head.saturation(target.value)
@@ -200,14 +241,20 @@ class CriticAlgorithm(Algorithm):
     def steepest_change(self, critic: Params, observations: Tensor, actions: Tensor) -> Tensor:
         """Mean square of Q(s + d, a) - Q(s, a), summed over critics, with d of size lipschitz_radius in each entry along the sign of the
         gradient (arXiv 2302.01244, the robust regularisation with one step of FGSM)."""
-        now = self.values(critic, observations, actions)  # [E, B]
         frozen = {k: v.detach() for k, v in critic.items()}
-        moved = []
-        for member in range(now.shape[0]):
-            one, fixed = ({k: v[member : member + 1] for k, v in p.items()} for p in (critic, frozen))
-            slope = grad(lambda s, p=fixed: self.values(p, s, actions).sum())(observations)
-            moved.append(self.values(one, observations + self.config.lipschitz_radius * slope.detach().sign(), actions)[0])
-        return (torch.stack(moved) - now).square().mean(-1).sum()
+
+        def values(p: Params, own: Tensor) -> Tensor:  # of each critic at observations [E, B, O] of its own
+            if self.spec.discrete:
+                out = self.apply("critic", p, own)
+                each = self.head.mean(out.reshape(*out.shape[:2], self.spec.num_actions, self.head.out_dim))
+                return each.gather(2, actions.view(1, -1, 1).expand(each.shape[0], -1, 1)).squeeze(2)
+            return self.head.mean(self.apply("critic", p, torch.cat([own, actions.expand(own.shape[0], *actions.shape)], -1)))
+
+        here = observations.expand(self.config.critics, *observations.shape)
+        # the sum over critics has each critic's slope apart, for each has observations of its own
+        slope = grad(lambda own: values(frozen, own).sum())(here)
+        moved = values(critic, here + self.config.lipschitz_radius * slope.detach().sign())
+        return (moved - values(critic, here)).square().mean(-1).sum()
 
     def train_critic(self, state: TrainState, loss: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """`descend` on the critics, then the bound on their singular values."""
@@ -216,11 +263,17 @@ class CriticAlgorithm(Algorithm):
 
     def constrain(self, state: TrainState) -> TrainState:
         """W <- W min(1, bound / sigma(W)) for every layer of every critic, sigma by one power iteration (arXiv 2302.01244, section 4)."""
+        with torch.autocast(state.step.device.type, enabled=False):  # in bfloat16 sigma is 1% off
+            return self._constrain(state)
+
+    def _constrain(self, state: TrainState) -> TrainState:
         critic, vectors = dict(state.params["critic"]), {}
         for name, v in state.extra["spectral"].items():
             w = critic[name]  # [E, in, out]
             u = nn.functional.normalize(torch.einsum("eio,eo->ei", w, v), dim=-1)
-            vectors[name] = nn.functional.normalize(torch.einsum("eio,ei->eo", w, u), dim=-1)
+            after = torch.einsum("eio,ei->eo", w, u)
+            # a layer of zeros has no direction: the old one is kept, lest the bound be off for ever
+            vectors[name] = torch.where(after.norm(dim=-1, keepdim=True) > 1e-12, nn.functional.normalize(after, dim=-1), v)
             sigma = torch.einsum("eio,ei,eo->e", w, u, vectors[name])
             critic[name] = w * (self.bound / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})

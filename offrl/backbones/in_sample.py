@@ -79,6 +79,10 @@ class InSampleQ(CriticAlgorithm):
         loss = self.value_objective(logits, q, bootstrap).mean()
         return loss, {"value/loss": loss, "value/v": self.head.mean(logits).mean()}
 
+    def train_value(self, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None, key: Tensor) -> tuple[TrainState, Metrics]:
+        """V's part of an update; q [B] of the target critics at the data's actions."""
+        return self.descend(state, "value", self.value_loss, batch, q, q_logits)
+
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
         advantage = q - self.v(state.params["value"], batch["observations"])
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
@@ -93,7 +97,7 @@ class InSampleQ(CriticAlgorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         q, q_logits = self.target_q(state, batch, key)
-        state, value = self.descend(state, "value", self.value_loss, batch, q, q_logits)
+        state, value = self.train_value(state, batch, q, q_logits, key)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)  # with the new V, as the authors' code
         state, critic = self.train_critic(state, self.critic_loss, batch, key)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}

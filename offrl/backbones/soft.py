@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,7 +27,11 @@ class SoftSettings(CriticSettings):
     target_entropy: float | None = setting(
         None, "entropy, in nats, that its learnt weight holds the policy at; null: minus the action dimensions (discrete: 0.1 log K)"
     )
+    target_entropy_scale: float = setting(1.0, "multiplies what target_entropy is where it is null (RLPD: 0.5)", low=0.0)
     entropy_in_target: bool = setting(True, "whether the entropy counts in the critics' targets")
+    actor_value: str = setting(
+        "min", "what the actor maximises: the smallest of the critics' values, or their mean (REDQ, RLPD)", choices=("min", "mean")
+    )
 
 
 class LogWeight(nn.Module):
@@ -67,28 +72,32 @@ class SoftActorCritic(CriticAlgorithm):
 
     @property
     def wanted_entropy(self) -> float:
-        """The entropy that the policy is held at: `target_entropy`, or -A; for K discrete actions a tenth of log K."""
+        """The entropy that the policy is held at: `target_entropy`, or -A; for K discrete actions a tenth of log K.
+
+        arXiv 1910.07207 holds discrete policies near log K, for exploration; learnt from data alone that is a policy of mostly random
+        actions, and its value. A tenth is 99% for the better of two actions, and the weight still answers.
+        """
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         s = self.spec
-        return 0.1 * float(torch.tensor(float(s.num_actions)).log()) if s.discrete else -float(s.action_dim)
+        usual = 0.1 * math.log(s.num_actions) if s.discrete else -float(s.action_dim)
+        return self.config.target_entropy_scale * usual
 
     def sample(self, actor: Params, observations: Tensor, key: Tensor, many: int | None = None) -> tuple[Tensor, Tensor]:
         """Reparametrised actions [B, A] and their log densities [B]; with `many` [many, B, A] and [many, B]."""
         dist = self.apply("actor", actor, observations)
         return cast(TanhGaussian, self.policy).sample_with_log_prob(dist, key, many)
 
-    def expectation(self, actor: Params, critic: Params, observations: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Discrete actions: E_a[min_k Q_k(s, a) - weight log pi(a|s)] and the entropy, both [B] and exact."""
-        (log_p,) = self.apply("actor", actor, observations)  # [B, K]
-        p = log_p.exp()
-        q = self.head.mean(self.q_each(critic, observations)).amin(0)  # [B, K]
-        return (p * (q - weight * log_p)).sum(-1), -(p * log_p).sum(-1)
+    def probabilities(self, actor: Params, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Discrete actions: the policy's log probabilities [B, K] and its entropy [B]."""
+        (log_p,) = self.apply("actor", actor, observations)
+        return log_p, -(log_p.exp() * log_p).sum(-1)
 
     def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> tuple[Tensor, Metrics]:
         """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the entropies."""
         weight = self.apply("entropy", entropy)
-        loss = -(weight.log() * (negative_entropy + self.wanted_entropy)).mean()
+        # not weight.log(): where the entropy stays above its target the weight falls for good, and in the end to 0
+        loss = -(entropy["log"] * (negative_entropy + self.wanted_entropy)).mean()
         return loss, {"entropy/weight": weight, "entropy/policy": -negative_entropy.mean()}
 
     def weight(self, state: TrainState) -> Tensor:
@@ -98,11 +107,12 @@ class SoftActorCritic(CriticAlgorithm):
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
         if self.spec.discrete:
-            soft, entropy = self.expectation(actor, critic, observations, weight)
-            loss = -soft.mean()
-            return loss, {"actor/loss": loss, "actor/q": (soft - weight * entropy).mean()}
+            log_p, entropy = self.probabilities(actor, observations)
+            q, _ = self.expected(critic, observations, log_p, self.config.actor_value)
+            loss = -(q + weight * entropy).mean()
+            return loss, {"actor/loss": loss, "actor/q": q.mean()}
         action, log_p = self.sample(actor, observations, key)
-        q = self.values(critic, observations, action).amin(0)
+        q = self.joined(self.values(critic, observations, action), self.config.actor_value)
         loss = (weight * log_p - q).mean()
         return loss, {"actor/loss": loss, "actor/q": q.mean()}
 
@@ -111,18 +121,31 @@ class SoftActorCritic(CriticAlgorithm):
         weight = self.weight(state) * float(self.config.entropy_in_target)
         observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
         if self.spec.discrete:
-            value, _ = self.expectation(actor, voters, observations, weight)
-            return self.td_target(batch, value, self.mixture(actor, voters, observations) if self.head.distributional else None)
+            log_p, entropy = self.probabilities(actor, observations)
+            value, mixture = self.expected(voters, observations, log_p)
+            return self.td_target(batch, value + weight * entropy, mixture)
         action, log_p = self.sample(actor, observations, key)
         value, logits = self.smallest(self.q(voters, observations, action))
         return self.td_target(batch, value - weight * log_p, logits)
 
-    def mixture(self, actor: Params, critic: Params, observations: Tensor) -> Tensor:
-        """Discrete actions: log probabilities [B, K bins] of the policy's mixture of the next values' distributions."""
-        (log_p,) = self.apply("actor", actor, observations)
-        each = self.q_each(critic, observations).log_softmax(-1)  # [E, B, actions, bins]
-        least = self.head.mean(each).argmin(0)[None, ..., None].expand(1, *each.shape[1:])
-        return (each.gather(0, least).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2)
+    def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, many: int) -> Target:
+        """The target with, for V(s'), the best of `many` actions of the policy by the smallest of the critics (discrete: of all)."""
+        observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
+        if self.spec.discrete:
+            logits = self.q_each(voters, observations).transpose(1, 2)  # [E, K, B, out_dim]
+            log_p = self.apply("actor", actor, observations)[0].T
+        else:
+            action, log_p = self.sample(actor, observations, key, many)
+            logits = self.q(voters, observations, action)  # [E, M, B, out_dim]
+        values = self.head.mean(logits)
+        best = values.amin(0).argmax(0, keepdim=True)  # [1, B]
+        value = values.amin(0).gather(0, best).squeeze(0)
+        value = value - self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best).squeeze(0)
+        if not self.head.distributional:
+            return self.td_target(batch, value)
+        width = logits.shape[-1]
+        chosen = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(1)  # [E, B, out_dim]
+        return self.td_target(batch, value, self.smallest(chosen)[1])
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         return self.td_loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
@@ -130,8 +153,7 @@ class SoftActorCritic(CriticAlgorithm):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         now, after = rng.split(key)
         if self.spec.discrete:
-            (log_p,) = self.apply("actor", state.params["actor"], batch["observations"])
-            log_density = (log_p.exp() * log_p).sum(-1)
+            log_density = -self.probabilities(state.params["actor"], batch["observations"])[1]
         else:
             _, log_density = self.sample(state.params["actor"], batch["observations"], now)
         state, entropy = self.descend(state, "entropy", self.entropy_loss, log_density)

@@ -53,10 +53,14 @@ class TD3(CriticAlgorithm):
         """The loss of the deterministic actor."""
         raise NotImplementedError
 
+    def improve(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """What moves at every second update besides the targets: the actor."""
+        return self.descend(state, "actor", self.actor_loss, batch)
+
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, metrics = self.train_critic(state, self.critic_loss, batch, key)
         if phase == 1:
-            state, actor = self.descend(state, "actor", self.actor_loss, batch)
+            state, actor = self.improve(state, batch)
             for name in self.targets:
                 state = self.polyak(state, name, self.config.polyak)
             metrics = {**metrics, **actor}

@@ -10,25 +10,35 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import returns_to_go
 
 MARGIN = 0.1  # of the range, beyond both ends: a policy may be better than any episode in the data
+EQUAL = 1e-4  # a spread of returns below this share of their size is rounding, which float32 bins could not tell apart either
 
 
 def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
     """Smallest and largest value to expect: discounted returns from every row of the data, in the (transformed) rewards' units.
 
-    What an episode that was cut off would still have earned is unknown: it is taken to have gone on as it was on average, by which a
-    discounted return over T steps grows by 1 / (1 - discount**T). A tenth of the range is added at both ends. With `discount` 1 values are
-    the returns as they are.
+    What an episode that was cut off would still have earned is unknown. It is taken to have gone on at its own average discounted reward
+    as far as T remaining rows tell (a share 1 - discount**T of the whole return), else at that of all episodes that were cut off: so a
+    long episode counts by itself, and a large reward just before the end of the file is no rate of income. A tenth of the range is added
+    at both ends. With `discount` 1 values are the returns as they are.
     """
     rewards = dataset.columns["rewards"].cpu().numpy()
     ends = dataset.columns["terminations"].cpu().numpy()
     start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
     returns = returns_to_go(rewards, ends, start, end, discount)
     low, high = float(returns.min()), float(returns.max())
-    cut = ~ends[end - 1]
+    cut = ~ends[end - 1].astype(bool)
     if discount < 1.0 and cut.any():
-        whole = returns[start[cut]] / (1.0 - discount ** (end - start)[cut].astype(np.float64))
-        low, high = min(low, float(whole.min())), max(high, float(whole.max()))
-    margin = MARGIN * (high - low) or max(1.0, abs(high))  # equal returns: any range around them
+        known = -np.expm1((end - start)[cut] * math.log(discount)) if discount > 0.0 else np.ones(int(cut.sum()))
+        usual = float(returns[start[cut]].sum() / known.sum())  # return of going on for ever at the usual rate
+        for first, last in zip(start[cut], end[cut], strict=True):
+            unknown = discount ** np.arange(last - first, 0, -1, dtype=np.float64)  # discount**T of each row
+            own = returns[first:last]
+            # own + unknown * (rate of income / (1 - discount)), and own = (1 - unknown) * (own rate of income / (1 - discount))
+            whole = own + unknown * own + unknown**2 * usual
+            low, high = min(low, float(whole.min())), max(high, float(whole.max()))
+    spread, size = high - low, max(abs(low), abs(high))
+    margin = MARGIN * spread if spread > EQUAL * size else max(1.0, size)  # equal returns: any range around them
     # few digits, outwards: the same on machines that round differently, since the range is part of what a run is
-    step = 10.0 ** math.floor(math.log10(high - low + 2 * margin) - 3)
-    return math.floor((low - margin) / step) * step, math.ceil((high + margin) / step) * step
+    digits = 3 - math.floor(math.log10(spread + 2 * margin))
+    step = 10.0**-digits
+    return round(math.floor((low - margin) / step) * step, digits), round(math.ceil((high + margin) / step) * step, digits)

@@ -66,12 +66,16 @@ class Binned:
         self.width = (high - low) / (bins - 1)
         self.first = low
 
-    def atoms(self, like: Tensor) -> Tensor:
-        """The values of the bins, [K] float32."""
-        return self.first + self.width * torch.arange(self.out_dim, device=like.device, dtype=torch.float32)
+    def index(self, like: Tensor) -> Tensor:
+        """0 .. K - 1, [K] float32. Bins are computed with in these units, in which float32 is exact wherever the range lies."""
+        return torch.arange(self.out_dim, device=like.device, dtype=torch.float32)
+
+    def place(self, target: Tensor) -> Tensor:
+        """Where targets [...], clipped to the range, lie: in widths of a bin from `low`, [...] float32."""
+        return (target.float().clamp(self.low, self.high) - self.low) / self.width
 
     def mean(self, logits: Tensor) -> Tensor:
-        return (logits.float().softmax(-1) * self.atoms(logits)).sum(-1)
+        return self.first + self.width * (logits.float().softmax(-1) * self.index(logits)).sum(-1)
 
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         """The distribution [..., K] that stands for targets [...], first clipped to the range."""
@@ -88,8 +92,7 @@ class TwoHot(Binned):
     """A target's mass goes to the two bins around it, in proportion, so that the mean is the target. Bins at both ends of the range."""
 
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
-        distance = (target.clamp(self.low, self.high).unsqueeze(-1) - self.atoms(target)).abs() / self.width
-        return (1.0 - distance).clamp(min=0.0)
+        return (1.0 - (self.place(target).unsqueeze(-1) - self.index(target)).abs()).clamp(min=0.0)
 
 
 class HLGauss(Binned):
@@ -100,11 +103,11 @@ class HLGauss(Binned):
         super().__init__(bins, low, high)
         self.width = (high - low) / bins
         self.first = low + 0.5 * self.width
-        self.sigma = sigma * self.width
+        self.sigma = sigma
 
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
-        edges = self.low + self.width * torch.arange(self.out_dim + 1, device=target.device, dtype=torch.float32)
-        below = torch.erf((edges - target.clamp(self.low, self.high).unsqueeze(-1)) / (math.sqrt(2.0) * self.sigma))
+        edges = torch.arange(self.out_dim + 1, device=target.device, dtype=torch.float32)
+        below = torch.erf((edges - self.place(target).unsqueeze(-1)) / (math.sqrt(2.0) * self.sigma))
         mass = below[..., 1:] - below[..., :-1]
         return mass / (below[..., -1:] - below[..., :1] + 1e-8)
 
@@ -122,11 +125,11 @@ class C51(TwoHot):
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         if bootstrap is None:
             return super().project(target, None)
-        atoms, logits = self.atoms(target), bootstrap.logits.float()
-        spread = atoms - self.mean(logits).unsqueeze(-1)  # [B, K]
+        index, p = self.index(target), bootstrap.logits.float().softmax(-1)
+        spread = self.width * (index - (p * index).sum(-1, keepdim=True))  # [B, K]: atom - mean
         moved = target.unsqueeze(-1) + bootstrap.scale.unsqueeze(-1) * spread
         shares = super().project(moved, None)  # [B, K from, K to]
-        return (logits.softmax(-1).unsqueeze(-1) * shares).sum(-2)
+        return (p.unsqueeze(-1) * shares).sum(-2)
 
 
 HEADS = ("scalar", "hl_gauss", "two_hot", "c51")

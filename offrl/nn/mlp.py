@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +104,8 @@ class MLP(nn.Module):
         for i, layer in enumerate(self.layers):
             y = self.activation(layer(x))
             if self.norms is not None:
-                y = self.norms[i](y)
+                norm = cast(nn.LayerNorm, self.norms[i])  # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
+                y = F.layer_norm(y, y.shape[-1:]) * norm.weight + norm.bias
             if key is not None and self.dropout > 0.0:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
             x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y

@@ -20,14 +20,22 @@ from offrl.step import Step, make_step, stack
 
 ALGORITHMS = registry.names("algo")
 BATCH = 32
-IMITATION = ("bc",)  # clone the data's actions, whatever their rewards
+IMITATION = ("bc", "recoil")  # clone the data's actions, whatever their rewards
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
+    "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "edac": {"polyak": 0.05, "critics": 3},
+    "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
+    "sac_n": {"polyak": 0.05, "critics": 3},
     "td3_bc": {"polyak": 0.05},
+    "xql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
+    "cql": [{"action_gap": 1.0, "max_target": True}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
+    "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
 }
 
 
@@ -43,7 +51,7 @@ class Case:
     def make(self, dataset: Dataset | None = None, **settings: Any) -> Algorithm:
         kind = ALGORITHMS[self.name]
         known = {f.name for f in dataclasses.fields(kind.Config)}
-        small = {"hidden": [32, 32], "batch_size": BATCH}
+        small = {"hidden": [32, 32], "batch_size": BATCH, "actions": 2}
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
         dataset = dataset or data(self.discrete)
         return kind(kind.fit_config(config, dataset), dataset.spec)
@@ -62,7 +70,8 @@ def data(discrete: bool) -> Dataset:
     actions = g.integers(0, 3, n) if discrete else np.stack([g.uniform(-2, 2, n), g.uniform(0, 4, n)], 1)
     bounds = {"num_actions": 3} if discrete else {"action_low": [-2.0, 0.0], "action_high": [2.0, 4.0]}
     flags = np.arange(n) % 40 == 39, np.arange(n) % 100 == 89
-    dataset = Dataset.from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds)  # type: ignore[arg-type]
+    expert = {"expert": np.arange(n) < 90}  # for algorithms that imitate one
+    dataset = Dataset.from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds, **expert)  # type: ignore[arg-type]
     return normalize_observations(dataset)
 
 

@@ -24,7 +24,7 @@ def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     x = np.random.default_rng(0).uniform(-1, 1, (1000, 2)).astype(np.float32)
     best = np.digitize(x.sum(1), [-0.4, 0.4]) if discrete else 0.6 * np.tanh(2 * x @ np.array([[1.0, -0.5], [0.3, 1.0]]))
     options: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
-    return Dataset.from_arrays(x, best, np.ones(1000), np.ones(1000, bool), **options), best
+    return Dataset.from_arrays(x, best, np.ones(1000), np.ones(1000, bool), expert=np.ones(1000, bool), **options), best
 
 
 def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
@@ -49,7 +49,7 @@ def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     observations = np.zeros((2 * n, 3), np.float32)
     observations[:, 0] = np.repeat(x, 2)
     observations[1::2, 1], observations[1::2, 2] = 1.0, signal
-    return Dataset.from_arrays(observations, actions, rewards, ends, **options), best
+    return Dataset.from_arrays(observations, actions, rewards, ends, expert=np.ones(2 * n, bool), **options), best
 
 
 def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.dataset import Dataset
 from offrl.data.prefetch import Prefetcher
-from offrl.data.samplers import Batch, TransitionSampler, pack
+from offrl.data.samplers import COIN, Batch, TransitionSampler, alias_table, pack
+from offrl.errors import UserError
 from offrl.step import make_step, stack
 
 ROWS = 16
@@ -190,3 +192,111 @@ def test_prefetcher_says_what_goes_wrong_and_stops(on_disk: tuple[Dataset, Datas
         good.get(4)
     good.close()  # while its thread waits for room
     assert threading.active_count() == before
+
+
+AFTER = [i for i in range(ROWS) if i not in (7, 15)]  # rows whose next action is in their episode, or not needed: the terminals 3 and 11
+
+
+def expected_next(row: Tensor) -> Tensor:
+    """The next row's action; a terminal repeats its own."""
+    return torch.tensor(ACTIONS).float()[row + (~torch.isin(row, torch.tensor(TERMINALS))).long()]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_next_actions_are_those_of_the_same_episode(stored: bool) -> None:
+    i = np.arange(ROWS, dtype=np.float32)
+    after = {"next_observations": np.stack([i + 1, -i - 1], 1)} if stored else {}  # 7 and 15 then have a successor, but no next action
+    batch, row = draw(hand_made(**after), sampler=TransitionSampler(extra=("next_actions",)))
+    assert sorted(set(row.tolist())) == AFTER
+    assert torch.equal(batch["next_actions"][:, 0], expected_next(row)) and batch["next_actions"].shape == (20_000, 1)
+    assert set(row[batch["masks"] == 0.0].tolist()) == set(TERMINALS)
+
+
+def test_next_actions_unpacked_and_discrete() -> None:
+    image = np.arange(ROWS * 4).reshape(ROWS, 2, 2).astype(np.uint8)
+    dataset = Dataset.from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS)
+    sampler = TransitionSampler(extra=("next_actions",))
+    assert sampler.prepare(dataset).packed is None
+    batch, _ = draw(dataset, sampler=sampler)
+    row = batch["rewards"].long()
+    assert sorted(set(row.tolist())) == AFTER and torch.equal(batch["next_actions"][:, 0], expected_next(row))
+    batch, row = draw(hand_made(actions=np.arange(ROWS), num_actions=ROWS), sampler=sampler)
+    assert batch["next_actions"].dtype == torch.int64
+    assert torch.equal(batch["next_actions"], row + (~torch.isin(row, torch.tensor(TERMINALS))).long())
+
+
+def test_next_actions_from_disk_are_those_from_memory(on_disk: tuple[Dataset, Dataset]) -> None:
+    memory, disk = on_disk
+    sampler = TransitionSampler(extra=("next_actions",))
+    sources = [sampler.prepare(d) for d in (memory, disk)]
+    assert sources[1].packed is None and sources[1].columns["actions"] is disk.columns["actions"]  # no second copy
+    keys = rng.fold_in(rng.make_key(1), torch.arange(3))
+    a, b = (vmap(lambda k, s=source: sampler(s, k, 700))(keys) for source in sources)
+    assert sorted(a) == sorted(b) and all(torch.equal(a[name], b[name]) for name in a)
+    row = a["rewards"].long()
+    assert torch.equal(a["next_actions"][a["masks"] == 1.0], memory.columns["actions"][row[a["masks"] == 1.0] + 1])
+    assert not torch.isin(row, torch.tensor([249, 499, 2999])).any()  # time-outs
+
+
+def test_a_column_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"arrays: .* dataset\.discount_returns="):
+        TransitionSampler(extra=("returns_to_go",)).prepare(hand_made())
+    with pytest.raises(UserError, match="lack"):
+        TransitionSampler(extra=("weight",)).prepare(hand_made(weights=np.ones(ROWS)))
+    alone = Dataset.from_arrays(np.ones((3, 1)), np.zeros((3, 1)), np.ones(3), truncations=np.ones(3), next_observations=np.ones((3, 1)))
+    with pytest.raises(UserError, match="no transition"):
+        TransitionSampler(extra=("next_actions",)).prepare(alone)
+
+
+def weighted(dataset: Dataset, *weights: float) -> Dataset:
+    return replace(dataset, weights=torch.tensor(weights, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "shares", [[1.0], [1.0, 1.0], [5.0, 1.0, 0.5], [1e-30, 1.0, 3.0, 1e-3], list(np.random.default_rng(0).exponential(1.0, 257))]
+)
+def test_alias_tables_hold_the_exact_probabilities(shares: list[float]) -> None:
+    keep, other = alias_table(np.array(shares))
+    found = keep / COIN
+    np.add.at(found, other, (COIN - keep) / COIN)  # column e gives e with probability keep, else other[e]
+    np.testing.assert_allclose(found / len(shares), np.array(shares) / np.sum(shares), rtol=1e-12, atol=1e-16)
+
+
+def test_rows_are_drawn_in_proportion_to_their_episodes_weight() -> None:
+    # without stored successors rows 7 and 15 may not be drawn: the weight is the row's, so that the other rows keep theirs
+    batch, row = draw(weighted(hand_made(), 0.5, 3.0, 0.0, 1.0))
+    weight = np.repeat([0.5, 3.0, 0.0, 1.0], 4) * ~np.isin(np.arange(ROWS), [7, 15])
+    expected = 20_000 * weight / weight.sum()
+    counts = torch.bincount(row, minlength=ROWS).double().numpy()
+    assert not counts[expected == 0.0].any()
+    there = expected > 0.0
+    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 27.9  # chi-square with 9 degrees of freedom, p = 0.001
+    assert torch.equal(batch["rewards"], 10.0 * row)
+
+
+def test_equal_weights_draw_what_no_weights_draw() -> None:
+    plain, _ = draw(hand_made())
+    equal, _ = draw(weighted(hand_made(), 2.0, 2.0, 2.0, 2.0))
+    assert all(torch.equal(plain[name], equal[name]) for name in plain)
+    _, row = draw(weighted(hand_made(), 0.0, 2.0, 0.0, 2.0))  # as dataset.weighting=top makes them: uniform over what is left
+    assert sorted(set(row.tolist())) == [4, 5, 6, 12, 13, 14]
+    counts = torch.bincount(row)[torch.tensor([4, 5, 6, 12, 13, 14])].double()
+    assert float(((counts - 20_000 / 6) ** 2 / (20_000 / 6)).sum()) < 20.5
+    with pytest.raises(UserError, match="no transition has a weight"):
+        TransitionSampler().prepare(weighted(hand_made(), 0.0, 0.0, 0.0, 0.0))
+
+
+def test_weighted_draws_are_the_same_from_disk_and_under_vmap(on_disk: tuple[Dataset, Dataset]) -> None:
+    sampler = TransitionSampler(extra=("next_actions",))
+    weights = np.random.default_rng(1).exponential(1.0, on_disk[0].num_episodes)
+    weights[3] = 0.0
+    sources = [sampler.prepare(weighted(d, *weights)) for d in on_disk]
+    keys = rng.fold_in(rng.make_key(5), torch.arange(3))
+    a, b = (vmap(lambda k, s=source: sampler(s, k, 900))(keys) for source in sources)
+    assert sources[1].packed is None and all(torch.equal(a[name], b[name]) for name in a)
+    alone = sampler(sources[0], keys[1], 900)
+    assert all(torch.equal(a[name][1], alone[name]) for name in a)
+    starts, ends = on_disk[0].episode_start[3], on_disk[0].episode_end[3]
+    assert not ((a["rewards"] >= starts) & (a["rewards"] < ends)).any()
+    inside = a["masks"] == 1.0
+    assert torch.equal(a["next_actions"][inside], on_disk[0].columns["actions"][a["rewards"].long()[inside] + 1])

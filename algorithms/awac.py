@@ -1,0 +1,72 @@
+"""AWAC: "Accelerating Online Reinforcement Learning with Offline Datasets" (Nair et al., 2020, arXiv 2006.09359)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from offrl import losses, rng
+from offrl.algorithm import Metrics, TrainState
+from offrl.backbones import CriticAlgorithm, CriticSettings
+from offrl.data.samplers import Batch
+from offrl.nn import Categorical, Gaussian
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class AWACConfig(CriticSettings):
+    """Settings of AWAC; the defaults are CORL's for D4RL's locomotion tasks."""
+
+    name: str = "awac"
+    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
+    temperature: float = setting(
+        3.0, "multiplies the advantage in the exponent; larger is greedier. It is 1 / lambda of the paper, which divides by it", low=0.0
+    )
+    largest_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+
+
+@register("algo", "awac")
+class AWAC(CriticAlgorithm):
+    """SAC's critics without entropy, and a policy that imitates the data's actions weighted by exp(temperature * advantage).
+
+    The value that an advantage is relative to is that of one action of the policy, or with discrete actions its exact mean.
+    """
+
+    Config = AWACConfig
+
+    def build(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        if s.discrete:
+            actor: nn.Module = Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
+        else:
+            actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, init=c.init)
+        return {"actor": actor, "critic": self.make_critic()}
+
+    def policy_value(self, state: TrainState, critic: Params, observations: Tensor, key: Tensor) -> tuple[Tensor, Tensor | None]:
+        """V(s) of the policy by the smallest of these critics, [B], and the outputs that it came from where the head wants them."""
+        dist = self.apply("actor", state.params["actor"], observations)
+        if not self.spec.discrete:
+            return self.smallest(self.q(critic, observations, self.policy.sample(dist, key)))
+        return self.expected(critic, observations, dist[0])
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        voters = self.voters(state, rng.fold_in(key, 100))
+        return self.td_loss(critic, batch, self.td_target(batch, *self.policy_value(state, voters, batch["next_observations"], key)), key)
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        observations, critic = batch["observations"], state.params["critic"]
+        baseline, _ = self.policy_value(state, critic, observations, key)
+        advantage = self.values(critic, observations, batch["actions"]).amin(0) - baseline
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
+        dist = self.apply("actor", actor, observations)
+        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
+        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        after, now = rng.split(key)
+        state, critic = self.train_critic(state, self.critic_loss, batch, after)
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, now)  # with the new critics: algorithm 1
+        return self.polyak(state, "critic", self.config.polyak), {**critic, **actor}

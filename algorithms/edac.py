@@ -1,0 +1,63 @@
+"""EDAC: "Uncertainty-Based Offline Reinforcement Learning with Diversified Q-Ensemble" (An et al., 2021, arXiv 2110.01548), section 4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.algorithm import Metrics, TrainState
+from offrl.backbones.many_critics import ManyCritics, ManyCriticsSettings
+from offrl.data.samplers import Batch
+from offrl.errors import UserError
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class EDACConfig(ManyCriticsSettings):
+    """Settings of EDAC; the defaults are the authors' for D4RL's HalfCheetah."""
+
+    name: str = "edac"
+    eta: float = setting(1.0, "weight of the agreement of the critics' gradients; 0: SAC-N", low=0.0)
+    compared_critics: int = setting(
+        0, "gradients of a random subset of so many critics are compared in each update, 2 or more; 0: of all", low=0
+    )
+
+
+@register("algo", "edac")
+class EDAC(ManyCritics):
+    """SAC-N whose critics' gradients with respect to the data's actions are pushed apart (equation 4), so that fewer critics do."""
+
+    Config = EDACConfig
+    discrete = False
+
+    def build(self) -> dict[str, nn.Module]:
+        c = self.config
+        if c.critics < 2:
+            raise UserError(f"algo.critics={c.critics}: EDAC compares critics with each other; use at least 2")
+        if c.compared_critics == 1 or c.compared_critics > c.critics:
+            raise UserError(f"algo.compared_critics={c.compared_critics} must be 0 (all) or between 2 and algo.critics={c.critics}")
+        return super().build()
+
+    def compared(self, critic: Params, key: Tensor) -> Params:
+        """The critics whose gradients are compared: all, or a random subset (as in the authors' code, where they are as many as actions
+        have dimensions)."""
+        c = self.config
+        if c.compared_critics in (0, c.critics):
+            return critic
+        chosen = rng.uniform(key, (c.critics,)).topk(c.compared_critics).indices
+        return {k: v[chosen] for k, v in critic.items()}
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        some = self.compared(critic, rng.fold_in(key, 103))
+        logits, gradients = self.action_gradients(some, batch["observations"], batch["actions"])
+        target = self.target(state, state.params["actor"], batch, key)
+        # one forward pass for both
+        shared = logits if some is critic and not self.drops else None
+        loss, metrics = self.td_loss(critic, batch, target, key, shared)
+        metrics["critic/alignment"] = alignment = self.alignment(gradients)
+        # equation 4 sums over N (N - 1) pairs and divides by N - 1; of a subset's pairs the mean has the same expectation
+        return loss + self.config.eta * self.config.critics * alignment, metrics

@@ -1,0 +1,51 @@
+"""f-DVL: "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning" (Sikchi et al., 2023, arXiv 2302.08560)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from offrl import losses
+from offrl.backbones import DualQ, DualSettings
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class FDVLConfig(DualSettings):
+    """Settings of f-DVL; the defaults are the authors' for D4RL's locomotion tasks, except `greediness`."""
+
+    name: str = "f_dvl"
+    batch_size: int = setting(1024, "transitions in a batch", low=1)
+    gumbel_clip: float = setting(5.0, "reverse_kl: largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
+    random_actions: int = setting(1, "so many uniformly random actions for each state are added to V's batch", low=0)
+    divergence: str = setting(
+        "chi_square",
+        "of the policy's visits from the data's: chi_square, total_variation, or reverse_kl, whose loss is XQL's",
+        choices=("chi_square", "total_variation", "reverse_kl"),
+    )
+    greediness: float = setting(
+        0.8,
+        "lambda of chi_square and total_variation: nearer to 1, V is nearer to the largest Q (the latter needs more than 0.5)",
+        low=0.0,
+        high=1.0,
+    )
+
+
+@register("algo", "f_dvl")
+class FDVL(DualQ):
+    """V minimises lambda f(Q - V) + (1 - lambda) (V - Q) over the data's actions, f the conjugate of a divergence, cut at 0."""
+
+    Config = FDVLConfig
+
+    def build(self) -> dict[str, nn.Module]:
+        self.divergence = self.config.divergence
+        return super().build()
+
+    def value_error(self, difference: Tensor) -> Tensor:
+        c = self.config
+        if self.divergence == "reverse_kl":
+            return losses.gumbel(difference, c.gumbel_temperature, c.gumbel_clip)
+        dual = losses.chi_square_dual if self.divergence == "chi_square" else losses.total_variation_dual
+        return dual(difference, c.greediness)

@@ -1,0 +1,95 @@
+"""ReCOIL: imitation of few expert transitions with the help of many others, from "Dual RL: Unification and New Methods for Reinforcement
+and Imitation Learning" (Sikchi et al., 2023, arXiv 2302.08560, section 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offrl import losses, rng
+from offrl.algorithm import Metrics, TrainState
+from offrl.backbones import DualQ, DualSettings, Target
+from offrl.data.dataset import Dataset
+from offrl.data.imitation import ExpertSampler
+from offrl.data.samplers import Batch, Sampler
+from offrl.nn import Bootstrap
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class ReCOILConfig(DualSettings):
+    """Settings of ReCOIL; the defaults are the authors' for D4RL's locomotion tasks. `dataset.expert` says which rows are the expert's."""
+
+    name: str = "recoil"
+    batch_size: int = setting(1024, "transitions in a batch, and as many of the expert's", low=1)
+    gumbel_temperature: float = setting(
+        5.0, "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges", low=1e-3
+    )
+    huber_delta: float = setting(0.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0)
+    implicit_maximum: str = setting(
+        "reverse_kl", "how V becomes the largest Q of the data: as in XQL or as in IQL", choices=("reverse_kl", "expectile")
+    )
+    expectile: float = setting(0.7, "implicit_maximum=expectile: 0.5 values the data's policy, 1.0 the best action", low=0.0, high=1.0)
+    expert_weight: float = setting(0.1, "implicit_maximum=expectile: weight of the mean V of the data minus that of the expert", low=0.0)
+    reward_gap: float = setting(2.0, "what a step outside the expert's data costs", low=0.0)
+    value_gap: float = setting(200.0, "Q of the expert's data; and, with a minus, what is to come after a terminal", low=0.0)
+
+
+@register("algo", "recoil")
+class ReCOIL(DualQ):
+    """Q is pulled to `value_gap` on the expert's transitions and falls, by Bellman's equation, away from them; V and the policy as in XQL.
+
+    Rewards are never read. The data's batch, in which the expert's rows are as rare as they are in the data, trains V and the policy.
+    """
+
+    Config = ReCOILConfig
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """Bins, where the value head has any, cover the fixed targets: the data's rewards say nothing of them."""
+        if config.value_head == "scalar" or config.value_range:
+            return config
+        edge = 1.1 * max(map(float, (grid or {}).get("value_gap", [config.value_gap])))
+        return dataclasses.replace(config, value_range=[-edge, edge])
+
+    def build(self) -> dict[str, nn.Module]:
+        self.by_expectile = self.config.implicit_maximum == "expectile"
+        return super().build()
+
+    def sampler(self) -> Sampler:
+        return ExpertSampler()
+
+    def value_error(self, difference: Tensor) -> Tensor:
+        c = self.config
+        if self.by_expectile:
+            return losses.expectile(difference, c.expectile)
+        return losses.gumbel(difference, c.gumbel_temperature, c.gumbel_clip)
+
+    def value_loss(
+        self, value: Params, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None = None
+    ) -> tuple[Tensor, Metrics]:
+        loss, metrics = super().value_loss(value, state, batch, q, q_logits)
+        if self.by_expectile:
+            gap = metrics["value/v"] - self.v(value, batch["expert_observations"]).mean()
+            loss = loss + self.config.expert_weight * gap
+            metrics = {**metrics, "value/loss": loss}
+        return loss, metrics
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """Mean error on the data plus mean error on the expert's transitions (fixed targets as in LS-IQ, arXiv 2303.00599)."""
+        c, masks = self.config, batch["masks"]
+        logits = self.apply("value", state.params["value"], batch["next_observations"])
+        after = masks * self.head.mean(logits) - (1.0 - masks) * c.value_gap
+        bootstrap = Bootstrap(logits, c.discount * masks) if self.head.distributional else None
+        loss, metrics = self.td_loss(critic, batch, Target(c.discount * after - c.reward_gap, bootstrap), key)
+        expert = {"observations": batch["expert_observations"], "actions": batch["expert_actions"]}
+        best = Target(torch.ones_like(masks) * c.value_gap)
+        more, found = self.td_loss(critic, expert, best, rng.fold_in(key, 1))
+        return loss + more, {**metrics, "critic/expert_loss": more, "critic/expert_q": found["critic/q"]}

@@ -1,0 +1,42 @@
+"""SAC-N: "Uncertainty-Based Offline Reinforcement Learning with Diversified Q-Ensemble" (An et al., 2021, arXiv 2110.01548), section 3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from offrl.algorithm import Metrics, TrainState
+from offrl.backbones.many_critics import ManyCritics, ManyCriticsSettings
+from offrl.data.samplers import Batch
+from offrl.errors import UserError
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class SACNConfig(ManyCriticsSettings):
+    """Settings of SAC-N; the defaults are the authors' for D4RL's HalfCheetah."""
+
+    name: str = "sac_n"
+    log_alignment: bool = setting(False, "log how much the critics' gradients agree (EDAC's critic/alignment); costs a tenth of the time")
+
+
+@register("algo", "sac_n")
+class SACN(ManyCritics):
+    """SAC with N critics: the smallest of many estimates is low where they disagree."""
+
+    Config = SACNConfig
+
+    def build(self) -> dict[str, nn.Module]:
+        if self.config.log_alignment and (self.spec.discrete or self.config.critics < 2):
+            raise UserError("algo.log_alignment=true needs continuous actions and at least 2 critics to compare; leave it out")
+        return super().build()
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        loss, metrics = super().critic_loss(critic, state, batch, key)
+        if self.config.log_alignment:
+            fixed = {k: v.detach() for k, v in critic.items()}
+            metrics["critic/alignment"] = self.alignment(self.action_gradients(fixed, batch["observations"], batch["actions"])[1])
+        return loss, metrics

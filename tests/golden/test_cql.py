@@ -1,0 +1,297 @@
+"""CQL: each term in float64 NumPy, and whole updates, in which every loss is that of the state before."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import reference as ref
+import torch
+from torch import Tensor
+
+from offrl import registry, rng
+from offrl.algorithm import TrainState
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.step import make_step, stack
+
+B, OBS, A, K, N = 8, 3, 2, 4, 3
+LR, ACTOR_LR, DISCOUNT, POLYAK, WEIGHT = 0.01, 0.003, 0.9, 0.1, 2.0
+G = np.random.default_rng(4)
+BATCH = {
+    k: torch.tensor(v, dtype=torch.float32)
+    for k, v in {
+        "observations": G.normal(size=(B, OBS)),
+        "actions": G.uniform(-1, 1, (B, A)),
+        "rewards": G.normal(size=B),
+        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
+        "next_observations": G.normal(size=(B, OBS)),
+        "returns_to_go": 2 * G.normal(size=B),
+    }.items()
+}
+CHOICES = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
+X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
+KEY = rng.make_key(0)
+
+
+def make(name: str = "cql", discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
+    kind = registry.get("algo", name)
+    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    defaults = {"hidden": [6, 5], "learning_rate": LR, "actor_learning_rate": ACTOR_LR, "discount": DISCOUNT, "polyak": POLYAK}
+    algorithm = kind(kind.Config(**{**defaults, "actions": N, "conservative_weight": WEIGHT, **settings}), spec)
+    state = algorithm.init(3)
+    g = torch.Generator().manual_seed(5)  # larger than initial weights
+    for params in (state.params["critic"], state.target["critic"], state.params["actor"]):
+        params.update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+    if not discrete:
+        state.params["actor"].update(scale=torch.tensor(0.8), shift=torch.tensor(-0.6))
+    state.params["entropy"]["log"] = torch.tensor(-0.4)
+    return algorithm, state
+
+
+def critics(params: dict[str, Any]) -> list[ref.Net]:
+    return [ref.net(params, member=e) for e in range(2)]
+
+
+def q_values(nets: list[ref.Net], observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """[E, B], or of actions [M, B, A] [E, M, B]."""
+    inputs = np.concatenate([np.broadcast_to(observations, (*actions.shape[:-1], OBS)), actions], -1)
+    flat = inputs.reshape(-1, OBS + A)
+    return np.stack([ref.forward(n, flat)[0][:, 0].reshape(actions.shape[:-1]) for n in nets])
+
+
+class Actor:
+    """A tanh-Gaussian policy in float64."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.net, self.scale, self.shift = ref.net(params, "net."), float(params["scale"]), float(params["shift"])
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, raw = np.split(ref.forward(self.net, observations)[0], 2, 1)
+        log_std = np.clip(self.scale * raw + self.shift, -20, 2)
+        u = mean + np.exp(log_std) * noise
+        slope = -2 * (np.logaddexp(u, -u) - np.log(2))  # log(1 - tanh(u)**2) = -2 log cosh(u)
+        return np.tanh(u), (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - slope).sum(-1)
+
+
+def normal(key: Tensor, *shape: int) -> np.ndarray:
+    return rng.normal(key, shape).numpy().astype(np.float64)
+
+
+def tried(actor: Actor, key: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    uniform, here, there = rng.split(rng.fold_in(key, 102), 3)
+    drawn = rng.uniform(uniform, (N, B, A), -1.0, 1.0).numpy().astype(np.float64)
+    now, log_now = actor.sample(X["observations"], normal(here, N, B, A))
+    later, log_later = actor.sample(X["next_observations"], normal(there, N, B, A))
+    return np.concatenate([drawn, now, later]), np.concatenate([np.full((N, B), A * np.log(0.5)), log_now, log_later])
+
+
+def logsumexp(x: np.ndarray, axis: int) -> np.ndarray:
+    top = x.max(axis, keepdims=True)
+    return np.log(np.exp(x - top).sum(axis)) + top.squeeze(axis)
+
+
+def test_the_tried_actions_and_their_densities() -> None:
+    algorithm, state = make()
+    actions, log_p = algorithm.tried(state, BATCH, rng.fold_in(KEY, 102))
+    expected, log_expected = tried(Actor(state.params["actor"]), KEY)
+    np.testing.assert_allclose(actions, expected, atol=1e-5)
+    np.testing.assert_allclose(log_p, log_expected, rtol=1e-3, atol=1e-3)
+    assert actions.shape == (3 * N, B, A) and float(log_p[0, 0]) == pytest.approx(math.log(0.5**A))
+    assert not np.allclose(expected[N : 2 * N], expected[2 * N :])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"importance": False},
+        {"cql_temperature": 2.0},
+        {"smallest_difference": 1.5, "largest_difference": 4.0},
+        {"action_gap": 0.7},
+        {"penalty_share": 0.5},
+    ],
+    ids=str,
+)
+def test_penalty(settings: dict[str, Any]) -> None:
+    algorithm, state = make(**settings)
+    nets = critics(state.params["critic"])
+    actions, log_p = tried(Actor(state.params["actor"]), KEY)
+    rows = slice(None)
+    if "penalty_share" in settings:  # the noise has the shape of what is asked, so it is taken from the algorithm
+        rows = slice(B // 2)
+        half = {k: v[rows] for k, v in BATCH.items()}
+        actions, log_p = (x.numpy().astype(np.float64) for x in algorithm.tried(state, half, rng.fold_in(KEY, 102)))
+    q = q_values(nets, X["observations"][rows], actions)  # [2, 3 N, B]
+    taken = q_values(nets, X["observations"][rows], X["actions"][rows])
+    temperature = settings.get("cql_temperature", 1.0)
+    scores = q - log_p if settings.get("importance", True) else np.concatenate([q, taken[:, None]], 1)
+    plain = temperature * logsumexp(scores / temperature, 1) - taken
+    low, high = settings.get("smallest_difference", -np.inf), settings.get("largest_difference", np.inf)
+    if np.isfinite(low):
+        assert (plain < low).any() and (plain > high).any() and ((plain > low) & (plain < high)).any()
+    each = np.clip(plain, low, high).mean(1)  # of each critic
+    expected = WEIGHT * each.sum()
+    if "action_gap" in settings:
+        expected = math.e * WEIGHT * (each - 0.7).sum()  # the multiplier starts at exp(1)
+    loss, metrics = algorithm.penalty(state.params["critic"], state, BATCH, rng.fold_in(KEY, 102))
+    assert float(loss) == pytest.approx(expected, rel=1e-4)
+    assert float(metrics["cql/difference"]) == pytest.approx(each.mean(), rel=1e-4)
+    assert float(metrics["cql/q_policy"]) == pytest.approx(q[:, N : 2 * N].mean(), rel=1e-3)
+    whole, _ = algorithm.critic_loss(state.params["critic"], state, BATCH, KEY)
+    td, _ = algorithm.td_loss(state.params["critic"], BATCH, algorithm.target(state, state.params["actor"], BATCH, KEY), KEY)
+    assert float(whole) == pytest.approx(expected + float(td), rel=1e-4)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("best", [False, True])
+def test_targets(best: bool, entropy: bool) -> None:
+    algorithm, state = make(max_target=best, entropy_in_target=entropy)
+    actor, targets = Actor(state.params["actor"]), critics(state.target["critic"])
+    action, log_p = actor.sample(X["next_observations"], normal(KEY, N, B, A) if best else normal(KEY, B, A)[None])
+    q = q_values(targets, X["next_observations"], action).min(0)  # [M, B]
+    chosen, columns = q.argmax(0), np.arange(B)
+    assert not best or len(set(chosen.tolist())) > 1
+    value = q[chosen, columns] - entropy * math.exp(-0.4) * log_p[chosen, columns]
+    y = algorithm.target(state, state.params["actor"], BATCH, KEY)
+    np.testing.assert_allclose(y.value, X["rewards"] + DISCOUNT * X["masks"] * value, atol=1e-3)
+
+
+def test_discrete_actions_have_an_exact_logsumexp() -> None:
+    algorithm, state = make(discrete=True, max_target=True, cql_temperature=0.5)
+    batch = {**BATCH, "actions": CHOICES}
+    every = np.stack([ref.forward(n, X["observations"])[0] for n in critics(state.params["critic"])])  # [2, B, K]
+    difference = 0.5 * logsumexp(every / 0.5, 2) - every[:, np.arange(B), CHOICES]
+    loss, metrics = algorithm.penalty(state.params["critic"], state, batch, KEY)
+    assert float(loss) == pytest.approx(WEIGHT * difference.mean(1).sum(), rel=1e-4)
+    assert float(metrics["cql/q_data"]) == pytest.approx(every[:, np.arange(B), CHOICES].mean(), rel=1e-4)
+    after = np.stack([ref.forward(n, X["next_observations"])[0] for n in critics(state.target["critic"])])
+    y = algorithm.target(state, state.params["actor"], batch, KEY)
+    np.testing.assert_allclose(y.value, X["rewards"] + DISCOUNT * X["masks"] * after.min(0).max(1), atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"importance": False}, {"name": "cal_ql"}], ids=str)
+def test_the_gradient_of_a_few_actions_is_right_on_average(settings: dict[str, Any]) -> None:
+    """Drawn 3,000 times; the value is that of all of them whatever is drawn."""
+    found = {}
+    for followed in (0, 1, 3000):
+        algorithm, state = make(**settings, followed=followed)
+        gradient = torch.func.grad_and_value(lambda p, a=algorithm, s=state: a.penalty(p, s, BATCH, KEY)[0])
+        grads, value = gradient(state.params["critic"])
+        found[followed] = torch.cat([g.flatten() for g in grads.values()]), float(value)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5) and found[0][1] == pytest.approx(found[3000][1], rel=1e-5)
+    scale = found[0][0].abs().max()
+    assert float((found[3000][0] - found[0][0]).abs().max()) < 0.05 * scale < float((found[1][0] - found[0][0]).abs().max())
+
+
+class Reference:
+    """CQL in float64, with the gradients written out."""
+
+    def __init__(self, state: TrainState, gap: float | None) -> None:
+        self.actor, self.gap = Actor(state.params["actor"]), gap
+        self.critics, self.targets = critics(state.params["critic"]), critics(state.target["critic"])
+        self.log_weight, self.log_multiplier = float(state.params["entropy"]["log"]), 1.0
+        self.adam = {k: ref.Adam(lambda t: ACTOR_LR) for k in ("actor", "entropy")}
+        self.adam |= {k: ref.Adam(lambda t: LR) for k in ("critic0", "critic1", "lagrange")}
+
+    def update(self, key: Tensor) -> None:
+        now, after = rng.split(key)
+        w, actor, old = math.exp(self.log_weight), self.actor, self.critics
+
+        z, inputs = ref.forward(actor.net, X["observations"])
+        raw = np.split(z, 2, 1)[1]
+        log_std, noise = np.clip(actor.scale * raw + actor.shift, -20, 2), normal(now, B, A)
+        action, log_p = actor.sample(X["observations"], noise)
+        q = q_values(old, X["observations"], action)
+        into = np.zeros((B, A))
+        for e, critic in enumerate(old):
+            _, steps = ref.forward(critic, np.concatenate([X["observations"], action], 1))
+            _, slope = ref.backward(critic, steps, (q.argmin(0) == e).astype(np.float64)[:, None])
+            into += slope[:, OBS:]
+        du = (w * 2 * action - into * (1 - action**2)) / B
+        dlog = du * np.exp(log_std) * noise - w / B
+        dlog = dlog * ((actor.scale * raw + actor.shift < 2) & (actor.scale * raw + actor.shift > -20))
+        grads, _ = ref.backward(actor.net, inputs, np.concatenate([du, dlog * actor.scale], 1))
+        values = [*ref.flat(actor.net), np.array(actor.scale), np.array(actor.shift)]
+        *values, scale, shift = self.adam["actor"].step(values, [*grads, (dlog * raw).sum(), dlog.sum()])
+
+        # the critics, with the actor of before
+        next_action, _ = actor.sample(X["next_observations"], normal(after, B, A))
+        y = X["rewards"] + DISCOUNT * X["masks"] * q_values(self.targets, X["next_observations"], next_action).min(0)
+        tries, log_tries = tried(actor, after)
+        multiplier = 1.0 if self.gap is None else math.exp(self.log_multiplier)
+        rows = np.concatenate([X["actions"][None], tries])  # [1 + 3 N, B, A]
+        flat = np.concatenate([np.broadcast_to(X["observations"], (*rows.shape[:2], OBS)), rows], -1).reshape(-1, OBS + A)
+        new, differences = [], []
+        for e, critic in enumerate(old):
+            out, steps = ref.forward(critic, flat)
+            out = out.reshape(-1, B)
+            scores = out[1:] - log_tries
+            level = logsumexp(scores, 0)
+            differences.append((level - out[0]).mean())
+            share = WEIGHT * multiplier / B
+            grad = np.concatenate([(2 * (out[0] - y) / B - share)[None], share * np.exp(scores - level)])
+            grads, _ = ref.backward(critic, steps, grad.reshape(-1, 1))
+            new.append(ref.unflat(self.adam[f"critic{e}"].step(ref.flat(critic), grads)))
+
+        (log_weight,) = self.adam["entropy"].step([np.array(self.log_weight)], [np.array(-(log_p.mean() - A))])
+        self.log_weight = float(log_weight)
+        if self.gap is not None:
+            slope = -multiplier * WEIGHT * (np.mean(differences) - self.gap)
+            (log_multiplier,) = self.adam["lagrange"].step([np.array(self.log_multiplier)], [np.array(slope)])
+            self.log_multiplier = float(log_multiplier)
+        actor.net, actor.scale, actor.shift = ref.unflat(values), float(scale), float(shift)
+        self.critics = new
+        self.targets = [ref.polyak(t, o, POLYAK) for t, o in zip(self.targets, self.critics, strict=True)]
+
+
+@pytest.mark.parametrize("gap", [None, 1.0])
+def test_updates_take_every_loss_from_the_state_before(gap: float | None) -> None:
+    algorithm, state = make(action_gap=gap)
+    mine = Reference(state, gap)
+    for t in range(4):
+        key = rng.fold_in(KEY, t)
+        state, metrics = algorithm.update(state, BATCH, key, phase=0)
+        mine.update(key)
+        ref.close(mine.actor.net, state.params["actor"], "net.", atol=1e-4)
+        assert float(state.params["actor"]["scale"]) == pytest.approx(mine.actor.scale, abs=1e-4)
+        assert float(state.params["actor"]["shift"]) == pytest.approx(mine.actor.shift, abs=1e-4)
+        assert float(state.params["entropy"]["log"]) == pytest.approx(mine.log_weight, abs=1e-4)
+        for e in range(2):
+            ref.close(mine.critics[e], state.params["critic"], member=e, atol=1e-4)
+            ref.close(mine.targets[e], state.target["critic"], member=e, atol=1e-4)
+        if gap is not None:
+            assert float(state.params["lagrange"]["log"]) == pytest.approx(mine.log_multiplier, abs=1e-4)
+    assert ("lagrange" in state.params) == (gap is not None) == ("cql/multiplier" in metrics)
+
+
+def test_the_penalty_keeps_values_outside_the_data_down() -> None:
+    """Data whose actions are all near 0.5 and whose rewards say nothing of others."""
+    g, n = np.random.default_rng(0), 500
+    actions = np.clip(0.5 + 0.05 * g.normal(size=(n, 1)), -1, 1)
+    data = Dataset.from_arrays(g.uniform(-1, 1, (n, 2)), actions, np.ones(n), np.ones(n, bool), action_low=[-1.0], action_high=[1.0])
+    gap = {}
+    for weight in (0.0, 5.0):
+        kind = registry.get("algo", "cql")
+        algorithm = kind(kind.Config(hidden=[16], conservative_weight=weight, actions=3, learning_rate=1e-2), data.spec)
+        step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=32, replicas=1)
+        state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 60)
+        critic = {k: v[0] for k, v in state.params["critic"].items()}
+        seen = data.columns["observations"]
+        inside = algorithm.values(critic, seen, data.columns["actions"]).mean()
+        outside = algorithm.values(critic, seen, -data.columns["actions"]).mean()
+        gap[weight] = float(outside - inside)
+    assert gap[5.0] < -1.0 < gap[0.0]
+
+
+def test_published_defaults() -> None:
+    c = registry.get("algo", "cql").Config()
+    published = {"learning_rate": 3e-4, "actor_learning_rate": 3e-5, "batch_size": 256, "discount": 0.99, "polyak": 0.005}
+    assert {k: getattr(c, k) for k in published} == published
+    assert c.conservative_weight == 10.0 and c.actions == 10 and c.cql_temperature == 1.0 and c.importance and not c.max_target
+    assert c.action_gap is None and c.smallest_difference is None and not c.entropy_in_target and c.target_entropy is None
+    assert c.hidden == [256] * 3 and c.init == "small_head" and c.penalty_share == 1.0 and c.followed == 0
+    spec = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+    fresh = registry.get("algo", "cql")(c, spec).init(0).params["actor"]
+    assert float(fresh["scale"]) == 1.0 and float(fresh["shift"]) == -1.0
