@@ -69,7 +69,7 @@ class FunctionPolicy:
 
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         extra = {"explore": explore} if "explore" in _parameters(self.function) else {}
-        actions = np.asarray(_guarded(self.where, self.function, np.array(observations), carry, **extra))
+        actions = np.asarray(guarded(self.where, self.function, np.array(observations), carry, **extra))
         if actions.ndim == 0 or len(actions) != len(observations):
             raise UserError(
                 f"{self.where} gave actions of shape {actions.shape} for {len(observations)} observations; one action for each is due: "
@@ -86,11 +86,11 @@ class ObjectPolicy:
     where: str
 
     def start(self, episodes: int) -> Any:
-        return _guarded(self.where, self.policy.start, episodes)
+        return guarded(self.where, self.policy.start, episodes)
 
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         extra = {"explore": explore} if "explore" in _parameters(self.policy.step) else {}
-        result = _guarded(self.where, self.policy.step, carry, observations, t, **extra)
+        result = guarded(self.where, self.policy.step, carry, observations, t, **extra)
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserError(f"{self.where}: step must return (actions, carry), it returned a {type(result).__name__}")
         return np.asarray(result[0]), result[1]
@@ -103,7 +103,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _guarded(where: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def guarded(where: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a stranger's code; what it raises is told in one line that names its place."""
     try:
         return function(*args, **kwargs)
@@ -158,7 +158,20 @@ def _run_policies(path: Path) -> dict[str, Policy]:
 
 
 def _python(place: str, name: str, text: str) -> dict[str, Policy]:
-    """What the Python file or module `place` calls `name`."""
+    """The policies that the Python file or module `place` calls `name`."""
+    value = python_object(place, name, text)[0]
+    if isinstance(value, Mapping):
+        if not value:
+            raise UserError(f"{text} is an empty dict; it must hold policies by name")
+        return {str(k): _wrap(v, f"{text}[{k!r}]") for k, v in value.items()}
+    return {name: _wrap(value, text)}
+
+
+def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
+    """What the Python file (.py) or module `place` calls `name`, and the file it was read from. `text`: both, for messages.
+
+    Raises UserError.
+    """
     if place.endswith(".py"):
         path = Path(place).expanduser()
         if not path.is_file():
@@ -170,7 +183,7 @@ def _python(place: str, name: str, text: str) -> dict[str, Policy]:
         sys.modules[spec.name] = module  # dataclasses and the like look their module up
         sys.path.insert(0, str(path.parent.resolve()))
         try:
-            _guarded(f"importing {path}", spec.loader.exec_module, module)
+            guarded(f"importing {path}", spec.loader.exec_module, module)
         finally:
             sys.path.pop(0)
     else:
@@ -180,17 +193,14 @@ def _python(place: str, name: str, text: str) -> dict[str, Policy]:
             found = False
         if not found:
             raise UserError(f"{text}: there is no Python module '{place}'; a file is named file.py:{name}")
-        module = _guarded(f"importing {place}", importlib.import_module, place)
+        module = guarded(f"importing {place}", importlib.import_module, place)
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
             raise UserError(f"{place} has no '{part}'.{nearest(part, [n for n in vars(module) if not n.startswith('_')])}")
         value = getattr(value, part)
-    if isinstance(value, Mapping):
-        if not value:
-            raise UserError(f"{text} is an empty dict; it must hold policies by name")
-        return {str(k): _wrap(v, f"{text}[{k!r}]") for k, v in value.items()}
-    return {name: _wrap(value, text)}
+    source = getattr(module, "__file__", None)
+    return value, Path(source) if source else None
 
 
 def _wrap(value: Any, where: str) -> Policy:

@@ -71,7 +71,10 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
             f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it"
         )
     device = str(pick_device(config.device))
-    data = load_dataset(config.dataset, device) if dataset is None else apply_transforms([dataset], config.dataset)
+    if dataset is None:
+        data = load_dataset(config.dataset, device, config.quiet)
+    else:
+        data = apply_transforms([dataset], config.dataset, device=device, quiet=config.quiet)
     if env is not None:
         task = runs.with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))

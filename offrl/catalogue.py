@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from offrl import registry
-from offrl.compose import algorithm_group, base_algorithm, compose, config_names
+from offrl.compose import algorithm_group, base_algorithm, compose, config_names, experiment_settings, find_experiment
 from offrl.logging import print_table
 from offrl.replicas import scalars
 from offrl.settings import describe
@@ -22,8 +22,11 @@ def print_all() -> None:
     variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in registry.names("algo")]
     if variants:
         print(f"\nwith other settings: {', '.join(variants)}")
-    print(f"experiments (settings for a data set, found by its name): {', '.join(config_names('experiment'))}")
-    print("data sets: offrl data list; an algorithm's settings: offrl list algo=NAME")
+    print("\nexperiments (published settings, found by the data set's name; `tuned` and the like only with experiment=NAME):")
+    for name in registry.names("algo"):
+        if mine := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
+            print(f"  {', '.join(mine)}")
+    print("data sets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a data set: offrl list algo=NAME dataset=NAME")
 
 
 def algorithm_settings(name: str) -> list[str]:
@@ -41,6 +44,16 @@ def algorithm_settings(name: str) -> list[str]:
 def print_algorithm(name: str) -> None:
     """An algorithm's settings with their defaults. Raises UserError for an unknown name."""
     print("\n".join(algorithm_settings(name)))
+
+
+def experiment_text(name: str, dataset: str) -> str:
+    """What an algorithm is set to by default on a data set, which need not be there, and where that comes from. Raises UserError."""
+    experiment = find_experiment(algorithm_group(name), dataset)
+    row, values = experiment_settings(experiment, dataset)
+    if experiment == "none":
+        return f"{name} on {dataset}: no settings of its own, the defaults of `offrl list algo={name}`"
+    where = f"{experiment}, row {row[0]}" if row else experiment
+    return f"{name} on {dataset}: {where}: {' '.join(f'{k}={v}' for k, v in values.items()) or 'the defaults'}"
 
 
 def data_sets() -> dict[str, list[str]]:

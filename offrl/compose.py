@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -102,11 +103,14 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     dataset = str(values.pop("dataset", "builtin"))
     dataset_group = dataset if dataset in config_names("dataset") else "default"
     experiment = _experiment(algo, dataset, str(values.pop("experiment", None) or "auto"))
-    config = _hydra([f"dataset={dataset_group}", f"algo={algo}", f"experiment={experiment}"])
+    config = _hydra([f"dataset={dataset_group}", f"algo={algo}"])
     OmegaConf.set_struct(config, True)
     if dataset_group == "default":
         config.dataset.name = dataset
     config.experiment, config.algo.name = experiment, base_algorithm(algo)
+    config.match, own = experiment_settings(experiment, dataset)
+    for name, value in own.items():
+        _set(config, name, value)
     return _finish(config, values, given)
 
 
@@ -217,7 +221,7 @@ def _finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) ->
 
 def _set(config: Any, name: str, value: Any) -> None:
     """Set one value by its dotted name. Raises UserError for an unknown name (with the nearest one) or a value of a wrong kind."""
-    from omegaconf import DictConfig, IntegerNode, OmegaConf
+    from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     node: Any = config
@@ -249,7 +253,9 @@ def _set(config: Any, name: str, value: Any) -> None:
             "ListConfig": f"a list: {name}=[{_shown(value)}]",
         }
         kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
-        if kind == words["Float"] and isinstance(value, list):
+        if isinstance(node, ListConfig) and kind in (words["Float"], words["Integer"]):
+            kind = f"a list of {kind.removeprefix('a ')}s"
+        elif kind == words["Float"] and isinstance(value, list):
             kind += _grid_hint(name)
         raise UserError(f"{name}={_shown(value)} must be {kind}" if kind else f"{name}={_shown(value)}: {text}") from None
 
@@ -273,17 +279,54 @@ def _all_names(config: Any, prefix: str = "") -> list[str]:
 
 
 def find_experiment(algo: str, dataset: str) -> str:
-    """The experiment of `algo` whose `match` patterns fit the data set's name best (the longest pattern), or "none"."""
-    name = SUFFIX.sub("", Path(dataset).name) if SUFFIX.search(dataset) else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
-    name = re.sub(r"[/_]", "-", name.removeprefix("d4rl:").removeprefix("minari:")).lower()
+    """The experiment of `algo` whose patterns fit the data set's name best (the longest pattern), or "none".
+
+    Those are the patterns under `match` in the experiment's file, or else those of its file's name in configs/experiment/match.yaml.
+    A file configs/algo/NAME.yaml that says `experiment: none` takes none of its algorithm's.
+    """
+    if algo in config_names("algo") and read_yaml(config_folder() / "algo" / f"{algo}.yaml").get("experiment") == "none":
+        return "none"
     best, length = "none", 0
     for experiment in config_names("experiment"):
-        if not experiment.startswith(f"{base_algorithm(algo)}/"):
-            continue
-        for pattern in read_yaml(config_folder() / "experiment" / f"{experiment}.yaml").get("match", []):
-            if fnmatch.fnmatchcase(name, pattern) and len(pattern) > length:
-                best, length = experiment, len(pattern)
+        if experiment.startswith(f"{base_algorithm(algo)}/"):
+            fitting = _fitting(dataset, _experiment_file(experiment)[0])
+            if fitting is not None and len(fitting) > length:
+                best, length = experiment, len(fitting)
     return best
+
+
+def experiment_settings(experiment: str, dataset: str) -> tuple[list[str], dict[str, Any]]:
+    """([the pattern of the row that is for the data set] or [], {name: value}) of an experiment.
+
+    A file's `per: {pattern: {name: value}}` has rows for single data sets: of those that fit, the one with the longest pattern goes on
+    top of the file's other settings. Raises UserError where an experiment that is only used when asked for has rows and none for this
+    data set.
+    """
+    if experiment == "none":
+        return [], {}
+    patterns, values, rows = _experiment_file(experiment)
+    row = _fitting(dataset, rows)
+    if row is not None:
+        return [row], {**_dotted(values), **_dotted(rows[row])}
+    if rows and not patterns:
+        raise UserError(f"experiment={experiment} has no settings for {dataset}; it has them for {', '.join(rows)}")
+    return [], _dotted(values)
+
+
+@functools.cache  # a benchmark asks for each of its cells
+def _experiment_file(experiment: str) -> tuple[list[str], dict[str, Any], dict[str, dict[str, Any]]]:
+    """(patterns of the data sets that it is for by itself, settings, rows of settings for single data sets)."""
+    values = read_yaml(config_folder() / "experiment" / f"{experiment}.yaml")
+    shared = read_yaml(config_folder() / "experiment" / "match.yaml")
+    patterns = values.pop("match", shared.get(experiment.partition("/")[2], []))
+    return patterns, values, values.pop("per", {})
+
+
+def _fitting(dataset: str, patterns: Iterable[str]) -> str | None:
+    """The longest of the patterns that a data set's name fits, without its path, suffix, source and spelling."""
+    name = SUFFIX.sub("", Path(dataset).name) if SUFFIX.search(dataset) else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
+    name = re.sub(r"[/_]", "-", name.removeprefix("d4rl:").removeprefix("minari:")).lower()
+    return max((p for p in patterns if fnmatch.fnmatchcase(name, p)), key=len, default=None)
 
 
 def base_algorithm(algo: str) -> str:
@@ -310,7 +353,7 @@ def config_folder() -> Path:
 def config_names(group: str) -> list[str]:
     """Names of the YAML files of a config group; files in sub-folders as folder/name."""
     root = config_folder() / group
-    return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default"))
+    return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default", "match"))
 
 
 def _hydra(overrides: list[str]) -> Any:

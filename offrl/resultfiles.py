@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from offrl.data.config import DatasetConfig
 from offrl.errors import UserError
 from offrl.replicas import Replica, cell_name
 from offrl.results import COLUMNS, RESULTS, Missing, Score
-from offrl.runs import CONFIG, RECORD, SCORES, Run
+from offrl.runs import CONFIG, RECORD, SCORES, Run, complete
 from offrl.stopping import ended_early
 from offrl.variants import Variant, digest, flatten
 
@@ -155,7 +155,8 @@ class Reader:
                 values = {f"algo.{field}": value for field, value in replica.values}
                 own = {**flat, **values}
                 settings[replica.cell] = digest(own)
-                self.variants.append(Variant(dataset, label, digest(own), own, {**given, **values}))
+                whole = {**self._settings(run, complete(run.record["identity"])), **values}  # two variants may differ in a default
+                self.variants.append(Variant(dataset, label, digest(own), whole, {**given, **values}))
         steps = config.get("steps") if isinstance(config.get("steps"), int) else None
         if steps is not None and config.get("stop", "none") != "none":
             steps = min(steps, ended_early(path, config.get("stop_patience")) or steps)
@@ -181,9 +182,9 @@ class Reader:
         return run
 
     @staticmethod
-    def _settings(run: Run) -> dict[str, Any]:
+    def _settings(run: Run, identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What decides a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
-        identity = {k: v for k, v in run.record["identity"].items() if k not in ("seeds", "grid")}
+        identity = {k: v for k, v in (identity or run.record["identity"]).items() if k not in ("seeds", "grid")}
         flat = {k: v for k, v in flatten(identity).items() if k not in _PLACES}
         return {**flat, "data.fingerprint": str(run.record["data"]["fingerprint"])[:12]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,7 +18,7 @@ from offrl.data.config import DatasetConfig
 from offrl.errors import UserError, nearest
 from offrl.logging import Result, final_table
 from offrl.replicas import Replica, Values, by_cell, expand, grid_text, number, replicas
-from offrl.settings import known
+from offrl.settings import known, later
 from offrl.stats import mean_interval
 from offrl.variants import difference
 
@@ -144,9 +145,16 @@ def change(old: dict[str, Any], new: dict[str, Any]) -> str:
     grids = [grid_text(dict(settings.get("grid", []))) for settings in (old, new)]
     if grids[0] != grids[1]:
         return f"{grids[0]} there, {grids[1]} here"
-    used = {"precision": "float32"}
-    changed = difference({**used, **old}, {**used, **new})
+    changed = difference(complete(old), complete(new))
     return next((f"{name}: {there} there, {here} here" for name, (there, here) in changed.items()), "")
+
+
+def complete(settings: dict[str, Any]) -> dict[str, Any]:
+    """An identity with what it leaves out because it has its default."""
+    parts: dict[str, Any] = {"dataset": DatasetConfig}
+    with contextlib.suppress(UserError):  # of an algorithm that is not installed any more
+        parts["algo"] = registry.get("algo", settings["algo"]["name"]).Config
+    return {"precision": "float32", **settings, **{part: {**later(kind), **settings[part]} for part, kind in parts.items()}}
 
 
 def installed(package: str) -> str | None:

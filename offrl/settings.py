@@ -31,15 +31,16 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def later(kind: Any) -> dict[str, Any]:
+    """The settings of a dataclass that are `later`, with their defaults."""
+    found = [spec for spec in dataclasses.fields(kind) if spec.metadata.get("later")]
+    return {f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory() for f in found}
+
+
 def known(config: Any) -> dict[str, Any]:
     """A dataclass as a dictionary, without settings that are `later` and have their default."""
-    values = dataclasses.asdict(config)
-    for spec in dataclasses.fields(config):
-        if spec.metadata.get("later"):
-            default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
-            if values[spec.name] == default:
-                del values[spec.name]
-    return values
+    defaults = later(config)
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in defaults or v != defaults[k]}
 
 
 def check(config: Any, prefix: str = "") -> None:

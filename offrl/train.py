@@ -177,9 +177,10 @@ class _Loop:
         self.save_every = config.checkpoint.every or min(self.eval_every, math.ceil(config.steps / 20))
         seeds = len({r.seed for r in them})
         crowd = f"{seeds} seed{'s' if seeds > 1 else ''}" + (f" of {len(them) // seeds} settings" if config.grid else "")
+        row = f" ({config.match[0]})" if len(config.match) == 1 else ""  # which row of the experiment's table
         title = (
             f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, {crowd}, "
-            f"{config.steps:,} updates\n{arithmetic}; step {plan.mode}{where}; settings {config.experiment}; {run_dir}"
+            f"{config.steps:,} updates\n{arithmetic}; step {plan.mode}{where}; settings {config.experiment}{row}; {run_dir}"
         )
         kind = RunLog if self.world.first else NoLog
         self.log: RunLog | NoLog = kind(

@@ -33,9 +33,12 @@ PACKAGES = {"d3rlpy": [["torch==2.13.0"], ["d3rlpy==2.8.1"]], "jax": [["jax", "o
 TITLES = {
     "iql": "IQL: observations 11, actions 3, networks 2 x 256, batch 256",
     "td3_bc": "TD3+BC: observations 11, actions 3, networks 2 x 256, batch 256",
+    "cql": "CQL: observations 11, actions 3, networks 3 x 256, batch 256, 30 tried actions for each state",
+    "edac": "EDAC: observations 11, actions 3, networks 3 x 256, batch 256, 10 critics",
     "ensemble": "World model: 7 members of 4 x 200, batch 256 for each",
 }
 PLAIN, D3RLPY, JAX = "plain PyTorch loop", "d3rlpy", "JAX, lax.scan"
+PEERS = {"iql": (D3RLPY, JAX), "td3_bc": (D3RLPY, JAX), "cql": (D3RLPY,)}  # what else there is beside the plain loop
 
 
 @dataclass
@@ -152,12 +155,12 @@ def contestants(name: str) -> tuple[list[Contestant], list[Row]]:
             found.append(Contestant(mode, "offrl_speed", ["--algo", name, "--mode", mode]))
             rows.append(Row(f"offrl, {mode}", [mode]))
         return [*found, square, own], rows
-    found += [
-        Contestant("d3rlpy", "d3rlpy_speed", ["--algo", name], "d3rlpy"),
-        Contestant("jax", f"{name}_jax", [], "jax"),
-        Contestant("jax4", f"{name}_jax", ["--replicas", "4"], "jax"),
-    ]
-    rows += [Row(D3RLPY, ["d3rlpy"]), Row(JAX, ["jax"]), Row("JAX, lax.scan, vmap", ["jax4"], 4)]
+    if D3RLPY in PEERS.get(name, ()):
+        found.append(Contestant("d3rlpy", "d3rlpy_speed", ["--algo", name], "d3rlpy"))
+        rows.append(Row(D3RLPY, ["d3rlpy"]))
+    if JAX in PEERS.get(name, ()):
+        found += [Contestant("jax", f"{name}_jax", [], "jax"), Contestant("jax4", f"{name}_jax", ["--replicas", "4"], "jax")]
+        rows += [Row(JAX, ["jax"]), Row("JAX, lax.scan, vmap", ["jax4"], 4)]
     for mode in ("eager", "compiled"):
         one, four, other = f"{mode}1", f"{mode}4", f"{mode}4b"
         arguments = ["--algo", name, "--mode", mode]
@@ -234,7 +237,7 @@ def check(name: str, pythons: dict[str, str]) -> str:
         arguments = ["--check", str(Path(folder, "check.npz"))]
         losses = {"offrl": ask("offrl_speed", pythons["offrl"], ["--algo", name, *arguments])["losses"]}
         losses["plain loop"] = ask(f"{name}_plain", pythons["offrl"], arguments)["losses"]
-        if "jax" in pythons and name != "ensemble":
+        if "jax" in pythons and JAX in PEERS.get(name, ()):
             losses["JAX"] = ask(f"{name}_jax", pythons["jax"], arguments)["losses"]
     words = []
     for who, theirs in losses.items():
@@ -285,7 +288,7 @@ def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missi
                 row.rates.append(sum(rates) * row.seeds / len(row.keys))
     finally:
         stop(found)
-    hidden = flops.ENSEMBLE_HIDDEN if name == "ensemble" else common.HIDDEN
+    hidden = flops.HIDDEN.get(name, common.HIDDEN)
     needed = flops.needed(name, common.BATCH, common.OBSERVATION, common.ACTION, hidden)
     rate = 2 * 256**3 * statistics.median(floors["square"].rates)
     floor = rate / needed
@@ -310,7 +313,7 @@ def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missi
 
 def compared(name: str) -> list[str]:
     """The rows that the others are divided by."""
-    return [PLAIN] if name == "ensemble" else [PLAIN, D3RLPY, JAX]
+    return [PLAIN, *PEERS.get(name, ())]
 
 
 def table_head(name: str) -> str:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.critics import Target
 from offrl.backbones.soft import LogWeight, SoftActorCritic, SoftSettings
 from offrl.data.samplers import Batch
 from offrl.nn import Categorical, TanhGaussian
@@ -45,7 +44,6 @@ class ConservativeSettings(SoftSettings):
     )
     smallest_difference: float | None = setting(None, "the penalised difference is clipped from below, state by state; null: not")
     largest_difference: float | None = setting(None, "and from above; null: not")
-    max_target: bool = setting(False, "targets take the best of `actions` actions of the policy, not one of them")
     penalty_share: float = setting(1.0, "share of the states of a batch on which the penalty is estimated", low=0.0, high=1.0)
     followed: int = setting(0, "of the tried actions draw so many, by their weight in the penalty, to carry its gradient; 0: all do", low=0)
 
@@ -60,7 +58,7 @@ class Conservative(SoftActorCritic):
 
     def build(self) -> dict[str, nn.Module]:
         c = self.config
-        self.share, self.held, self.corrects, self.greedy = c.penalty_share, c.action_gap is not None, c.importance, c.max_target
+        self.share, self.held, self.corrects = c.penalty_share, c.action_gap is not None, c.importance
         self.followed = c.followed
         modules = super().build()
         return {**modules, "lagrange": LogWeight(math.e)} if self.held else modules
@@ -70,16 +68,6 @@ class Conservative(SoftActorCritic):
         if s.discrete:
             return Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
         return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, init=c.init, log_std_min=-20.0, log_std_max=2.0, scaled=True)
-
-    # ---- targets
-
-    def target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor) -> Target:
-        """As SAC's; with `max_target` the value of the best of the policy's actions at s' (discrete: of all actions)."""
-        if self.greedy:
-            return self.best_target(state, actor, batch, key, self.config.actions)
-        return super().target(state, actor, batch, key)
-
-    # ---- the penalty
 
     def tried(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [3 n, B, A] for each state of the batch and their log densities [3 n, B]: uniform ones, the policy's at s, and at s'."""

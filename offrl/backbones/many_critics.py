@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from offrl.algorithm import TrainState
-from offrl.backbones.critics import Target
 from offrl.backbones.soft import SoftActorCritic, SoftSettings
-from offrl.data.samplers import Batch
 from offrl.optim import Params
 from offrl.settings import setting
 
@@ -28,15 +25,10 @@ class ManyCriticsSettings(SoftSettings):
         "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
         choices=("fixed_bias", "torch", "orthogonal", "small_head"),
     )
-    max_target_actions: int = setting(1, "targets take the best of so many actions of the policy (EDAC on Adroit: 10)", low=1)
 
 
 class ManyCritics(SoftActorCritic):
     """SAC with N critics, and their gradients with respect to the action."""
-
-    def target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor) -> Target:
-        many = self.config.max_target_actions
-        return super().target(state, actor, batch, key) if many == 1 else self.best_target(state, actor, batch, key, many)
 
     def action_gradients(self, critic: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to them.

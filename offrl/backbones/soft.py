@@ -29,6 +29,7 @@ class SoftSettings(CriticSettings):
     )
     target_entropy_scale: float = setting(1.0, "multiplies what target_entropy is where it is null (RLPD: 0.5)", low=0.0)
     entropy_in_target: bool = setting(True, "whether the entropy counts in the critics' targets")
+    max_target_actions: int = setting(1, "targets take the best of so many actions of the policy, not one (CQL on AntMaze: 10)", low=1)
     actor_value: str = setting(
         "min", "what the actor maximises: the smallest of the critics' values, or their mean (REDQ, RLPD)", choices=("min", "mean")
     )
@@ -117,7 +118,9 @@ class SoftActorCritic(CriticAlgorithm):
         return loss, {"actor/loss": loss, "actor/q": q.mean()}
 
     def target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor) -> Target:
-        """r + discount * (1 - terminated) * (min_k Q'_k(s', a') - alpha log pi(a'|s')), a' from the policy."""
+        """r + discount * (1 - terminated) * (min_k Q'_k(s', a') - alpha log pi(a'|s')), a' from the policy, or the best of several."""
+        if self.config.max_target_actions > 1:
+            return self.best_target(state, actor, batch, key, self.config.max_target_actions)
         weight = self.weight(state) * float(self.config.entropy_in_target)
         observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
         if self.spec.discrete:

@@ -101,7 +101,7 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     if apart:
         config.workers = config.workers or 1
         config.eval.workers = config.eval.workers or 0
-    data = load_dataset(config.dataset, str(device))
+    data = load_dataset(config.dataset, str(device), config.quiet)
     if data.spec.name != settings["dataset"]:  # two files of one name in different folders
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, name=str(settings["dataset"])))
     run_training(fit(config, data), data, folder / run)

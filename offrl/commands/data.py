@@ -108,8 +108,13 @@ def _inspect(action: str, names: list[str], settings: list[str]) -> int:
     from offrl.data.inspect import inspect_dataset
 
     _expect(action, names, 1, "DATASET")
-    report = inspect_dataset(_dataset(names[0], settings)[0])
+    config = _dataset(names[0], settings)[0]
+    report = inspect_dataset(config)
     print(report.render())
+    if config.weighting != "none" and not report.corrupting:
+        from offrl.data.load import load_dataset
+
+        print("", *(f"  {note}" for note in load_dataset(config).notes if note.startswith("weighting")), sep="\n")
     return 1 if report.corrupting else 0
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from offrl.errors import UserError
 
-USAGE = "usage: offrl list, or offrl list algo=NAME"
+USAGE = "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME dataset=NAME (the published settings for it)"
 
 
 def run(arguments: list[str]) -> int:
-    from offrl.catalogue import print_algorithm, print_all
+    from offrl.catalogue import experiment_text, print_algorithm, print_all
 
     if not arguments:
         print_all()
         return 0
-    key, _, name = arguments[0].partition("=")
-    if key != "algo" or not name:
+    asked = dict(a.partition("=")[::2] for a in arguments)
+    if not asked.get("algo") or not set(asked) <= {"algo", "dataset"} or not asked.get("dataset", "-"):
         raise UserError(USAGE)
-    print_algorithm(name)
+    if "dataset" in asked:
+        print(experiment_text(asked["algo"], asked["dataset"]))
+    else:
+        print_algorithm(asked["algo"])
     return 0

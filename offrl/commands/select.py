@@ -108,7 +108,7 @@ def refuse_transforms(given: dict[str, Any]) -> None:
 
     for name in given:
         key = name.partition(".")[2]
-        if key in DatasetConfig.TRANSFORMS and key not in ("concatenate", "subsample", "subsample_seed"):
+        if key in DatasetConfig.TRANSFORMS and key not in DatasetConfig.CONTENT:
             raise UserError(f"{name}: offrl select takes the data as recorded, so that values are in the rewards' own units; leave it out")
 
 

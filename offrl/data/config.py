@@ -11,6 +11,8 @@ from offrl.settings import check, setting
 FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns")
 MEMORY = ("auto", "device", "mmap")
 CACHE = ("auto", "always", "never")
+EXPERT_CHOICE = ("first", "best")
+WEIGHTING = ("none", "return", "advantage", "top")
 
 
 @dataclass
@@ -24,7 +26,23 @@ class DatasetConfig:
         "concatenate",
         "subsample",
         "subsample_seed",
+        "labelled_fraction",
+        "labelled_quantile",
+        "labelled_seed",
+        "action_free",
+        "action_free_members",
+        "action_free_updates",
+        "action_free_hidden",
+        "action_free_seed",
+        "expert",
+        "expert_episodes",
+        "expert_choice",
+        "expert_unmarked",
+        "reward_labels",
         "top_fraction",
+        "weighting",
+        "weighting_temperature",
+        "weighting_fraction",
         "reward_by_return_range",
         "reward_scale",
         "reward_shift",
@@ -33,6 +51,8 @@ class DatasetConfig:
         "normalize_observations",
     )
 
+    # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values keep to these.
+    CONTENT: ClassVar[tuple[str, ...]] = TRANSFORMS[: TRANSFORMS.index("top_fraction")]
     name: str = setting("builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME")
     format: str = setting("auto", "layout of the file; columns: plain npz, HDF5 or Parquet with a key per column", choices=FORMATS)
     # Columns offrl knows: observations actions rewards terminations truncations next_observations episode_ends (flags or last rows)
@@ -44,7 +64,49 @@ class DatasetConfig:
     concatenate: list[str] = setting([], "more data sets of the same shapes, appended")
     subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)
     subsample_seed: int = setting(0, "decides which episodes subsample keeps", low=0)
+    # Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that are not known are labelled by an inverse-dynamics model.
+    labelled_fraction: float = setting(
+        1.0, "a random share of the episodes keeps its actions; the others count as action-free", high=1.0, later=True
+    )
+    labelled_quantile: float = setting(
+        1.0, "the ones that keep them are drawn from this share of the episodes, the lowest returns", high=1.0, later=True
+    )
+    labelled_seed: int = setting(0, "decides which ones", low=0, later=True)
+    action_free: list[str] = setting([], "data sets whose actions are missing, or to be ignored: labelled and appended", later=True)
+    action_free_members: int = setting(
+        3, "inverse-dynamics models, whose actions are averaged; 0: leave action-free episodes out", low=0, later=True
+    )
+    action_free_updates: int = setting(
+        10_000, "at most so many updates of each; they end where the validation error no longer falls", low=1, later=True
+    )
+    action_free_hidden: list[int] = setting(
+        [1024, 1024], "their layers; [256,256] trains about ten times as fast on a CPU", low=1, later=True
+    )
+    action_free_seed: int = setting(0, "seed of the first of them", low=0, later=True)
+    # Imitation: demonstrations are appended, and the column "expert" marks them for the algorithms that look at it.
+    expert: str | None = setting(
+        None, "a data set of an expert's episodes: demonstrations, appended to the others (algo=recoil)", later=True
+    )
+    expert_episodes: int = setting(1, "how many of its episodes are demonstrations; 0: all", low=0, later=True)
+    expert_choice: str = setting("first", "which ones: the first, or the best by recorded return", choices=EXPERT_CHOICE, later=True)
+    expert_unmarked: int = setting(0, "so many more of its episodes are appended that nothing marks as the expert's", low=0, later=True)
+    reward_labels: str | None = setting(
+        None,
+        "new rewards: file.py:function or package.module:function of an episode's columns, or a preference model (.safetensors)",
+        later=True,
+    )
     top_fraction: float = setting(1.0, "keep this share of the episodes (at least one), the best by return", high=1.0)
+    # Which episodes are drawn more often (arXiv 2306.13085); unlike with top_fraction the others stay, in normalisation statistics, say.
+    weighting: str = setting(
+        "none",
+        "draw rows by exp(w / temperature), w their episode's scaled return or advantage; top: the best only",
+        choices=WEIGHTING,
+        later=True,
+    )
+    weighting_temperature: float = setting(0.1, "the smaller, the more of the draws go to the best episodes", low=0.0, later=True)
+    weighting_fraction: float = setting(
+        0.1, "weighting=top: this share of the episodes (at least one) is drawn from, uniformly", high=1.0, later=True
+    )
     # Rewards, in this order: by_return_range, scale, shift.
     reward_by_return_range: float = setting(0.0, "x: rewards times x / (largest - smallest episode return); 0: off", low=0.0)
     reward_scale: float = setting(1.0, "rewards are multiplied by this")
@@ -71,9 +133,20 @@ class DatasetConfig:
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""
         check(self, "dataset.")
-        for key in ("subsample", "top_fraction"):
+        for key in ("subsample", "labelled_fraction", "labelled_quantile", "top_fraction", "weighting_fraction"):
             if not getattr(self, key) > 0.0:
                 raise UserError(f"dataset.{key}={getattr(self, key)} must be above 0 (and at most 1)")
+        if self.labelled_fraction > self.labelled_quantile and self.labelled_fraction < 1.0:
+            raise UserError(
+                f"dataset.labelled_fraction={self.labelled_fraction} of all episodes are more than the share they are drawn from, "
+                f"dataset.labelled_quantile={self.labelled_quantile}"
+            )
+        if self.labelled_quantile < 1.0 and self.labelled_fraction == 1.0:
+            raise UserError(f"dataset.labelled_quantile={self.labelled_quantile} needs dataset.labelled_fraction below 1")
+        if not self.weighting_temperature > 0.0:
+            raise UserError(f"dataset.weighting_temperature={self.weighting_temperature} must be above 0")
+        if not self.action_free_hidden:
+            raise UserError("dataset.action_free_hidden=[] needs at least one layer, such as [256,256]")
         if not self.action_margin < 1.0:
             raise UserError(f"dataset.action_margin={self.action_margin} must be below 1")
         if bool(self.action_low) != bool(self.action_high):

@@ -76,6 +76,7 @@ class Dataset:
     transforms: tuple[str, ...] = ()  # what was done to the data, in order
     notes: tuple[str, ...] = ()  # what a person should know about how the data were read
     mapped: bool = False  # the columns are memory-mapped files
+    weights: Tensor | None = None  # [E] float64: how often a row of each episode is drawn, of mean 1 over the rows; None: all alike
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])
@@ -100,6 +101,18 @@ class Dataset:
     def episode_lengths(self) -> Tensor:
         """Rows of each episode, [E] int64."""
         return self.episode_end - self.episode_start
+
+    def row_weights(self) -> Tensor:
+        """How often each row is drawn, as a multiple of the average: [R] float64 on the CPU."""
+        if self.weights is None:
+            return torch.ones(len(self), dtype=torch.float64)
+        return torch.repeat_interleave(self.weights, self.episode_lengths().cpu())
+
+    def episode_shares(self) -> Tensor:
+        """The share of the draws that each episode has, all its rows together: [E] float64 on the CPU, of sum 1."""
+        lengths = self.episode_lengths().double().cpu()
+        shares = lengths if self.weights is None else lengths * self.weights
+        return shares / shares.sum()
 
     def transition_rows(self) -> Tensor:
         """Rows that hold a whole transition: the successor is known, or not needed because the episode ended there. int64."""
@@ -137,7 +150,13 @@ class Dataset:
             "environment": task.env_id if task else None,
             "memory_mb": round(self.nbytes / 1e6, 1),
             "memory_mapped": self.mapped,
+            **({} if self.weights is None else {"effective_episodes": self._effective_episodes()}),
         }
+
+    def _effective_episodes(self) -> float:
+        from offrl.data.weights import effective_episodes
+
+        return effective_episodes(self.episode_shares().numpy())
 
     @staticmethod
     def from_arrays(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from offrl.data import flat
 from offrl.data.config import DatasetConfig
@@ -17,15 +19,17 @@ from offrl.data.raw import RawData, assemble
 from offrl.data.sources import Source, read_raw, resolve
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError, warn
+from offrl.settings import known
 
 LAYOUT = 2  # raise it when the files of a cached data set change meaning
 
 
-def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu") -> Dataset:
+def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", quiet: bool = False) -> Dataset:
     """The data set that `config` (or a name or path alone) describes; a `Dataset` is returned as it is.
 
     The columns are on the CPU, in memory, or memory-mapped when `config.memory` says so or when they need more than the memory limit of
-    the host or of `device`, the one they are meant for; `Dataset.to` moves them. Raises UserError, in one line, for whatever is wrong.
+    the host or of `device`, the one they are meant for; `Dataset.to` moves them. `quiet`: no progress of models that label
+    data. Raises UserError, in one line, for whatever is wrong.
     """
     if isinstance(config, Dataset):
         return config
@@ -34,6 +38,12 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu") -> 
     config.validate()
     names = [config.name, *config.concatenate]
     sources = [resolve(name, config) for name in names]
+    if config.action_free:
+        from offrl.data.action_free import source_config
+
+        sources += [resolve(name, source_config(config)) for name in config.action_free]
+    if config.expert is not None:
+        sources.append(resolve(config.expert, config))
     budget = float("inf")
     if config.memory == "mmap":
         budget = -1.0
@@ -41,13 +51,14 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu") -> 
         budget = config.memory_limit_gb * 1e9 if config.memory_limit_gb else free_bytes(device) / 2
     cache = cache_dir(config.cache_dir) / "mapped"
     target = cache / _key(config, sources)
-    cached = mapped_bytes(target) if all(s.kind != "registered" for s in sources) else None
+    files = all(s.kind != "registered" for s in sources)
+    cached = mapped_bytes(target) if files else None
     if cached is not None and cached > budget:
         return open_mapped(target)
     memory = Memory(budget, cache)
     try:
-        parts = [_load_one(source, config, memory) for source in sources]
-        dataset = apply_transforms(parts, config, memory, owned=all(s.kind != "registered" for s in sources))
+        parts = [load_one(source, config, memory) for source in sources[: len(names)]]
+        dataset = apply_transforms(parts, config, memory, files, device, quiet)
         if config.memory == "mmap" or memory.folder is not None or dataset.nbytes > budget:
             return memory.finish(dataset, target)
         return dataset
@@ -57,10 +68,12 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu") -> 
         memory.discard()
 
 
-def _load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
+def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
+    """One source, read and checked, with nothing done to it."""
     if source.loader is not None:
         made = source.loader(config)
         if isinstance(made, RawData):
+            _add_rewards(made, config)
             return assemble(made, config, memory)
         if not isinstance(made, Dataset):
             raise UserError(f"the registered data set '{source.name}' returned {type(made).__name__}, not a Dataset or RawData")
@@ -71,19 +84,44 @@ def _load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
             warn(text)
         return found[0]
     began = time.perf_counter()
-    raw = read_raw(source.name, config, memory, source)
+    raw = read_raw(source.name, config, memory, source, ("rewards",) if _rewardless(config) else ())
+    bare = _add_rewards(raw, config)
     dataset = assemble(raw, config, memory)
     slow = time.perf_counter() - began > flat.SLOW
     # What went into mapped files is kept by those; and a file that changed while it was read is read again the next time.
-    if folder is not None and (slow or config.cache == "always") and memory.folder is None and flat.entry(source, config) == folder:
+    if (
+        folder is not None
+        and not bare
+        and (slow or config.cache == "always")
+        and memory.folder is None
+        and flat.entry(source, config) == folder
+    ):
         problem = flat.write(folder, dataset, raw.warnings, config.cache_limit_gb * 1e9)
         if problem and config.cache == "always":
             warn(f"{raw.where}: not kept in {folder.parent}: {problem}")
     return dataset
 
 
+def _rewardless(config: DatasetConfig) -> bool:
+    """Whether data may lack rewards: a function will give them, or an expert is to be imitated."""
+    return config.reward_labels is not None or config.expert is not None
+
+
+def _add_rewards(raw: RawData, config: DatasetConfig) -> bool:
+    """Zeros for rewards that the file lacks, where that is no fault; whether it lacked them."""
+    bare = _rewardless(config) and "rewards" not in raw.columns
+    if bare:
+        raw.columns["rewards"] = np.zeros(raw.rows, np.float32)
+    return bare
+
+
 def _key(config: DatasetConfig, sources: list[Source]) -> str:
     """Names the memory-mapped form of these files under these settings."""
-    plain = asdict(replace(config.anywhere(), concatenate=[]))
-    text = json.dumps([LAYOUT, plain, [s.identity() for s in sources]], sort_keys=True)
+    plain = known(replace(config.anywhere(), concatenate=[]))
+    about = [LAYOUT, plain, [s.identity() for s in sources]]
+    if config.reward_labels is not None:
+        from offrl.data.labels import labeller
+
+        about.append(labeller(config.reward_labels)[1])
+    text = json.dumps(about, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -96,6 +96,7 @@ class Memory:
             end=dataset.episode_end.numpy(),
             raw_returns=dataset.raw_returns.numpy(),
             complete=dataset.complete.numpy(),
+            weights=np.zeros(0) if dataset.weights is None else dataset.weights.numpy(),
         )
         manifest |= {
             "spec": dataset.spec.to_json(),
@@ -148,6 +149,7 @@ def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torc
         complete=e["complete"],
         transforms=tuple(manifest["transforms"]),
         notes=tuple(manifest["notes"]),
+        weights=e["weights"] if "weights" in e and len(e["weights"]) else None,
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
+from offrl.errors import UserError, nearest
 
 Batch = dict[str, Tensor]
 
@@ -37,11 +39,15 @@ class Packed:
         return {name: picked[:, first:last].reshape(-1, *shape).to(dtype) for name, (first, last, shape, dtype) in self.layout.items()}
 
 
-def pack(columns: dict[str, Tensor], rows: Tensor) -> Packed | None:
-    """Pack the rows `rows` of float32 and small-integer columns; None if some column does not fit a float32 exactly or compactly."""
+def pack(columns: dict[str, Tensor], rows: Tensor, late: dict[str, tuple[Tensor, Tensor]] | None = None) -> Packed | None:
+    """Pack the rows `rows` of float32 and small-integer columns; None if some column does not fit a float32 exactly or compactly.
+
+    late: more names, each with its column and the rows of it that stand beside `rows`.
+    """
+    every = {name: (column, rows) for name, column in columns.items()} | (late or {})
     layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
     width = 0
-    for name, column in columns.items():
+    for name, (column, _) in every.items():
         if column.dtype == torch.int64:
             if column.numel() and int(column.abs().max()) >= 1 << 24:
                 return None
@@ -53,8 +59,49 @@ def pack(columns: dict[str, Tensor], rows: Tensor) -> Packed | None:
         width += size
     table = torch.empty(len(rows), width, dtype=torch.float32, device=rows.device)
     for name, (start, end, _, _) in layout.items():
-        table[:, start:end] = columns[name][rows].reshape(len(rows), -1)
+        column, chosen = every[name]
+        table[:, start:end] = column[chosen].reshape(len(rows), -1)
     return Packed(table, layout)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Draws a row in two steps that cost the same however many there are: an episode by Walker's alias method, and one of its rows.
+
+    Episodes without a row that may be drawn are not in it. Rows are numbered among those that may be drawn.
+    """
+
+    keep: Tensor  # [E] int64: episode e stays with probability keep[e] / 2**53, else it is other[e]
+    other: Tensor  # [E] int64
+    first: Tensor  # [E] int64: its first row
+    rows: Tensor  # [E] int64: how many it has
+
+    def draw(self, key: Tensor, count: int) -> Tensor:
+        """Row numbers [count]."""
+        keys = rng.split(key, 3)
+        episode = rng.randint(keys[0], (count,), len(self.keep))
+        episode = torch.where(rng.randint(keys[1], (count,), COIN) < self.keep[episode], episode, self.other[episode])
+        return self.first[episode] + rng.randint(keys[2], (count,), self.rows[episode])
+
+
+COIN = 1 << 53
+
+
+def alias_table(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Walker's tables for probabilities proportional to `shares` [E]: (keep, other) as `Episodes` has them.
+
+    Column e of E equally likely ones holds e's own share and what another one has too much (Vose, 1991).
+    """
+    scaled = (shares.astype(np.float64) * (len(shares) / shares.sum())).tolist()
+    keep, other = [COIN] * len(scaled), list(range(len(scaled)))
+    small, large = [i for i, s in enumerate(scaled) if s < 1.0], [i for i, s in enumerate(scaled) if s >= 1.0]
+    while small and large:
+        low, high = small.pop(), large[-1]
+        keep[low], other[low] = round(scaled[low] * COIN), high
+        scaled[high] -= 1.0 - scaled[low]
+        if scaled[high] < 1.0:
+            small.append(large.pop())
+    return np.array(keep, np.int64), np.array(other, np.int64)  # what is left over has share 1, but for rounding
 
 
 @dataclass(frozen=True)
@@ -65,32 +112,98 @@ class Transitions:
     packed: Packed | None
     columns: dict[str, Tensor]
     rows: Tensor | None
+    following: Tensor | None = None  # of columns left where they are: the row that holds each row's next action
+    weighted: Episodes | None = None  # where some episodes are drawn more often than others
+
+
+NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
 
 
 @dataclass(frozen=True)
 class TransitionSampler:
-    """Uniform transitions, with replacement: observations, actions, rewards, masks = 1 - terminations, next_observations.
+    """Transitions, with replacement: observations, actions, rewards, masks = 1 - terminations, next_observations.
+
+    Uniform, or where `Dataset.weights` says so, in proportion to the weight of the row's episode.
 
     Rows without a known successor (the last of a time-out in a file without next observations) are never drawn: what follows them
     belongs to the next episode. A terminal row needs no successor.
+
+    extra: more columns to put into the batch. "next_actions" is the action that the data take at the next observation; the last row of an
+    episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose mask is 0, repeats its own action.
     """
 
-    extra: tuple[str, ...] = ()  # more columns to put into the batch
+    extra: tuple[str, ...] = ()
 
     def prepare(self, dataset: Dataset) -> Transitions:
-        names = ("observations", "actions", "rewards", "next_observations", *self.extra)
-        columns = {name: dataset.columns[name] for name in names}
-        rows = dataset.transition_rows()
+        """Raises UserError for a column that the data lack, and where no row may be drawn."""
+        rows, following = dataset.transition_rows(), None
+        columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards", "next_observations")}
+        for name in self.extra:
+            if name == NEXT_ACTIONS:
+                rows, following = with_next_action(dataset, rows)
+            else:
+                columns[name] = _column(dataset, name)
+        if not len(rows):
+            raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
+        weighted, rows, following = _by_weight(dataset, rows, following)
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
-        packed = None if dataset.mapped else pack(columns, rows)
+        packed = None
+        if not dataset.mapped:
+            late = {} if following is None else {NEXT_ACTIONS: (columns["actions"], following)}
+            packed = pack(columns, rows, late)
         if packed is not None:
-            return Transitions(len(rows), packed, {}, None)
-        return Transitions(len(rows), None, columns, rows)
+            return Transitions(len(rows), packed, {}, None, None, weighted)
+        return Transitions(len(rows), None, columns, rows, following, weighted)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
-        pick = rng.randint(key, (batch_size,), source.count)
+        if source.weighted is None:
+            pick = rng.randint(key, (batch_size,), source.count)
+        else:
+            pick = source.weighted.draw(key, batch_size)
         if source.packed is not None:
             return source.packed.take(pick)
         assert source.rows is not None
         rows = source.rows[pick]
-        return {name: column[rows] for name, column in source.columns.items()}
+        batch = {name: column[rows] for name, column in source.columns.items()}
+        if source.following is not None:
+            batch[NEXT_ACTIONS] = source.columns["actions"][source.following[pick]]
+        return batch
+
+
+def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of `rows` whose next action is known or not needed, and for each the row that holds it: the next, or a terminal row itself."""
+    last = torch.zeros(len(dataset), dtype=torch.bool, device=rows.device)
+    last[dataset.episode_end.to(rows.device) - 1] = True
+    rows = rows[~last[rows] | dataset.columns["terminations"][rows]]
+    return rows, rows + (~last[rows]).long()
+
+
+def _by_weight(dataset: Dataset, rows: Tensor, following: Tensor | None) -> tuple[Episodes | None, Tensor, Tensor | None]:
+    """How to draw from `rows`; those whose episode has weight 0 are left out. Raises UserError where none is left."""
+    if dataset.weights is None:
+        return None, rows, following
+    device = rows.device
+    weights = dataset.weights.to(device)
+    episode = torch.searchsorted(dataset.episode_start.to(device), rows, right=True) - 1
+    drawn = weights[episode] > 0.0
+    rows, episode = rows[drawn], episode[drawn]
+    if not len(rows):
+        raise UserError(f"{dataset.spec.name}: no transition has a weight above 0: take another dataset.weighting")
+    following = None if following is None else following[drawn]
+    there, counts = torch.unique_consecutive(episode, return_counts=True)
+    if bool((weights[there] == weights[there[0]]).all()):
+        return None, rows, following  # uniform over what is left
+    keep, other = alias_table((weights[there] * counts).cpu().numpy())
+    first = torch.cumsum(counts, 0) - counts
+    return Episodes(torch.from_numpy(keep).to(device), torch.from_numpy(other).to(device), first, counts), rows, following
+
+
+def _column(dataset: Dataset, name: str) -> Tensor:
+    """An extra column. Raises UserError where the data lack it."""
+    if name in dataset.columns:
+        return dataset.columns[name]
+    if name == "returns_to_go":
+        raise UserError(
+            f"{dataset.spec.name}: the algorithm needs discounted returns to go: dataset.discount_returns=DISCOUNT, with its own discount"
+        )
+    raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack.{nearest(name, dataset.columns)}")

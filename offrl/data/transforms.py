@@ -18,17 +18,41 @@ from offrl.errors import UserError
 EPSILON = 1e-3  # added to the standard deviation of observations, as TD3+BC and CORL do
 
 
-def apply_transforms(datasets: Sequence[Dataset], config: DatasetConfig, memory: Memory | None = None, owned: bool = False) -> Dataset:
-    """Concatenate, subsample, keep the best, rewards, returns to go, action margin, observation normalisation: as far as `config` asks.
+def apply_transforms(
+    datasets: Sequence[Dataset],
+    config: DatasetConfig,
+    memory: Memory | None = None,
+    owned: bool = False,
+    device: str = "cpu",
+    quiet: bool = False,
+) -> Dataset:
+    """Concatenate, subsample, label actions and rewards, keep the best, weights, rewards, returns to go, action margin, observation
+    normalisation: as far as `config` asks.
 
-    `owned`: nobody else has the data, so that observations may be overwritten.
+    `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label data.
     """
     memory = memory or Memory()
     dataset = concatenate(datasets, memory) if len(datasets) > 1 else datasets[0]
     if config.subsample < 1.0:
         dataset = subsample(dataset, config.subsample, config.subsample_seed, memory)
+    if config.labelled_fraction < 1.0 or config.action_free:
+        from offrl.data.action_free import complete
+
+        dataset = complete(dataset, config, memory, device, quiet)
+    if config.expert is not None:
+        from offrl.data.imitation import add_expert
+
+        dataset = add_expert(dataset, config, memory)
+    if config.reward_labels is not None:
+        from offrl.data.labels import label_rewards
+
+        dataset = label_rewards(dataset, config.reward_labels)
     if config.top_fraction < 1.0:
         dataset = top_fraction(dataset, config.top_fraction, memory)
+    if config.weighting != "none":
+        from offrl.data.weights import weight_episodes
+
+        dataset = weight_episodes(dataset, config.weighting, config.weighting_temperature, config.weighting_fraction)
     if config.reward_by_return_range:
         dataset = scale_by_return_range(dataset, config.reward_by_return_range)
     if config.reward_scale != 1.0 or config.reward_shift != 0.0:
@@ -99,7 +123,15 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
         transforms=(*first.transforms, *(f"concatenate {d.spec.name}" for d in datasets[1:])),
         notes=tuple(n for d in datasets for n in d.notes),
         mapped=False,
+        weights=_joined_weights(datasets),
     )
+
+
+def _joined_weights(datasets: Sequence[Dataset]) -> Tensor | None:
+    """Each part keeps its share of the draws, which is that of its rows: weights have mean 1 over a part's rows."""
+    if all(d.weights is None for d in datasets):
+        return None
+    return torch.cat([torch.ones(d.num_episodes, dtype=torch.float64) if d.weights is None else d.weights for d in datasets])
 
 
 def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory | None = None) -> Dataset:
@@ -127,7 +159,19 @@ def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory 
         complete=dataset.complete[episodes],
         transforms=(*dataset.transforms, note),
         mapped=False,
+        weights=_kept_weights(dataset, episodes, lengths),
     )
+
+
+def _kept_weights(dataset: Dataset, episodes: Tensor, lengths: Tensor) -> Tensor | None:
+    """The weights of some episodes, of mean 1 over their rows again. Raises UserError where none of them would be drawn."""
+    if dataset.weights is None:
+        return None
+    weights = dataset.weights[episodes]
+    total = (weights * lengths).sum()
+    if not float(total) > 0.0:
+        raise UserError(f"{dataset.spec.name}: the weighting of these data draws none of the episodes that are to be kept")
+    return weights * (lengths.sum() / total)
 
 
 def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory | None = None) -> Dataset:

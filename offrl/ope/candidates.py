@@ -97,10 +97,11 @@ def settings_of(run: Run) -> TrainConfig:
 def recorded(config: DatasetConfig) -> DatasetConfig:
     """The same data with rewards and observations as recorded, and all episodes that were not left out on purpose.
 
-    `top_fraction` belongs to an algorithm, and would change where episodes start; `subsample` is kept.
+    `top_fraction` belongs to an algorithm, and would change where episodes start; `subsample` is kept, and so are labels of actions and
+    rewards, without which the data would be others.
     """
     default = DatasetConfig()
-    undone = [name for name in DatasetConfig.TRANSFORMS if name not in ("concatenate", "subsample", "subsample_seed")]
+    undone = [name for name in DatasetConfig.TRANSFORMS if name not in DatasetConfig.CONTENT]
     return dataclasses.replace(config, **{name: getattr(default, name) for name in undone})
 
 

@@ -14,7 +14,7 @@ from offrl.html import Cell
 from offrl.logging import SCORE_COLUMNS, duration
 from offrl.plots import Curves
 from offrl.report.entries import whole
-from offrl.runs import SCORES, Run
+from offrl.runs import SCORES, Run, complete
 from offrl.runs import behaviour as own_behaviour
 from offrl.variants import ABSENT, difference, flatten, meaning, value_text
 
@@ -100,7 +100,7 @@ def version_rows(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """What decides a run's parameters, flat, without the seeds."""
-    identity = run.record["identity"]
+    identity = complete(run.record["identity"])
     return {k: v for k, v in flatten({k: v for k, v in identity.items() if k != "seeds"}).items() if isinstance(k, str)}
 
 

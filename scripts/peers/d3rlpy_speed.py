@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from peers import common
 from peers.common import BATCH
+from peers.flops import DEEP_HIDDEN
 
 
 def main() -> None:
-    options = common.options(("--algo", {"required": True, "choices": ["iql", "td3_bc"]}))
+    options = common.options(("--algo", {"required": True, "choices": ["iql", "td3_bc", "cql"]}))
     if options.check:
         raise SystemExit("d3rlpy's update is its own: there is nothing to check")
     import d3rlpy
@@ -20,8 +21,11 @@ def main() -> None:
     data = d3rlpy.dataset.MDPDataset(
         columns["observations"], columns["actions"], columns["rewards"], terminations.astype(np.float32), timeouts.astype(np.float32)
     )
-    config = {"iql": d3rlpy.algos.IQLConfig, "td3_bc": d3rlpy.algos.TD3PlusBCConfig}[options.algo]
-    algorithm = config(batch_size=BATCH).create(device="cpu:0")
+    algos = d3rlpy.algos
+    config = {"iql": algos.IQLConfig, "td3_bc": algos.TD3PlusBCConfig, "cql": algos.CQLConfig}[options.algo]
+    deep = d3rlpy.models.VectorEncoderFactory(list(DEEP_HIDDEN))
+    settings = {"actor_encoder_factory": deep, "critic_encoder_factory": deep} if options.algo == "cql" else {}
+    algorithm = config(batch_size=BATCH, **settings).create(device="cpu:0")
     algorithm.build_with_dataset(data)
 
     def updates(count: int) -> dict[str, float]:

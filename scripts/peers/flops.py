@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 Product = tuple[int, int, int]  # [m, k] times [k, n]
 
 ENSEMBLE_MEMBERS, ENSEMBLE_HIDDEN = 7, (200, 200, 200, 200)
+DEEP_HIDDEN = (256, 256, 256)  # CQL's and EDAC's
+CQL_TRIED, EDAC_CRITICS = 30, 10
 
 
 def flops(products: Sequence[Product]) -> float:
@@ -53,12 +55,36 @@ def ensemble(batch: int, observation: int, action: int, hidden: Sequence[int]) -
     return ENSEMBLE_MEMBERS * _trained(batch, [observation + action, *hidden, 2 * (observation + 1)])
 
 
+def _soft(batch: int, q: Sequence[int], pi: Sequence[int], critics: int) -> list[Product]:
+    """What soft actor-critics need besides the critics' training: the policy through all critics, and all target critics."""
+    actor = _trained(batch, pi) + critics * (forward(batch, q) + backward(batch, q, weights=False, inputs=True))
+    return actor + forward(batch, pi) + critics * forward(batch, q)
+
+
+def cql(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """Two critics trained at the data's and at thirty tried actions for each state."""
+    q, pi = [observation + action, *hidden, 1], [observation, *hidden, 2 * action]
+    return _soft(batch, q, pi, 2) + 2 * _trained((1 + CQL_TRIED) * batch, q)
+
+
+def edac(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """Ten critics; their gradients with respect to the action, from the same forward pass, and the derivatives of those."""
+    q, pi = [observation + action, *hidden, 1], [observation, *hidden, 2 * action]
+    only_action = [action, *hidden, 1]
+    pull = backward(batch, only_action, weights=False, inputs=True)  # [batch, o] times [o, i]
+    twice = [(o, b, i) for b, o, i in pull] + [(b, i, o) for b, o, i in pull if o != 1]  # the output's own gradient is a constant
+    return _soft(batch, q, pi, EDAC_CRITICS) + EDAC_CRITICS * (_trained(batch, q) + pull + twice)
+
+
 # name -> (products, updates that they make up)
 NEEDED: dict[str, tuple[Callable[[int, int, int, Sequence[int]], list[Product]], int]] = {
     "iql": (iql, 1),
     "td3_bc": (td3_bc, 2),
+    "cql": (cql, 1),
+    "edac": (edac, 1),
     "ensemble": (ensemble, 1),
 }
+HIDDEN = {"cql": DEEP_HIDDEN, "edac": DEEP_HIDDEN, "ensemble": ENSEMBLE_HIDDEN}  # where they are not `common.HIDDEN`
 
 
 def needed(name: str, batch: int, observation: int, action: int, hidden: Sequence[int]) -> float:

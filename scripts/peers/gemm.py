@@ -17,7 +17,7 @@ def main() -> None:
         products, per_run = [(256, 256, 256)], 1
     else:
         function, per_run = flops.NEEDED[options.products]
-        hidden = flops.ENSEMBLE_HIDDEN if options.products == "ensemble" else HIDDEN
+        hidden = flops.HIDDEN.get(options.products, HIDDEN)
         products = function(BATCH, OBSERVATION, ACTION, hidden)
     shapes = set(products)
     left = {s: torch.randn(s[0], s[1]) for s in shapes}

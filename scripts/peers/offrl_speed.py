@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from peers import common
+from peers import common, plain
 from peers.common import BATCH, Arrays
 from peers.ensemble import Ensemble, EnsembleConfig
 from peers.runner import Runner, make, synthetic
@@ -17,6 +17,8 @@ MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
 ALGO = ("--algo", {"required": True})
 FIRST_SEED = ("--first-seed", {"type": int, "default": 0, "help": "a second process has other seeds"})
 QUIET = {"td3_bc": {"policy_noise": 0.0}}  # settings without randomness in the update, for a check
+DRAWN = ("cql", "edac")  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
+COMPARED = ("loss", "penalty", "alignment")  # metrics that end so are compared
 
 
 def build(name: str, rows: int, settings: dict | None = None):
@@ -47,6 +49,9 @@ def weights_of(algorithm: Algorithm, seed: int) -> Arrays:
 def check(name: str, path) -> list[dict[str, float]]:
     """Write weights and batches for the others to `path`, and return the losses that offrl has with them."""
     algorithm, dataset = build(name, 2_000, QUIET.get(name))
+    if name in DRAWN:
+        rng.normal = lambda key, shape: plain.zeros(shape)  # type: ignore[assignment]
+        rng.uniform = lambda key, shape, low=0.0, high=1.0: plain.spread(shape)  # type: ignore[assignment]
     sampler = algorithm.sampler()
     source = sampler.prepare(dataset)
     batches = [sampler(source, rng.make_key(i), BATCH) for i in range(common.CHECKED_UPDATES)]
@@ -59,7 +64,7 @@ def losses_of(algorithm: Algorithm, batches: list[dict[str, torch.Tensor]]) -> l
     state, seen = select(stack([algorithm.init(0)]), 0), []
     for i, batch in enumerate(batches):
         state, metrics = algorithm.update(state, batch, rng.make_key(i), phase=i % algorithm.period)
-        seen.append({k: float(v) for k, v in metrics.items() if k.endswith("loss")})
+        seen.append({k: float(v) for k, v in metrics.items() if k.endswith(COMPARED)})
     return seen
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,20 @@ def load(net: nn.Sequential, weights: Arrays, name: str) -> None:
 def tensors(batch: Arrays) -> dict[str, torch.Tensor]:
     """A batch of a check as tensors."""
     return {k: torch.from_numpy(v) for k, v in batch.items()}
+
+
+Draw = Callable[..., torch.Tensor]  # numbers of a shape
+
+
+def zeros(shape: Sequence[int]) -> torch.Tensor:
+    """What a check has in the place of normal noise, here and in offrl_speed.py."""
+    return torch.zeros(tuple(shape))
+
+
+def spread(shape: Sequence[int]) -> torch.Tensor:
+    """And in the place of uniform numbers in [-1, 1]."""
+    count = math.prod(shape)
+    return torch.sin(torch.arange(count, dtype=torch.float32)).reshape(tuple(shape))
 
 
 ONEDNN = ("--onednn", {"action": "store_true", "help": "route float32 products to oneDNN, as offrl does where it is exact"})

@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
-    "cql": [{"action_gap": 1.0, "max_target": True}],
+    "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
 }

@@ -147,7 +147,7 @@ def test_penalty(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("best", [False, True])
 def test_targets(best: bool, entropy: bool) -> None:
-    algorithm, state = make(max_target=best, entropy_in_target=entropy)
+    algorithm, state = make(max_target_actions=N if best else 1, entropy_in_target=entropy)
     actor, targets = Actor(state.params["actor"]), critics(state.target["critic"])
     action, log_p = actor.sample(X["next_observations"], normal(KEY, N, B, A) if best else normal(KEY, B, A)[None])
     q = q_values(targets, X["next_observations"], action).min(0)  # [M, B]
@@ -159,7 +159,7 @@ def test_targets(best: bool, entropy: bool) -> None:
 
 
 def test_discrete_actions_have_an_exact_logsumexp() -> None:
-    algorithm, state = make(discrete=True, max_target=True, cql_temperature=0.5)
+    algorithm, state = make(discrete=True, max_target_actions=2, cql_temperature=0.5)
     batch = {**BATCH, "actions": CHOICES}
     every = np.stack([ref.forward(n, X["observations"])[0] for n in critics(state.params["critic"])])  # [2, B, K]
     difference = 0.5 * logsumexp(every / 0.5, 2) - every[:, np.arange(B), CHOICES]
@@ -289,7 +289,7 @@ def test_published_defaults() -> None:
     c = registry.get("algo", "cql").Config()
     published = {"learning_rate": 3e-4, "actor_learning_rate": 3e-5, "batch_size": 256, "discount": 0.99, "polyak": 0.005}
     assert {k: getattr(c, k) for k in published} == published
-    assert c.conservative_weight == 10.0 and c.actions == 10 and c.cql_temperature == 1.0 and c.importance and not c.max_target
+    assert c.conservative_weight == 10.0 and c.actions == 10 and c.cql_temperature == 1.0 and c.importance and c.max_target_actions == 1
     assert c.action_gap is None and c.smallest_difference is None and not c.entropy_in_target and c.target_entropy is None
     assert c.hidden == [256] * 3 and c.init == "small_head" and c.penalty_share == 1.0 and c.followed == 0
     spec = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)

@@ -17,13 +17,19 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
 
 
-@pytest.mark.parametrize("name", ["iql", "td3_bc", "ensemble"])
-def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["iql", "td3_bc", "cql", "edac", "ensemble"])
+def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_speed
     from peers import common, ensemble_plain, offrl_speed, plain
+    from peers.cql_plain import CQL
+    from peers.edac_plain import EDAC
     from peers.iql_plain import IQL
     from peers.td3_bc_plain import TD3BC
 
+    from offrl import rng
+
+    for draw in ("normal", "uniform"):  # a check replaces them for good, in a process of its own
+        monkeypatch.setattr(rng, draw, getattr(rng, draw))
     file = tmp_path / "check.npz"
     ours = offrl_speed.check(name, file)
     weights, batches = common.load_check(file)
@@ -34,7 +40,13 @@ def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         theirs = [ensemble_plain.update(model, optimizer, b["x"], b["y"]) for b in batches]
     else:
-        trainer: Any = IQL() if name == "iql" else TD3BC(noise=0.0)
+        made: dict[str, Any] = {
+            "iql": IQL,
+            "td3_bc": lambda: TD3BC(noise=0.0),
+            "cql": lambda: CQL(plain.zeros, plain.spread),
+            "edac": lambda: EDAC(plain.zeros),
+        }
+        trainer = made[name]()
         trainer.load(weights)
         theirs = [trainer.update(plain.tensors(b)) for b in batches]
     assert compare_speed.difference(ours, theirs) < 1e-4
@@ -65,6 +77,31 @@ def test_counted_products_are_those_that_a_plain_loop_does() -> None:
             flops.backward(common.BATCH, [14, 256, 256, 1], weights=False)
         )
         assert counter.get_total_flops() / updates == flops.needed(name, *sizes) + (spare / 2 if name == "td3_bc" else 0.0)
+
+
+def test_counted_products_of_cql_and_edac_are_a_floor() -> None:
+    """A plain loop does more than is needed: gradients of critics in the actor's half, a second forward pass for EDAC's gradients."""
+    from peers import common, flops, plain
+    from peers.cql_plain import CQL
+    from peers.edac_plain import EDAC
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Counter(TorchDispatchMode):  # torch's own tracks modules as well, which autograd.grad with respect to a leaf does not allow
+        total = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            count = flop_registry.get(func._overloadpacket)
+            self.total += count(*args, **(kwargs or {}), out_val=out) if count else 0
+            return out
+
+    batch = plain.tensors({k: v[: common.BATCH] for k, v in common.transitions(common.BATCH).items()})
+    for name, trainer, most in (("cql", CQL(), 1.1), ("edac", EDAC(), 1.6)):
+        with Counter() as counter:
+            trainer.update(batch)
+        needed = flops.needed(name, common.BATCH, common.OBSERVATION, common.ACTION, flops.HIDDEN[name])
+        assert 1.0 < counter.total / needed < most, (name, counter.total, needed)
 
 
 def test_table_has_ratios_within_a_round() -> None:

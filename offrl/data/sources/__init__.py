@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,17 @@ def guessed_task(source: Source) -> Task | None:
     return source.task or (d4rl.guess_task(source.path.stem) if source.kind in ("columns", "d4rl") and source.path else None)
 
 
-def read_raw(name: str, config: DatasetConfig | None = None, memory: Memory | None = None, source: Source | None = None) -> RawData:
-    """The columns of `name` as they are, faults and all. Raises UserError when they cannot be read."""
+def read_raw(
+    name: str,
+    config: DatasetConfig | None = None,
+    memory: Memory | None = None,
+    source: Source | None = None,
+    optional: Collection[str] = (),
+) -> RawData:
+    """The columns of `name` as they are, faults and all. Raises UserError when they cannot be read.
+
+    optional: of actions and rewards those that may be missing (from plain files with a key per column, and actions from Minari's).
+    """
     config, memory = config or DatasetConfig(), memory or Memory()
     source = source or resolve(name, config)
     path = source.path
@@ -132,13 +141,13 @@ def read_raw(name: str, config: DatasetConfig | None = None, memory: Memory | No
         if kind != wanted:
             raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {wanted} files; leave dataset.format at auto")
     if source.kind == "minari":
-        raw = minari.read(path, config, memory, source.name)
+        raw = minari.read(path, config, memory, source.name, "actions" not in optional)
     elif source.kind == "ogbench":
         raw = ogbench.read(path, config, memory)
     elif source.kind == "d3rlpy":
         raw = d3rlpy.read(path, config, memory)
     elif source.kind == "columns":
-        raw = files.read(path, config, memory, files.file_type(path))
+        raw = files.read(path, config, memory, files.file_type(path), optional)
         raw.task = d4rl.guess_task(path.stem)
     else:
         raw = d4rl.read(path, config, memory, source.task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +131,15 @@ class Npz:
             raise UserError(f"{self.path}: '{key}' cannot be read ({error}); the file is damaged or incomplete: get it again") from None
 
 
-def choose_keys(config: DatasetConfig, keys: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Column -> key: what `dataset.fields` says, our own and D4RL's names for the rest. Raises UserError for a key that is not there."""
+def choose_keys(config: DatasetConfig, keys: Mapping[str, Any], where: str, optional: Collection[str] = ()) -> dict[str, str]:
+    """Column -> key: what `dataset.fields` says, our own and D4RL's names for the rest. Raises UserError for a key that is not there.
+
+    optional: columns that may be missing, also where `dataset.fields` names them.
+    """
     chosen = {}
     for column, key in config.fields.items():
+        if column in optional and str(key) not in keys:
+            continue
         if str(key) not in keys:
             there = ", ".join(sorted(keys)) or "nothing"
             raise UserError(f"{where} has no '{key}' (dataset.fields.{column}).{nearest(str(key), keys)} It has: {there}")
@@ -144,27 +149,27 @@ def choose_keys(config: DatasetConfig, keys: Mapping[str, Any], where: str) -> d
         if column not in chosen and found:
             chosen[column] = found[0]
     for column in ("observations", "actions", "rewards"):
-        if column not in chosen:
+        if column not in chosen and column not in optional:
             there = ", ".join(sorted(keys)) or "nothing"
             guess = nearest(column, keys)
             raise UserError(f"{where} has no '{column}'.{guess} It has: {there}; say which one with dataset.fields.{column}=...")
     return chosen
 
 
-def read(path: Path, config: DatasetConfig, memory: Memory, kind: str) -> RawData:
-    """A file with a key per column."""
+def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional: Collection[str] = ()) -> RawData:
+    """A file with a key per column. optional: columns that may be missing."""
     columns: dict[str, np.ndarray] = {}
     if kind == "hdf5":
         with open_hdf5(path) as file:
             items = hdf5_keys(file)
-            for name, key in choose_keys(config, items, str(path)).items():
+            for name, key in choose_keys(config, items, str(path), optional).items():
                 columns[name] = read_hdf5(name, items[key], memory, str(path))
     elif kind == "npz":
         archive = Npz(path)
-        for name, key in choose_keys(config, archive.shapes, str(path)).items():
+        for name, key in choose_keys(config, archive.shapes, str(path), optional).items():
             columns[name] = archive.read(key, name, memory)
     else:
-        columns = _read_parquet(path, config, memory)
+        columns = _read_parquet(path, config, memory, optional)
     return finish(columns, path)
 
 
@@ -181,7 +186,7 @@ def finish(columns: dict[str, np.ndarray], path: Path, source: str = "file") -> 
     return raw
 
 
-def _read_parquet(path: Path, config: DatasetConfig, memory: Memory) -> dict[str, np.ndarray]:
+def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> dict[str, np.ndarray]:
     """List columns, or one column per dimension, named x_0, x_1, ..."""
     try:
         import pyarrow as pa
@@ -200,7 +205,7 @@ def _read_parquet(path: Path, config: DatasetConfig, memory: Memory) -> dict[str
             if [n.rpartition("_")[2] for n in series] == [str(i) for i in range(len(series))]:
                 keys.setdefault(stem, series)
         columns: dict[str, np.ndarray] = {}
-        for name, key in choose_keys(config, keys, str(path)).items():
+        for name, key in choose_keys(config, keys, str(path), optional).items():
             row = 0
             for batch in file.iter_batches(columns=keys[key], batch_size=1 << 16):
                 parts = [arrow_values(batch.column(c), f"{path}: '{c}'") for c in keys[key]]

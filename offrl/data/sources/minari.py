@@ -92,8 +92,8 @@ def files(path: Path) -> list[Path]:
     return [folder / "metadata.json", *sorted(episodes)]
 
 
-def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "") -> RawData:
-    """The data set in the folder `path`."""
+def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with_actions: bool = True) -> RawData:
+    """The data set in the folder `path`. Without actions their column is zeros, whether or not there are any."""
     folder = data_folder(path)
     if folder is None:
         raise UserError(f"{path} holds no Minari data set (no data/metadata.json)")
@@ -113,11 +113,11 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "") -> R
     record = record_of(meta, folder)
     infos = _infos(config, record, name)
     reader = read_hdf5 if kind == "hdf5" else read_arrow
-    buffers = Buffers(rows, leaves, goals, actions, memory, name, jpeg, infos)
+    buffers = Buffers(rows, leaves, goals, actions, memory, name, jpeg, infos, with_actions)
     try:
         reader(folder, kind, buffers)
     except Overflow as more:  # the metadata promised fewer steps than there are
-        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, jpeg, infos)
+        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, jpeg, infos, with_actions)
         reader(folder, kind, buffers)
     raw = buffers.result()
     raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete

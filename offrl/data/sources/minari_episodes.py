@@ -42,8 +42,9 @@ class Buffers:
         name: str,
         jpeg: bool,
         infos: dict[str, tuple[str, ...]],
+        with_actions: bool = True,
     ) -> None:
-        self.infos, self.memory = infos, memory
+        self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
         self.rows, self.leaves, self.goals, self.actions_space, self.name = rows, leaves, goals, actions, name
@@ -94,7 +95,10 @@ class Buffers:
                 column += width
             for key, (path, _) in self.goals.items():
                 self.goal_columns[key][start : stop + 1] = read("observations", path, None).reshape(steps + 1, -1)
-        read("actions", (), self.actions[start:stop])
+        if self.with_actions:
+            read("actions", (), self.actions[start:stop])
+        else:
+            self.actions[start:stop] = 0
         read("rewards", (), self.rewards[start:stop])
         for flags, key in zip(self.flags, ("terminations", "truncations"), strict=True):
             read(key, (), flags[start:stop])

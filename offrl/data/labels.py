@@ -1,0 +1,99 @@
+"""Rewards that a function or a preference model gives, in place of the recorded ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError, nearest
+
+Labeller = Callable[[dict[str, np.ndarray]], Any]
+FORMS = "file.py:function, package.module:function, or a preference model (.safetensors)"
+
+
+def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
+    """The data set with the rewards that `labels` gives: a function, or the name of one; see `labeller`.
+
+    The function is called once for each episode of T steps, with copies of its columns: observations [T, *O] as recorded, actions [T, A]
+    in the environment's units or [T] int64, rewards [T] as recorded, terminations, truncations, next_observations, and the columns of the
+    user's own. It returns [T] numbers. `Dataset.raw_returns`, by which data sets are compared, stay those of the recorded rewards. Raises
+    UserError, naming episode and row, for what it raises and for other than T finite numbers.
+    """
+    from offrl.agents import guarded
+
+    function, code = labeller(labels) if isinstance(labels, str) else (labels, _code_of(labels))
+    name = labels if isinstance(labels, str) else getattr(labels, "__name__", type(labels).__name__)
+    if dataset.spec.observation_mean is not None:
+        raise UserError(f"{dataset.spec.name}: label rewards before observations are normalised")
+    rewards = np.empty(len(dataset), np.float32)
+    bounds = zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
+    for episode, (start, end) in enumerate(bounds):
+        where = f"dataset.reward_labels={name}, episode {episode}"
+        values = np.asarray(guarded(where, function, episode_columns(dataset, start, end)))
+        if values.dtype.kind not in "biuf":
+            raise UserError(f"{where}: it gave {values.dtype} values, not numbers")
+        if values.shape not in ((end - start,), (end - start, 1)):
+            raise UserError(f"{where}: it gave rewards of shape {list(values.shape)}; [{end - start}] is due, one for each step")
+        with np.errstate(over="ignore"):
+            rewards[start:end] = values.reshape(-1)
+        bad = np.flatnonzero(~np.isfinite(rewards[start:end]))
+        if len(bad):
+            raise UserError(f"{where}: the reward of its step {bad[0]} (row {start + bad[0]}) is {values.reshape(-1)[bad[0]]}")
+    columns = {**dataset.columns, "rewards": torch.from_numpy(rewards)}
+    labelled = replace(dataset, columns=columns, transforms=(*dataset.transforms, f"reward_labels {name}"))
+    r = labelled.episode_returns()
+    note = f"rewards are those of {name}: returns {r.mean():.6g} on average, from {r.min():.6g} to {r.max():.6g}"
+    fingerprint = hashlib.sha256(f"{dataset.fingerprint} rewards {code}".encode()).hexdigest()
+    return replace(labelled, notes=(*dataset.notes, note), fingerprint=fingerprint)
+
+
+def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndarray]:
+    """Copies of the columns of rows start to end - 1, for code of the user's: actions in the environment's units."""
+    found = {name: column[start:end].cpu().numpy().copy() for name, column in dataset.columns.items() if name != "successor_known"}
+    spec = dataset.spec
+    if not spec.discrete:
+        low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+        if (low != -1.0).any() or (high != 1.0).any():
+            found["actions"] = low + (found["actions"] + 1.0) * (high - low) / 2.0
+    return found
+
+
+def labeller(text: str) -> tuple[Labeller, str]:
+    """The function that `text` names, and a hash of its code: "file.py:function", "package.module:function" (or a callable object) or the
+    file of a `PreferenceModel`.
+
+    The hash is of the whole file that it stands in, so that data labelled by a function that was changed since count as other data. Raises
+    UserError.
+    """
+    path = Path(text).expanduser()
+    if path.suffix == ".safetensors":
+        from offrl.data.preferences import PreferenceModel
+
+        model = PreferenceModel.load(path)
+        return model, hashlib.sha256(path.read_bytes()).hexdigest()
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.replace(".", "").isidentifier():
+        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, there)}")
+    from offrl.agents import python_object
+
+    found, source = python_object(place, name, text)
+    if not callable(found) or isinstance(found, type):
+        raise UserError(f"dataset.reward_labels={text} is a {type(found).__name__}, not a function of an episode's columns")
+    code = f"{name} ".encode() + (source.read_bytes() if source is not None and source.is_file() else b"")
+    return found, hashlib.sha256(code).hexdigest()
+
+
+def _code_of(function: Labeller) -> str:
+    """A hash of what is known of a function that was handed over: its name and bytecode."""
+    code = getattr(function, "__code__", None)
+    digest = getattr(function, "digest", None)  # a PreferenceModel's
+    about = f"{getattr(function, '__qualname__', '')} {digest() if callable(digest) else ''}".encode()
+    return hashlib.sha256(about + (b"" if code is None else code.co_code + repr(code.co_consts).encode())).hexdigest()

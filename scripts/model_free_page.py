@@ -1,0 +1,114 @@
+"""docs/benchmarks/model-free.md: one table of algorithms and data sets from benchmark and run directories.
+
+    python scripts/model_free_page.py runs/model-free --out docs/benchmarks/model-free.md
+
+Mean over seeds of the last evaluation with its 95% interval, the seeds and the updates; `offrl.results` decides what is a result. What is
+not finished, or stands side by side and should not, is said below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+if TYPE_CHECKING:
+    from offrl.results import Cell, Results
+
+HEAD = """# Every algorithm on the same files
+
+    {command}
+
+Mean over seeds of the last evaluation, [95% Student-t interval], (seeds). Scores are normalised with D4RL's reference returns unless
+marked: 0 is a random policy, 100 the reference expert. Bold: the best mean of a file. {updates}
+"""
+
+
+def order(label: str) -> tuple[int, str]:
+    """Cloning first, then the others by name."""
+    first = ("bc", "percent_bc", "td3_bc", "iql")
+    return (first.index(label) if label in first else len(first), label)
+
+
+def text_of(cell: Cell | None, best: bool) -> str:
+    """What a cell of the table says."""
+    if cell is None:
+        return "-"
+    if not cell.scores:
+        reason = cell.missing[0].reason if cell.missing else "unfinished"
+        return f"({reason})"
+    mean, low, high = cell.interval()
+    interval = f" [{low:.1f}, {high:.1f}]" if len(cell.scores) > 1 else ""
+    shown = f"**{mean:.1f}**" if best else f"{mean:.1f}"
+    return f"{shown}{interval} ({len(cell.scores)})" + ("" if cell.normalised else " return")
+
+
+def table(results: Results) -> list[str]:
+    """Algorithms down, data sets across, and the mean over data sets where an algorithm has all of them."""
+    cells = {(c.label, c.dataset): c for c in results.cells()}
+    labels = sorted({label for label, _ in cells}, key=order)
+    datasets = results.datasets
+    best = {d: max((c.interval()[0] for (_, where), c in cells.items() if where == d and c.scores), default=float("nan")) for d in datasets}
+    lines = [f"| | {' | '.join(datasets)} | mean |", "|" + "---|" * (len(datasets) + 2)]
+    for label in labels:
+        row = [cells.get((label, d)) for d in datasets]
+        means = [c.interval()[0] for c in row if c is not None and c.scores and c.normalised]
+        whole = f"{sum(means) / len(means):.1f}" if len(means) == len(datasets) else "-"
+        shown = [text_of(c, c is not None and bool(c.scores) and c.interval()[0] == best[d]) for d, c in zip(datasets, row, strict=True)]
+        lines.append(f"| {label} | {' | '.join(shown)} | {whole} |")
+    return lines
+
+
+def lengths(results: Results) -> str:
+    """How long the seeds were trained."""
+    steps: dict[int, set[str]] = {}
+    for s in results.final:
+        steps.setdefault(s.step, set()).add(f"{results.label(s)} on {s.dataset}")
+    if len(steps) == 1:
+        return f"{next(iter(steps)):,} updates of each seed."
+    usual = max(steps, key=lambda n: len(steps[n]), default=0)
+    others = [f"{', '.join(sorted(who))} {n:,}" for n, who in sorted(steps.items()) if n != usual]
+    return f"{usual:,} updates of each seed; {'; '.join(others)}." if others else ""
+
+
+def page(results: Results, command: str) -> str:
+    """The whole page."""
+    from offrl.results import environment
+
+    notes = [*results.problems]
+    gone = sorted({f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing})
+    lines = [HEAD.format(command=command, updates=lengths(results)), *table(results)]
+    places = sorted({environment(s) for s in results.final})
+    lines += ["", f"Scored in {'; '.join(places)}."] if places else []
+    lines += ["", "Not in the table, or to be read with care:", "", *(f"- {note}" for note in (*gone, *notes))] if gone or notes else []
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from offrl import checkpoint
+    from offrl.errors import UserError
+    from offrl.results import collect
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("paths", nargs="+", help="run directories, benchmark directories, results.csv files, or folders of them")
+    parser.add_argument("--out", type=Path, help="the Markdown file; without it the page is printed")
+    parser.add_argument("--command", default="", help="the command that trained the runs, for the page")
+    options = parser.parse_args(arguments)
+    try:
+        text = page(collect(options.paths), options.command or f"python scripts/model_free_page.py {' '.join(options.paths)}")
+        if options.out:
+            checkpoint.write_text(options.out, text)
+        else:
+            print(text, end="")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

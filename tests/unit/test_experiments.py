@@ -1,0 +1,263 @@
+"""The published settings of single data sets: every file composes, for every data set that it is for, and holds what its source says."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offrl import compose as composing
+from offrl import registry
+from offrl.compose import compose, config_folder, config_names, find_experiment, read_yaml
+from offrl.config import TrainConfig
+from offrl.data.config import DatasetConfig
+from offrl.errors import UserError
+from offrl.settings import check
+
+TASKS = sorted(json.loads((Path(composing.__file__).parents[1] / "envs" / "d4rl.json").read_text())["tasks"])
+D4RL = sorted({name.rpartition("-v")[0]: name for name in TASKS}.values())  # the last version of each
+SUITES = {p.stem: read_yaml(p)["datasets"] for p in sorted((config_folder() / "suite").glob("*.yaml"))}
+MINARI = (
+    "D4RL/antmaze/umaze-diverse-v1",
+    "D4RL/pointmaze/large-v2",
+    "D4RL/pen/cloned-v2",
+    "D4RL/kitchen/mixed-v2",
+    "mujoco/hopper/expert-v0",
+)
+EXPERIMENTS = config_names("experiment")
+ROWS = [(e, row) for e in EXPERIMENTS for row in read_yaml(config_folder() / "experiment" / f"{e}.yaml").get("per", {})]
+
+
+found = functools.cache(find_experiment)
+
+
+def settings(algo: str, dataset: str, **values: Any) -> TrainConfig:
+    return compose({"algo": algo, "dataset": dataset, **values})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Any:
+    """Hydra composes an algorithm's defaults once, not for each of a thousand data sets."""
+    kept: dict[tuple[str, ...], Any] = {}
+    slow = composing._hydra
+
+    def cached(overrides: list[str]) -> Any:
+        key = tuple(overrides)
+        if key not in kept:
+            kept[key] = slow(overrides)
+        return copy.deepcopy(kept[key])
+
+    composing._hydra = cached  # type: ignore[assignment]
+    yield
+    composing._hydra = slow  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(experiment: str) -> None:
+    algo = experiment.partition("/")[0]
+    assert algo in registry.names("algo")
+    values = read_yaml(config_folder() / "experiment" / f"{experiment}.yaml")
+    text = (config_folder() / "experiment" / f"{experiment}.yaml").read_text()
+    assert text.startswith("# "), "the source is in the first lines"
+    assert set(values) <= {"match", "per", "algo", "dataset", "eval"}  # not the length of a run, which a suite decides
+    mine = [d for d in (*D4RL, *MINARI, "builtin") if found(algo, d) == experiment]
+    asked_for = not composing._experiment_file(experiment)[0]
+    assert bool(mine) != asked_for
+    for name, value in composing._dotted(values).items():
+        assert not (isinstance(value, str) and value[:1].isdigit()), f"{name}: {value} is text in YAML 1.1; write 1.0e-4"
+    for dataset in mine[:1]:  # the rows of single data sets are checked below
+        config = settings(algo, dataset)
+        assert config.experiment == experiment
+        check_kinds(config.algo)
+        check_kinds(config.dataset)
+
+
+@pytest.mark.parametrize(("experiment", "row"), ROWS)
+def test_a_row_is_for_a_data_set_of_d4rl_and_is_what_its_run_gets(experiment: str, row: str) -> None:
+    algo, (_, common, rows) = experiment.partition("/")[0], composing._experiment_file(experiment)
+    mine = [d for d in D4RL if composing._fitting(d, rows) == row]
+    assert mine, "no data set of D4RL has this row"
+    for part, schema in (("algo", registry.get("algo", algo).Config), ("dataset", DatasetConfig)):
+        values = {k.removeprefix(f"{part}."): v for k, v in {**composing._dotted(common), **composing._dotted(rows[row])}.items()}
+        values = {k: v for k, v in values.items() if k in schema.__dataclass_fields__ and "." not in k}
+        made = schema(**values)
+        check(made)
+        check_kinds(made)
+    names = {k.partition(".")[2] for k in composing._dotted(rows[row]) if k.startswith("algo.")}
+    assert names <= set(registry.get("algo", algo).Config.__dataclass_fields__)
+
+
+def test_a_run_gets_its_row_and_says_which() -> None:
+    config = settings("edac", "walker2d-medium-expert-v2")
+    assert (config.experiment, config.match) == ("edac/d4rl-gym", ["walker2d-medium-expert*"])
+    assert (config.algo.critics, config.algo.eta) == (10, 5.0)
+
+
+def check_kinds(part: Any) -> None:
+    """No number written as text ("1e-4" is text in YAML 1.1) and no whole number for a boolean."""
+    for field in dataclasses.fields(part):
+        value, kind = getattr(part, field.name), str(field.type)
+        if value is not None and kind.startswith(("float", "int", "bool", "str")):
+            assert type(value).__name__ == kind.partition(" ")[0], f"{field.name}={value!r} is no {kind}"
+
+
+NOTHING_PUBLISHED = {  # (algorithm, suite) without a file: the paper and CORL use the algorithm's defaults, or have no settings for it
+    **{("bc", s): "defaults" for s in ("d4rl-gym", "d4rl-adroit", "d4rl-kitchen")},
+    **{("percent_bc", s): "defaults" for s in ("d4rl-gym", "d4rl-adroit", "d4rl-kitchen")},
+    **{("td3_bc", s): "defaults" for s in ("d4rl-gym", "d4rl-adroit", "d4rl-kitchen")},
+    **{(a, "d4rl-kitchen"): "none" for a in ("cql", "cal_ql", "awac", "rebrac", "sac_n", "edac")},
+    **{("cal_ql", s): "none" for s in ("d4rl-gym", "d4rl-adroit", "d4rl-maze2d")},
+    ("sac_n", "d4rl-adroit"): "none",
+    **{("recoil", s): "none" for s in ("d4rl-antmaze", "d4rl-kitchen", "d4rl-maze2d")},
+    ("xql", "d4rl-maze2d"): "none",
+    ("f_dvl", "d4rl-maze2d"): "none",
+}
+ALGORITHMS = ("bc", "percent_bc", "td3_bc", "iql", "cql", "cal_ql", "awac", "rebrac", "sac_n", "edac", "xql", "f_dvl", "recoil")
+
+
+@pytest.mark.parametrize("suite", [s for s in SUITES if s.startswith("d4rl-")])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_no_data_set_of_a_suite_is_left_without_settings(algo: str, suite: str) -> None:
+    chosen = {d: found(algo, d) for d in SUITES[suite]}
+    without = [d for d, e in chosen.items() if e == "none"]
+    assert without == (SUITES[suite] if (algo, suite) in NOTHING_PUBLISHED else [])
+    if algo in ("rebrac", "edac", "sac_n") and suite in ("d4rl-gym", "d4rl-antmaze", "d4rl-adroit"):
+        for d, e in chosen.items():  # tables with a row for each
+            assert composing.experiment_settings(e, d)[0] or e in ("none", "edac/d4rl-antmaze", "sac_n/d4rl-antmaze"), d
+
+
+HAND_PICKED = {  # (algorithm, data set) -> numbers from specification A
+    ("rebrac", "hopper-medium-expert-v2"): {"actor_bc": 0.1, "critic_bc": 0.01, "batch_size": 1024, "learning_rate": 1e-3},
+    ("rebrac", "/data/hopper_medium_replay.hdf5"): {"actor_bc": 0.05, "critic_bc": 0.5},
+    ("rebrac", "hopper-medium-v2"): {"actor_bc": 0.01, "critic_bc": 0.001},
+    ("rebrac", "mujoco/hopper/expert-v0"): {"actor_bc": 0.1, "critic_bc": 0.001},
+    ("rebrac", "halfcheetah-random-v2"): {"actor_bc": 0.001, "critic_bc": 0.1},
+    ("rebrac", "walker2d-random-v2"): {"actor_bc": 0.01, "critic_bc": 0.0},
+    ("rebrac", "walker2d-full-replay-v2"): {"actor_bc": 0.01, "critic_bc": 0.01},
+    ("rebrac", "antmaze-medium-diverse-v2"): {"actor_bc": 0.001, "critic_bc": 0.0, "discount": 0.999, "learning_rate": 5e-5},
+    ("rebrac", "D4RL/antmaze/umaze-v1"): {"actor_bc": 0.003, "critic_bc": 0.002, "actor_learning_rate": 3e-4},
+    ("rebrac", "relocate-expert-v1"): {"actor_bc": 0.05, "critic_bc": 0.01, "batch_size": 256, "learning_rate": 3e-4},
+    ("rebrac", "hammer-cloned-v1"): {"actor_bc": 0.1, "critic_bc": 0.5},
+    ("rebrac", "maze2d-large-v1"): {"actor_bc": 0.003, "critic_bc": 0.001},
+    ("cql", "walker2d-medium-v2"): {"conservative_weight": 10.0, "actor_learning_rate": 3e-5, "action_gap": None, "max_target_actions": 1},
+    ("cql", "antmaze-large-play-v2"): {"conservative_weight": 5.0, "action_gap": 0.8, "max_target_actions": 10, "critic_hidden": [256] * 5},
+    ("cql", "pen-human-v1"): {"conservative_weight": 1.0, "actor_learning_rate": 1e-4},
+    ("cql", "maze2d-umaze-v1"): {"action_gap": 5.0},
+    ("cal_ql", "antmaze-umaze-v2"): {"action_gap": 0.8, "hidden": [256, 256], "critic_hidden": [256] * 4, "discount": 0.99},
+    ("awac", "hopper-medium-v2"): {"temperature": 3.0},
+    ("awac", "door-human-v1"): {"temperature": 10.0},
+    ("sac_n", "hopper-medium-v2"): {"critics": 500},
+    ("sac_n", "hopper-medium-replay-v2"): {"critics": 200},
+    ("sac_n", "walker2d-medium-v2"): {"critics": 20},
+    ("edac", "hopper-medium-expert-v2"): {"critics": 50, "eta": 1.0},
+    ("edac", "halfcheetah-medium-expert-v2"): {"critics": 10, "eta": 5.0},
+    ("edac", "walker2d-medium-replay-v2"): {"critics": 10, "eta": 1.0},
+    ("edac", "pen-human-v1"): {"critics": 20, "eta": 1000.0},
+    ("edac", "maze2d-medium-v1"): {"critics": 10, "eta": 0.1},
+    ("xql", "hopper-medium-v2"): {"gumbel_temperature": 2.0, "gumbel_clip": 7.0, "batch_size": 256},
+    ("xql", "antmaze-umaze-v0"): {"gumbel_temperature": 0.6, "temperature": 10.0, "actor_schedule": "constant"},
+    ("f_dvl", "antmaze-umaze-v2"): {"divergence": "total_variation", "greediness": 0.8},
+    ("f_dvl", "kitchen-mixed-v0"): {"divergence": "reverse_kl", "gumbel_temperature": 8.0, "temperature": 0.5},
+    ("iql", "antmaze-umaze-v2"): {"expectile": 0.9, "temperature": 10.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("algo", "dataset"), HAND_PICKED)
+def test_numbers_of_the_sources(algo: str, dataset: str) -> None:
+    config = settings(algo, dataset)
+    assert {k: getattr(config.algo, k) for k in HAND_PICKED[algo, dataset]} == HAND_PICKED[algo, dataset]
+
+
+@pytest.mark.parametrize(
+    ("algo", "dataset", "wanted"),
+    [
+        ("cql", "hopper-medium-v2", {"reward_by_return_range": 1000.0, "normalize_observations": True}),
+        ("cql", "hopper-medium-replay-v2", {"reward_by_return_range": 0.0, "normalize_observations": True}),
+        ("cql", "hopper-medium-expert-v2", {"reward_by_return_range": 0.0}),
+        ("cql", "antmaze-umaze-v2", {"reward_scale": 10.0, "reward_shift": -5.0, "normalize_observations": False}),
+        ("rebrac", "antmaze-umaze-v2", {"reward_scale": 100.0, "reward_shift": 0.0}),
+        ("xql", "hopper-medium-v2", {"reward_by_return_range": 1000.0, "normalize_observations": False}),
+        ("awac", "antmaze-umaze-v2", {"reward_shift": -1.0, "normalize_observations": True}),
+    ],
+)
+def test_rewards_and_observations(algo: str, dataset: str, wanted: dict[str, Any]) -> None:
+    config = settings(algo, dataset)
+    assert {k: getattr(config.dataset, k) for k in wanted} == wanted
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_mazes_are_scored_in_100_episodes(algo: str) -> None:
+    for dataset, suite in (("antmaze-large-play-v2", "d4rl-antmaze"), ("maze2d-large-v1", "d4rl-maze2d")):
+        if (algo, suite) not in NOTHING_PUBLISHED:
+            assert composing.experiment_settings(find_experiment(algo, dataset), dataset)[1]["eval.episodes"] == 100
+
+
+# beta of arXiv 2305.09836 for random, medium, expert, medium-expert, medium-replay, full-replay
+TUNED_TD3_BC = {
+    ("halfcheetah", 6): (0.001, 0.01, 0.4, 0.1, 0.05, 0.01),
+    ("hopper", 3): (0.4, 0.05, 0.1, 0.1, 0.4, 0.01),
+    ("walker2d", 6): (0.001, 0.4, 0.05, 0.1, 0.1, 0.1),
+}
+KINDS = ("random", "medium", "expert", "medium-expert", "medium-replay", "full-replay")
+
+
+def test_tuned_settings_are_used_when_asked_for() -> None:
+    for (task, actions), betas in TUNED_TD3_BC.items():
+        for kind, beta in zip(KINDS, betas, strict=True):
+            alpha = settings("td3_bc", f"{task}-{kind}-v2", experiment="tuned-gym").algo.alpha
+            assert alpha == pytest.approx(1.0 / (beta * actions), rel=1e-5)
+    assert settings("td3_bc", "hopper-medium-v2").algo.alpha == 2.5
+    tuned = settings("iql", "walker2d-medium-v2", experiment="iql/tuned-gym")
+    assert (tuned.algo.temperature, tuned.algo.expectile, tuned.dataset.reward_by_return_range) == (6.0, 0.5, 1000.0)
+    assert settings("iql", "walker2d-medium-v2").experiment == "iql/d4rl-gym"
+    diverse = settings("xql", "antmaze-medium-diverse-v0", experiment="tuned-antmaze").algo
+    assert (diverse.value_updates, diverse.gumbel_temperature, diverse.temperature) == (4, 0.6, 10.0)
+    with pytest.raises(UserError, match=r"experiment=iql/tuned-gym has no settings for mine\.npz; it has them for halfcheetah-random\*, "):
+        settings("iql", "mine.npz", experiment="tuned-gym")
+
+
+def test_a_run_that_is_told_otherwise() -> None:
+    assert settings("rebrac", "hopper-medium-v2", **{"algo.critic_bc": 0.3}).algo.critic_bc == 0.3
+    plain = settings("rebrac", "hopper-medium-v2", experiment="none")
+    assert plain.experiment == "none" and plain.match == [] and plain.algo.critic_bc == 0.01
+    own = settings("rebrac", "/data/hopper_mixed.hdf5")  # the suite's file without a row: the defaults
+    assert own.experiment == "rebrac/d4rl-gym" and own.match == [] and own.algo.actor_bc == 0.01
+
+
+def test_the_best_row_is_the_longest_pattern() -> None:
+    patterns = ["hopper*", "hopper-medium*", "hopper-medium-replay*"]
+    names = {"hopper_medium.hdf5": 1, "hopper-medium-replay-v2": 2, "mujoco/hopper/medium-v0": 1, "d4rl:hopper-random-v2": 0}
+    for name, row in names.items():
+        assert composing._fitting(name, patterns) == patterns[row]
+    assert composing._fitting("walker2d-medium-v2", patterns) is None
+
+
+def test_list_says_what_a_data_set_gets(capsys: pytest.CaptureFixture[str]) -> None:
+    from offrl.commands import list as listing
+
+    assert listing.run(["algo=rebrac", "dataset=hopper-medium-expert-v2"]) == 0
+    assert capsys.readouterr().out == (
+        "rebrac on hopper-medium-expert-v2: rebrac/d4rl-gym, row hopper-medium-expert*: algo.actor_bc=0.1 algo.critic_bc=0.01\n"
+    )
+    assert listing.run(["algo=td3_bc", "dataset=mine.npz"]) == 0
+    assert "no settings of its own" in capsys.readouterr().out
+    for wrong in (["dataset=x"], ["algo="], ["algo=iql", "steps=5"], ["algo=iql", "dataset="]):
+        with pytest.raises(UserError, match="usage: offrl list"):
+            listing.run(wrong)
+
+
+def test_an_algorithm_file_may_take_none_of_its_algorithm_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = composing.read_yaml
+
+    def changed(path: Path) -> dict[str, Any]:
+        return {**read(path), **({"experiment": "none"} if path.name == "percent_bc.yaml" else {})}
+
+    assert find_experiment("percent_bc", "antmaze-umaze-v2") == "bc/d4rl-antmaze"
+    monkeypatch.setattr(composing, "read_yaml", changed)
+    assert find_experiment("percent_bc", "antmaze-umaze-v2") == "none"
+    assert find_experiment("bc", "antmaze-umaze-v2") == "bc/d4rl-antmaze"
