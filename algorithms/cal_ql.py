@@ -58,7 +58,7 @@ class CalQL(Conservative):
 
     Config = CalQLConfig
     discrete = False
-    online: ClassVar[dict[str, Any]] = {"mixing": 0.5, "update_every": "episode"}  # the bound stays
+    online: ClassVar[dict[str, Any] | None] = {"mixing": 0.5, "update_every": "episode"}  # the bound stays
 
     def sampler(self) -> ReturnsSampler:
         return ReturnsSampler(discount=self.config.discount)

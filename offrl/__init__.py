@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offrl.data.dataset import Dataset
     from offrl.data.load import load_dataset
     from offrl.errors import UserError
+    from offrl.online.api import finetune
     from offrl.policy import TrainedPolicy
     from offrl.registry import register
     from offrl.runs import Run
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from offrl.tasks import Task
     from offrl.train import Interrupted
 
-__all__ = ["Dataset", "Interrupted", "Run", "Task", "TrainedPolicy", "UserError", "load", "load_dataset", "register", "train"]
+__all__ = ["Dataset", "Interrupted", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "load", "load_dataset", "register", "train"]
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
@@ -34,6 +35,7 @@ _WHERE = {
     "Task": ("offrl.tasks", "Task"),
     "TrainedPolicy": ("offrl.policy", "TrainedPolicy"),
     "UserError": ("offrl.errors", "UserError"),
+    "finetune": ("offrl.online.api", "finetune"),
     "load": ("offrl.runs", "Run"),
     "load_dataset": ("offrl.data.load", "load_dataset"),
     "register": ("offrl.registry", "register"),

@@ -44,7 +44,7 @@ class Algorithm(ABC):
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
-    online: ClassVar[dict[str, Any]] = {}  # settings that change when training goes on in an environment (`offrl finetune`)
+    online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     anneal: ClassVar[dict[str, tuple[float, float]]] = {}  # setting -> its factor at the start and at the end of that
     average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
 

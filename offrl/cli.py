@@ -21,6 +21,7 @@ usage: offrl COMMAND [name=value ...]
   offrl train grid.temperature=[1,3,10] grid.expectile=[0.7,0.9] seeds=4     24 policies as one program
   offrl train dataset=my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
   offrl train resume=runs/NAME       continue a run (so does the command that began it)
+  offrl finetune runs/NAME env=Hopper-v5 steps=100000     let its policies go on learning in an environment, or fresh ones: algo=sac_n
   offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
 
   offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=joblib, ray, slurm

@@ -162,7 +162,8 @@ def _resume(values: dict[str, Any]) -> TrainConfig:
 
     run_dir = Path(values.pop("resume"))
     run_dir = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
-    read_record(run_dir)  # says what is wrong when this is no run
+    if read_record(run_dir).get("kind") == "finetune":  # which says what is wrong when this is no run
+        raise UserError(f"{run_dir} is a fine-tuning run: `offrl finetune resume={run_dir}` continues it")
     saved = read_yaml(run_dir / CONFIG)
     name = (saved.get("algo") or {}).get("name")
     given = {**(saved.pop("given", None) or {}), **values}

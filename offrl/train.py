@@ -63,7 +63,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
         if evaluator is not None:
             stack_.enter_context(evaluator)
         if world.first:
-            stack_.enter_context(_lock(run_dir))
+            stack_.enter_context(lock(run_dir))
         devices = _devices(config, device, len(them), dataset.mapped)
 
         def choose() -> tuple[str, int]:
@@ -115,7 +115,7 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
-def _lock(run_dir: Path) -> Iterator[None]:
+def lock(run_dir: Path) -> Iterator[None]:
     """Only one process may train in a run directory. The system drops the lock with the process, however it ends."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

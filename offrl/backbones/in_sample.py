@@ -43,7 +43,7 @@ class InSampleSettings(CriticSettings):
 class InSampleQ(CriticAlgorithm):
     """No action outside the data is ever evaluated. A subclass gives the loss of V."""
 
-    online: ClassVar[dict[str, Any]] = {"actor_schedule": "constant"}
+    online: ClassVar[dict[str, Any] | None] = {"actor_schedule": "constant", "mixing": None}  # the union, as in the paper
 
     def build(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

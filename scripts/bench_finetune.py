@@ -1,0 +1,181 @@
+"""Curves of fine-tuning on Pendulum-v1: IQL, TD3+BC, Cal-QL from medium-replay data, SAC from scratch with and without it, SB3's SAC.
+
+offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum      # the data, two minutes
+python scripts/bench_finetune.py --data pendulum/pendulum-v1-medium-replay.hdf5 --out FOLDER            # all; several hours on one core
+python scripts/bench_finetune.py ... --only iql scratch sb3 --seeds 2 --steps 5000 --updates 5000       # a part of it
+python scripts/bench_finetune.py --out FOLDER --stage table                                             # what is there, again
+
+Everything is kept in --out: what is there already is not run again, and a run that was stopped goes on. Writes finetune.md and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+import offrl  # noqa: E402
+from offrl import plots  # noqa: E402
+from offrl.data.load import load_dataset  # noqa: E402
+from offrl.evalconfig import EvalConfig  # noqa: E402
+from offrl.evaluate import Evaluator  # noqa: E402
+from offrl.logging import SCORE_COLUMNS, interval_text  # noqa: E402
+from offrl.online.outcome import EARLY, picture  # noqa: E402
+from offrl.runs import SCORES  # noqa: E402
+from offrl.stats import mean_interval  # noqa: E402
+
+HIDDEN = [256, 256]
+# name -> (algorithm, settings of it, settings of offrl finetune, whether it is trained on the data first)
+CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
+    "iql": ("iql", {"dataset.normalize_observations": True}, {"mixing": None}, True),
+    "td3_bc": ("td3_bc", {"dataset.normalize_observations": True}, {}, True),
+    "cal_ql": ("cal_ql", {"algo.actor_learning_rate": 3e-4}, {}, True),
+    "sac_n2_mixed": ("sac_n", {"algo.critics": 2}, {"mixing": 0.5}, False),
+    "rlpd": ("rlpd", {}, {"mixing": 0.5}, False),
+    "scratch": ("sac_n", {"algo.critics": 2}, {"mixing": 0}, False),
+}
+WARMUP = 100  # steps with random actions from scratch: SB3's learning_starts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="HDF5 of the data, from offrl collect")
+    parser.add_argument("--env", default="Pendulum-v1")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=[*CURVES, "sb3"], choices=[*CURVES, "sb3"])
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10_000, help="environment steps of each seed")
+    parser.add_argument("--updates", type=int, default=20_000, help="offline updates before")
+    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--every", type=int, default=500, help="environment steps between evaluations")
+    parser.add_argument("--compile", default="auto", choices=("auto", "eager", "compiled"))
+    parser.add_argument("--stage", default="all", choices=("all", "table"))
+    args = parser.parse_args()
+    if args.stage == "all":
+        if args.data is None:
+            parser.error("--data is missing: offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum makes it")
+        for name in args.only:
+            began = time.monotonic()
+            if name == "sb3":
+                sb3(args)
+            else:
+                ours(name, args)
+            print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+    table(args.out)
+
+
+def ours(name: str, args: argparse.Namespace) -> None:
+    """One curve of ours, in --out/NAME; offline training, where there is any, in --out/NAME-offline."""
+    algo, settings, online, offline = CURVES[name]
+    settings = {"algo.hidden": HIDDEN, **settings}
+    common = {"runs_dir": str(args.out), "quiet": True, "device": "cpu", "compile": args.compile}
+    scoring = {"eval.episodes": args.episodes, "eval.workers": 0}
+    run = None
+    if offline:
+        run = offrl.train(algo, args.data, seeds=args.seeds, steps=args.updates, env=args.env, name=f"{name}-offline",
+                          settings={**settings, **scoring, "eval.every": 0}, **common)  # fmt: skip
+        more: dict[str, Any] = {}
+    else:
+        more = {**settings, "algo": algo, "seeds": args.seeds, "warmup": WARMUP, "dataset": args.data}
+    tuning = {**more, **online, **scoring, "eval.every": args.every}
+    offrl.finetune(run, env=args.env, steps=args.steps, settings=tuning, name=name, **common)
+
+
+def sb3(args: argparse.Namespace) -> None:
+    """Stable-Baselines3's SAC with its defaults, scored by our evaluator from the same start states: --out/sb3/scores.csv."""
+    import torch
+    from stable_baselines3 import SAC
+
+    torch.set_num_threads(1)
+    task = load_dataset(args.data).spec.task
+    assert task is not None
+    folder = args.out / "sb3"
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in range(args.seeds):
+        part = folder / f"seed_{seed}.json"
+        if part.exists() and json.loads(part.read_text())[-1]["step"] >= args.steps:
+            continue
+        rows: list[dict[str, Any]] = []
+        import gymnasium as gym
+
+        model = SAC("MlpPolicy", gym.make(args.env), seed=seed, device="cpu")
+        with Evaluator(task, EvalConfig(episodes=args.episodes, env=args.env)) as evaluator:
+            for step in range(0, args.steps + 1, args.every):
+                if step:
+                    model.learn(args.every, reset_num_timesteps=False)
+                row = evaluator([_Greedy(model)], [seed]).rows()[0]
+                rows.append({"step": step, "seed": seed, "episodes": args.episodes, "return_mean": row["return"], "score": row["score"],
+                             "dataset": "", "environment": evaluator.label})  # fmt: skip
+        part.write_text(json.dumps(rows))
+    found = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
+    with open(folder / SCORES, "w", newline="") as file:
+        writer = csv.DictWriter(file, SCORE_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(found, key=lambda r: (r["step"], r["seed"])))
+
+
+class _Greedy:
+    """SB3's model as a policy for our evaluator."""
+
+    discount = 0.99
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def start(self, episodes: int) -> None:
+        return None
+
+    def step(self, carry: None, observations: np.ndarray, t: int) -> tuple[np.ndarray, None]:
+        return self.model.predict(observations, deterministic=True)[0], None
+
+
+def table(out: Path) -> None:
+    """Write finetune.md and finetune.png of all curves in `out`."""
+    labels = {
+        "iql": "IQL",
+        "td3_bc": "TD3+BC",
+        "cal_ql": "Cal-QL",
+        "sac_n2_mixed": "SAC + data",
+        "rlpd": "RLPD",
+        "scratch": "SAC",
+        "sb3": "SB3 SAC",
+    }
+    files = {labels[name]: out / name / SCORES for name in labels if (out / name / SCORES).exists()}
+    lines = [
+        "| | seeds | return at step 0 | lowest in the first tenth | at half | at the end | mean online |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for label, path in files.items():
+        (curves,) = plots.read_curves(path, "return_mean").values()
+        steps = sorted(next(iter(curves.values())))
+        if len(steps) < 2 or any(sorted(c) != steps for c in curves.values()):
+            continue
+        half = min(steps, key=lambda s: abs(s - steps[-1] / 2))
+        early = [s for s in steps if 0 < s <= EARLY * steps[-1]]
+
+        def cell(values: list[float]) -> str:
+            return interval_text(mean_interval(values), 0)
+
+        every = list(curves.values())
+        lowest = cell([min(c[s] for s in early) for c in every]) if early else ""
+        online = cell([float(np.mean([v for s, v in c.items() if s])) for c in every])
+        cells = [cell([c[0] for c in every]), lowest, cell([c[half] for c in every]), cell([c[steps[-1]] for c in every]), online]
+        lines.append(f"| {label}, {steps[-1]:,} steps | {len(every)} | {' | '.join(cells)} |")
+    text = "\n".join(lines) + "\n"
+    (out / "finetune.md").write_text(text)
+    print(text)
+    if files:
+        picture(files, out / "finetune.png", title="Fine-tuning", column="return_mean")
+
+
+if __name__ == "__main__":
+    main()

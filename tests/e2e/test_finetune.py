@@ -1,0 +1,139 @@
+"""`offrl finetune` as a user runs it: from a run, from fresh parameters, killed, and with mistakes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offrl import checkpoint
+from offrl.runs import Run
+
+from .conftest import Offrl, Result
+
+FAST = "compile=eager device=cpu eval.episodes=1 eval.workers=0 max_steps=12 log_every=10 runs_dir=runs quiet=true"
+DATA = "dataset=hopper.hdf5 eval.env=Hopper-v4 dataset.action_low=[-1,-1,-1] dataset.action_high=[1,1,1] algo.batch_size=16 seeds=2"
+
+
+@pytest.fixture
+def trained(offrl: Offrl, write: Callable[..., Path]) -> Offrl:
+    """A run `runs/a` of IQL on data of Hopper's shape."""
+    write("hopper.hdf5")
+    assert offrl(f"train algo=iql {DATA} name=a quiet=true").status == 0
+    return offrl
+
+
+def tune(offrl: Offrl, command: str) -> Result:
+    return offrl(f"finetune {FAST} {command}")
+
+
+def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
+    result = tune(trained, "runs/a steps=30 name=b eval.every=15")
+    assert result.status == 0, result.err
+    assert "offline score" in result.out and "mean online" in result.out and "runs/b/" in result.out
+    for name in (
+        "scores.csv",
+        "finetune.png",
+        "finetune.json",
+        "policies",
+        "tensorboard",
+        "checkpoints",
+        "replay",
+        "config.yaml",
+        "run.json",
+    ):
+        assert (Path("runs/b") / name).exists(), name
+    assert [r["step"] for r in Run("runs/b").scores] == [0, 0, 15, 15, 30, 30]
+    shown = trained("evaluate runs/b episodes=1 max_steps=12")
+    assert shown.status == 0 and "iql+online" in shown.out, shown.err
+    assert trained("export runs/b format=safetensors").status == 0
+    reported = trained("report runs/a runs/b")
+    assert reported.status == 0, reported.err
+    page = next(word for word in reported.out.split() if word.endswith(".html"))
+    assert "iql+online" in Path(page).read_text()
+    again = tune(trained, "runs/a steps=30 name=b eval.every=15").out
+    assert again == result.out  # nothing is played, the same table
+    more = tune(trained, "resume=runs/b steps=40")
+    assert more.status == 0 and Run("runs/b").scores[-1]["step"] == 40, more.err
+
+
+def test_from_fresh_parameters_with_and_without_data(offrl: Offrl, write: Callable[..., Path]) -> None:
+    write("hopper.hdf5")
+    small = "algo=sac_n algo.critics=2 algo.hidden=[8] algo.batch_size=16 seeds=2 env=Hopper-v4 steps=24 warmup=12 eval.every=0"
+    mixed = tune(offrl, f"from=none {small} dataset=hopper.hdf5 dataset.action_low=[-1,-1,-1] dataset.action_high=[1,1,1] name=mixed")
+    assert mixed.status == 0, mixed.err
+    alone = tune(offrl, f"{small} mixing=0 name=alone")
+    assert alone.status == 0, alone.err
+    assert Run("runs/mixed").record["identity"]["finetune"]["mixing"] == 0.5
+    assert Run("runs/alone").record["spec"]["action_high"] == [1.0, 1.0, 1.0]
+
+
+def test_mistakes_are_one_line(trained: Offrl) -> None:
+    for command, words in {
+        "runs/a env=CartPole-v1": "observations of shape (11,), CartPole-v1 of (4,)",
+        "runs/a env=Hoper-v4": "Did you mean 'Hopper-v4'?",
+        "runs/a steps=0": "steps=0 is out of range",
+        "runs/none": "runs/none is not a run directory",
+        "runs/a eval.env=Hopper-v4": "write env=",
+        "runs/a runs/b": "takes one run, and 2 are given",
+        "--steps=5": "settings have no dashes: steps=5",
+        "--resume": "no option --resume",
+        "algo=bc dataset=hopper.hdf5 env=Hopper-v4": "bc imitates the data and has no critic",
+        "algo=sac_n env=Hopper-v4": "name them, dataset=NAME",
+        "algo=sac_n mixing=0": "the environment must be named",
+        "env=Hopper-v4 mixing=0": "usage: offrl finetune RUN",
+        "runs/a resume=runs/a": "is no fine-tuning run",
+    }.items():
+        result = tune(trained, command)
+        assert result.status == 2 and words in result.err, (command, result.err)
+        assert result.err.count("\n") == 1
+
+
+def test_data_that_are_gone_are_needed_only_for_mixing(trained: Offrl) -> None:
+    Path("hopper.hdf5").rename("elsewhere.hdf5")
+    result = tune(trained, "runs/a steps=12 eval.every=0")
+    assert result.status == 2 and "mixing=0 goes on without them" in result.err, result.err
+    assert tune(trained, "runs/a steps=12 eval.every=0 mixing=0").status == 0
+    moved = tune(trained, "runs/a steps=12 eval.every=0 dataset=elsewhere.hdf5")
+    assert moved.status == 0, moved.err
+
+
+def test_help_shows_the_settings(offrl: Offrl) -> None:
+    result = offrl("finetune --help")
+    assert result.status == 0 and "mixing=auto" in result.out and "eval.env" not in result.out
+
+
+def test_killed_twice_it_ends_the_same(trained: Offrl) -> None:
+    command = f"finetune runs/a steps=400 eval.every=100 checkpoint.every=20 {FAST}"
+
+    def start(name: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "offrl.cli", *shlex.split(command), f"name={name}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen(words, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def finish(name: str) -> None:
+        process = start(name)
+        out, err = process.communicate(timeout=600)
+        assert process.returncode == 0, out + err
+
+    finish("whole")
+    for step in (60, 200):
+        process = start("killed")
+        deadline = time.monotonic() + 300
+        while process.poll() is None and max(checkpoint.steps(Path("runs/killed")), default=0) < step and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    finish("killed")
+    whole, killed = (checkpoint.load_latest(Path("runs") / name) for name in ("whole", "killed"))
+    assert whole is not None and killed is not None and whole[1]["sha256"] == killed[1]["sha256"]
+    for name in ("metrics.jsonl", "scores.csv", "policies/seed_0.safetensors", "policies/seed_1.safetensors"):
+        assert (Path("runs/killed") / name).read_bytes() == (Path("runs/whole") / name).read_bytes(), name

@@ -1,0 +1,344 @@
+"""Fine-tuning as a whole, from Python: what it learns from, that a stop leaves no trace, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import offrl
+from offrl import checkpoint, registry
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError
+from offrl.online import outcome
+from offrl.online.learner import Learner
+from offrl.online.ring import MixedBatches
+from offrl.runs import Run
+
+SMALL: dict[str, Any] = {"quiet": True, "device": "cpu", "compile": "eager", "log_every": 10, "eval.episodes": 2, "eval.every": 20}
+
+
+class Walk(gym.Env):
+    """x moves by half the action and pays -|x|; a terminal beyond 1, a time-out after 9 steps. Counts all steps of all of them."""
+
+    observation_space = spaces.Box(-9, 9, (2,))
+    steps, at, then = 0, -1, staticmethod(lambda: None)
+
+    def __init__(self, discrete: bool = False) -> None:
+        self.discrete = discrete
+        self.action_space: Any = spaces.Discrete(3) if discrete else spaces.Box(-2.0, 2.0, (1,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x, self.t = float(self.np_random.uniform(-0.9, 0.9)), 0
+        return np.array([self.x, self.t], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        Walk.steps += 1
+        self.x += (int(action) - 1) * 0.2 if self.discrete else float(action[0]) / 2
+        self.t += 1
+        reward = -abs(self.x)
+        if Walk.steps == Walk.at:
+            reward = Walk.then() or reward
+        return np.array([self.x, self.t], np.float32), reward, abs(self.x) > 1.0, self.t >= 9, {}
+
+
+@pytest.fixture(autouse=True)
+def still(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing happens at any step, and none was made."""
+    recorded(False), recorded(True)
+    drawn = request.node.name == "test_it_learns_from_play_and_data"
+    draw = outcome.picture
+    monkeypatch.setattr(outcome, "picture", lambda *a, **k: draw(*a, **k) if drawn else False)  # it takes as long as all the rest
+    monkeypatch.setattr(Walk, "steps", 0)
+    monkeypatch.setattr(Walk, "at", -1)
+
+
+@functools.cache
+def recorded(discrete: bool) -> list[Any]:
+    """Columns of 90 rows and a few more, of whole episodes with random actions."""
+    g, env, rows = np.random.default_rng(0), Walk(discrete), []
+    while len(rows) < 90:
+        seen, over = env.reset(seed=len(rows))[0], False
+        while not over:
+            action = g.integers(0, 3) if discrete else g.uniform(-1, 1, 1)
+            after, reward, terminated, truncated, _ = env.step(action)
+            rows.append((seen, action, reward, terminated, truncated and not terminated, after))
+            seen, over = after, terminated or truncated
+    return [np.array(column) for column in zip(*rows, strict=True)]
+
+
+def data(discrete: bool = False) -> Dataset:
+    bounds: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -2, "action_high": 2}
+    return Dataset.from_arrays(*recorded(discrete), **bounds)
+
+
+def trained(folder: Path, algo: str = "iql", discrete: bool = False, **more: Any) -> Run:
+    settings = {"algo.hidden": [8], "eval.env": "none", "algo.batch_size": 16, **SMALL, **more}
+    settings.pop("eval.every")
+    return offrl.train(algo, data(discrete), seeds=2, steps=7, name="offline", settings=settings, runs_dir=str(folder))
+
+
+def tune(run: Run | None, folder: Path, name: str = "online", discrete: bool = False, **more: Any) -> Run:
+    given = {"dataset": data(discrete)} if more.get("mixing") != 0 else {}
+    call: dict[str, Any] = {"steps": 60, "name": name, "runs_dir": str(folder), **given, **SMALL, **more}
+    return offrl.finetune(run, env=lambda: Walk(discrete), settings={k: call.pop(k) for k in list(call) if "." in k}, **call)
+
+
+def last(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    found = checkpoint.load_latest(run.dir)
+    assert found is not None
+    return found
+
+
+def assert_same(one: Run, two: Run) -> None:
+    (tensors, meta), (expected, expected_meta) = last(one), last(two)
+    assert {k: v for k, v in meta.items() if k != "files"} == {k: v for k, v in expected_meta.items() if k != "files"}
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected[name]), name
+    for name in ("metrics.jsonl", "scores.csv", "finetune.json", "policies/seed_0.safetensors", "policies/seed_1.safetensors"):
+        assert (one.dir / name).read_bytes() == (two.dir / name).read_bytes(), name
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    "plain": ("iql", False, {"mixing": 0.5}),
+    "union, two environments": ("iql", False, {"mixing": None, "envs": 2, "utd": 0.5}),
+    "actor at every second update": ("td3_bc", False, {"mixing": 0.5, "utd": 1.5, "warmup": 5, "checkpoint.every": 7}),
+    "by episodes": ("td3_bc", False, {"update_every": "episode", "envs": 2, "noise": 0.3}),
+    "discrete, alone, small ring": ("iql", True, {"mixing": 0.0, "capacity": 20, "noise": 0.2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    algo, discrete, settings = CASES[case]
+    offline = trained(tmp_path, algo, discrete)
+    before = (offline.dir / "run.json").read_bytes()
+    settings = {"steps": 30, **settings}
+    whole = tune(offline, tmp_path, "whole", discrete, **settings)
+    total = Walk.steps
+    moments = 1 + np.random.default_rng(len(case)).choice(total * 3 // 4, 2, replace=False)
+    for moment in moments.tolist():  # while playing or scoring, not at the very end
+        name = f"stopped-{moment}"
+        monkeypatch.setattr(Walk, "steps", 0)
+        monkeypatch.setattr(Walk, "at", moment)
+        monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
+        with pytest.raises(offrl.Interrupted, match="the same command continues"):
+            tune(offline, tmp_path, name, discrete, **settings)
+        monkeypatch.setattr(Walk, "at", -1)
+        assert_same(tune(offline, tmp_path, name, discrete, **settings), whole)
+    assert (offline.dir / "run.json").read_bytes() == before
+
+
+def test_what_came_after_a_checkpoint_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after kill -9: files are ahead of the checkpoint."""
+    offline = trained(tmp_path)
+    whole = tune(offline, tmp_path, "whole", steps=40)
+
+    def die() -> None:
+        raise SystemExit
+
+    for moment in (70, 100):
+        monkeypatch.setattr(Walk, "steps", 0)
+        monkeypatch.setattr(Walk, "at", moment)
+        monkeypatch.setattr(Walk, "then", staticmethod(die))
+        with pytest.raises(SystemExit):
+            tune(offline, tmp_path, f"killed-{moment}", steps=40)
+        monkeypatch.setattr(Walk, "at", -1)
+        assert_same(tune(offline, tmp_path, f"killed-{moment}", steps=40), whole)
+
+
+def test_it_learns_from_play_and_data(tmp_path: Path) -> None:
+    offline = trained(tmp_path)
+    run = tune(offline, tmp_path)
+    tensors, meta = last(run)
+    assert meta["step"] == 60 and meta["rows"] == [60, 60] and meta["updates"] == 7 + 60
+    assert tensors["state/step"].tolist() == [67, 67]
+    first = checkpoint.load_latest(offline.dir)
+    assert first is not None and not torch.equal(tensors["state/params/actor/log_std"], first[0]["state/params/actor/log_std"])
+    assert [r["step"] for r in run.scores] == [0, 0, 20, 20, 40, 40, 60, 60]
+    lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50, 60]
+    assert all(line["critic/loss"][0] is not None for line in lines)
+    assert sum(line["online/episodes"][0] for line in lines) >= 6
+    score = offline.evaluate(2, env=lambda: Walk()).rows()[1]["return"]
+    assert run.scores[1]["return_mean"] == score  # row 0 is the offline policy's
+    outcome = json.loads((run.dir / "finetune.json").read_text())[0]
+    assert outcome["unit"] == "return" and outcome["offline"][1] == score and outcome["regret"] is None
+    assert outcome["online"][0] == pytest.approx(np.mean([r["return_mean"] for r in run.scores if r["seed"] == 0 and r["step"]]))
+    assert (run.dir / "finetune.png").stat().st_size > 10_000
+    assert np.isfinite(run.policy(1).act(np.zeros(2, np.float32))).all()
+    steps = Walk.steps
+    again = tune(offline, tmp_path)
+    assert again.dir == run.dir and Walk.steps == steps  # nothing is played
+
+
+def test_steps_can_be_added(tmp_path: Path) -> None:
+    offline = trained(tmp_path)
+    tune(offline, tmp_path, "two", steps=40)
+    assert_same(tune(offline, tmp_path, "two"), tune(offline, tmp_path, "one"))
+
+
+def test_resume_needs_neither_parent_nor_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = trained(tmp_path)
+    whole = tune(offline, tmp_path, "whole", mixing=0)
+    monkeypatch.setattr(Walk, "steps", 0)
+    monkeypatch.setattr(Walk, "at", 80)
+    monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
+    with pytest.raises(offrl.Interrupted):
+        tune(offline, tmp_path, mixing=0)
+    for path in sorted(offline.dir.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    run = tune(None, tmp_path, mixing=0, resume=str(tmp_path / "online"))
+    assert_same(run, whole)
+
+
+def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches that the step gets, told apart by whether the data have that row."""
+    known = {round(float(x), 5) for x in data().columns["observations"][:, 0]}
+    get, shares = MixedBatches.get, []
+
+    def watched(self: MixedBatches, step: int) -> dict[str, torch.Tensor]:
+        batch = get(self, step)
+        shares.append(np.mean([round(float(x), 5) in known for x in batch["observations"][0, :, 0]]))
+        return batch
+
+    monkeypatch.setattr(MixedBatches, "get", watched)
+    offline = trained(tmp_path)
+    for mixing, share in ((0.25, 0.25), (0, 0.0), (1, 1.0)):
+        shares.clear()
+        tune(offline, tmp_path, f"mix-{share}", mixing=mixing, steps=20)
+        assert len(shares) == 20 and set(shares) == {share}
+    shares.clear()
+    tune(offline, tmp_path, "union", mixing=None, steps=60)
+    assert np.mean(shares[:10]) > 0.85 > 0.75 > np.mean(shares[-10:]) > 0.4  # some 90 of 150 rows at the end
+
+
+def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = registry.get("algo", "td3_bc")
+    monkeypatch.setattr(kind, "online", {"noise_clip": 0.25, "mixing": None, "update_every": "episode"})
+    monkeypatch.setattr(kind, "anneal", {"alpha": (1.0, 0.5)})
+    run, seen = Learner.run, []
+
+    def watched(self: Learner, step: int, count: int) -> None:
+        seen.append((self.hyper[0].get("alpha"), self.algorithm.config.noise_clip))
+        run(self, step, count)
+
+    monkeypatch.setattr(Learner, "run", watched)
+    offline = trained(tmp_path, "td3_bc")
+    tuned = tune(offline, tmp_path)
+    alphas = [float(alpha[0]) for alpha, _ in seen if alpha is not None]
+    assert len(alphas) == len(seen) and alphas == sorted(alphas, reverse=True)
+    assert 2.5 > alphas[0] > 2.0 and 1.25 <= alphas[-1] < 1.6
+    assert {clip for _, clip in seen} == {0.25}
+    assert tuned.record["identity"]["finetune"]["mixing"] is None
+    assert tuned.record["identity"]["finetune"]["update_every"] == "episode"
+    with pytest.raises(UserError, match="steps: 60 there, 80 here"):  # settings are annealed over the steps
+        tune(offline, tmp_path, steps=80)
+    seen.clear()
+    tune(offline, tmp_path, "given", mixing=0.5, **{"algo.alpha": 4.0, "algo.noise_clip": 0.1})  # the command's word holds
+    assert {clip for _, clip in seen} == {0.1} and {alpha for alpha, _ in seen} == {None}
+
+
+def test_a_grid_goes_on_with_its_own_values(tmp_path: Path) -> None:
+    offline = trained(tmp_path, "iql", **{"grid.temperature": [1.0, 3.0]})
+    run = tune(offline, tmp_path)
+    assert [r.name for r in run.replicas] == [r.name for r in offline.replicas] and len(run.final_scores) == 4
+    tensors, _ = last(run)
+    actor = next(v for k, v in tensors.items() if k.startswith("state/params/actor/") and v.ndim == 3)
+    assert not torch.equal(actor[0], actor[2])
+    assert run.policy(1, temperature=3.0).algorithm.config.temperature == 3.0
+
+
+def test_from_fresh_parameters(tmp_path: Path) -> None:
+    run = tune(None, tmp_path, algo="iql", seeds=2, warmup=20, mixing=0, **{"algo.hidden": [8], "algo.batch_size": 16})
+    _, meta = last(run)
+    assert meta["updates"] == 40 and run.record["identity"]["parent"] is None and run.record["data"]["source"] == "environment"
+    shard, _ = checkpoint.read(run.dir / "replay" / "000000.safetensors")
+    early = shard["actions"][:, 0]
+    assert early.abs().max() > 0.8 and abs(float(early.mean())) < 0.4  # uniform before the first update
+    mixed = tune(None, tmp_path, "mixed", algo="td3_bc", seeds=1, warmup=20, **{"algo.hidden": [8], "algo.batch_size": 16})
+    assert mixed.record["identity"]["finetune"]["mixing"] == 0.5 and mixed.record["data"]["rows"] == len(data())
+
+
+def test_what_the_environment_gets_wrong_is_named_and_what_was_learnt_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = trained(tmp_path)
+    for at, then, words in (
+        (85, lambda: float("nan"), r"gave a reward .* not finite \(seed \d, environment 0, episode \d+, step \d\)"),
+        (30, lambda: 1 / 0, r"failed \(seed \d, environment 0, episode \d+, step \d\): ZeroDivisionError"),
+    ):
+        monkeypatch.setattr(Walk, "steps", 0)
+        monkeypatch.setattr(Walk, "at", at)
+        monkeypatch.setattr(Walk, "then", staticmethod(then))
+        with pytest.raises(UserError, match=words + r".*what was learnt up to step \d+ is saved"):
+            tune(offline, tmp_path, "failed", **{"eval.every": 0})
+        _, meta = last(Run(tmp_path / "failed"))
+        assert meta["step"] > 10
+        monkeypatch.setattr(Walk, "at", -1)
+    assert_same(tune(offline, tmp_path, "failed", **{"eval.every": 0}), tune(offline, tmp_path, "well", **{"eval.every": 0}))
+
+
+def test_a_replica_that_diverges_is_frozen_and_the_other_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    offline = trained(tmp_path)
+    found = checkpoint.load_latest(offline.dir)
+    assert found is not None
+    tensors, meta = found
+    tensors = {k: v.clone() for k, v in tensors.items()}
+    tensors["state/params/value/" + next(k.split("/")[-1] for k in tensors if k.startswith("state/params/value/"))][0] = 1e30
+    checkpoint.save(offline.dir, 7, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256", "step")}, 2)
+    run = tune(offline, tmp_path)
+    assert [r.seed for r in run.diverged] == [0] and "seed 0 diverged" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["critic/loss"][0] is None and lines[-1]["critic/loss"][1] is not None
+
+
+def refused(words: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
+    offline = trained(tmp_path)
+    refused("there is no environment to learn in", lambda: offrl.finetune(offline, dataset=data(), quiet=True))
+    refused("trained on arrays from Python", lambda: offrl.finetune(offline, env="Pendulum-v1", quiet=True))
+    refused(r"observations of shape \(2,\), Pendulum-v1 of \(3,\)",
+            lambda: offrl.finetune(offline, env="Pendulum-v1", mixing=0, quiet=True, runs_dir=str(tmp_path)))  # fmt: skip
+    refused("steps=0 is out of range", lambda: tune(offline, tmp_path, steps=0))
+    refused("mixing=2 must be", lambda: tune(offline, tmp_path, mixing=2))
+    refused("update_every=0 must be", lambda: tune(offline, tmp_path, update_every=0))
+    refused("Did you mean 'mixing'", lambda: tune(offline, tmp_path, mixin=0.5))
+    refused("seeds= cannot be changed", lambda: tune(offline, tmp_path, seeds=3))
+    refused("unknown setting 'algo.alpha'", lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}))
+    columns = recorded(False)
+    other = Dataset.from_arrays(*columns[:2], columns[2] + 1, *columns[3:], action_low=-2, action_high=2)
+    refused("and this is", lambda: offrl.finetune(offline, env=Walk, dataset=other, quiet=True))
+    silent = {"algo.hidden": [8], **SMALL, "eval.env": "none"}
+    imitation = offrl.train("bc", data(), seeds=1, steps=5, name="bc", runs_dir=str(tmp_path), settings=silent)
+    refused("bc imitates the data and has no critic", lambda: tune(imitation, tmp_path))
+    tuned = tune(offline, tmp_path)
+    refused("is a fine-tuning run: offrl finetune resume=", lambda: tune(tuned, tmp_path, "third"))
+    refused("holds another run \\(finetune.utd: 1.0 there, 2.0 here\\)", lambda: tune(offline, tmp_path, utd=2.0))
+    refused("is no fine-tuning run", lambda: offrl.finetune(env=Walk, resume=str(offline.dir)))
+    tensors, meta = last(offline)
+    tensors["state/params/value/" + next(k.split("/")[-1] for k in tensors if k.startswith("state/params/value/"))][0] += 1
+    checkpoint.save(offline.dir, 7, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256", "step")}, 2)
+    refused("began from another state", lambda: tune(offline, tmp_path))
+    for path in (offline.dir / "checkpoints").iterdir():
+        path.unlink()
+    refused("has no checkpoint, so its critics are gone", lambda: tune(offline, tmp_path, "fourth"))
