@@ -1,5 +1,4 @@
-"""ReCOIL: imitation of few expert transitions with the help of many others, from "Dual RL: Unification and New Methods for Reinforcement
-and Imitation Learning" (Sikchi et al., 2023, arXiv 2302.08560, section 4)."""
+"""ReCOIL: "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning" (Sikchi et al., 2023, arXiv 2302.08560)."""
 
 from __future__ import annotations
 

@@ -66,8 +66,9 @@ def check(config: Any, prefix: str = "") -> None:
 def describe(config: Any, prefix: str = "") -> list[str]:
     """One line for each setting of a dataclass and the dataclasses in it: name=default, and what it means."""
     lines: list[str] = []
-    own = vars(type(config)).get("__annotations__", {})  # before those that it shares with its relatives
-    for spec in sorted(dataclasses.fields(config), key=lambda f: f.name not in own):
+    classes = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
+    # its own before those that it shares with its relatives
+    for spec in sorted(dataclasses.fields(config), key=lambda f: max(i for i, names in enumerate(classes) if f.name in names)):
         value, name = getattr(config, spec.name), prefix + spec.name
         if dataclasses.is_dataclass(value):
             lines += describe(value, name + ".")

@@ -10,7 +10,6 @@ so that whatever else happens on the machine meets all of them.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import statistics
 import sys
@@ -59,20 +58,9 @@ def rows_of(names: Sequence[str]) -> list[Row]:
     return found
 
 
-def data(rows: int) -> Any:
-    """The synthetic data of compare_speed.py, its first tenth marked as an expert's for the algorithms that imitate one."""
-    import torch
-    from peers.runner import synthetic
-
-    dataset = synthetic(rows)
-    marks = torch.arange(rows) < rows // 10
-    return dataclasses.replace(dataset, columns={**dataset.columns, "expert": marks})
-
-
 def prepare(row: Row, dataset: Any, modes: Sequence[str], replicas: int) -> None:
     """Build a row's runners and warm them up; counts the products of an update."""
-    from peers.runner import Runner, make
-    from torch.utils.flop_counter import FlopCounterMode
+    from peers.runner import Runner, counted, make
 
     algorithm = make(row.algorithm, dataset, row.settings)
     config = algorithm.config
@@ -80,10 +68,7 @@ def prepare(row: Row, dataset: Any, modes: Sequence[str], replicas: int) -> None
     layers = " x ".join(str(n) for n in (len(config.hidden), config.hidden[0]))
     deeper = f", critics {len(critic)} x {critic[0]}" if critic != config.hidden else ""
     row.shape = f"{layers}{deeper}, batch {config.batch_size}" + (f", {config.critics} critics" if hasattr(config, "critics") else "")
-    one = Runner(algorithm, dataset, seeds=[0], mode="eager", batch_size=config.batch_size)
-    with FlopCounterMode(display=False) as counter:
-        one.run(algorithm.period)
-    row.flops = counter.get_total_flops() / algorithm.period
+    row.flops = counted(algorithm, dataset, config.batch_size)
     for mode in modes:
         start = time.perf_counter()
         try:
@@ -175,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import torch
     from compare_speed import cores, machine
-    from peers.runner import products_per_second
+    from peers.runner import products_per_second, synthetic
 
     from offrl import backend, checkpoint, registry
     from offrl.errors import UserError
@@ -191,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         say(f"error: {error}")
         return 1
-    rows, dataset = rows_of(names), data(options.rows)
+    rows, dataset = rows_of(names), synthetic(options.rows)
     for row in rows:
         prepare(row, dataset, options.modes, options.replicas)
     speed = products_per_second()

@@ -282,8 +282,7 @@ def dataset_of(rows: int) -> Any:
 def speed(algo: str, replicas: int, mode: str, rows: int, seconds: float, device: str) -> Answer:
     """Updates per second, memory and how busy the GPU is."""
     import torch
-    from peers import common, flops
-    from peers.runner import Runner, make
+    from peers.runner import Runner, counted, make, synthetic
 
     dataset = dataset_of(rows)
     if device != "cpu":
@@ -306,7 +305,7 @@ def speed(algo: str, replicas: int, mode: str, rows: int, seconds: float, device
         return answer
     answer["peak"], answer["reserved"] = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     answer["kernels"] = kernel_share(runner, rate)
-    products = flops.needed(algo, common.BATCH, common.OBSERVATION, common.ACTION, common.HIDDEN) * replicas / product_rate(replicas)
+    products = counted(runner.algorithm, synthetic(5_000)) * replicas / product_rate(replicas)
     answer["floor"] = 1.0 / max(products, 2 * state / bandwidth(device))
     return answer
 

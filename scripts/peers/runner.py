@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peers import common
 
@@ -17,9 +18,10 @@ from offrl.step import make_step, metric_means, stack
 
 
 def synthetic(rows: int) -> Dataset:
-    """`common.transitions` as a data set of offrl."""
+    """`common.transitions` as a data set of offrl; the first tenth is marked as an expert's for the algorithms that imitate one."""
     columns = common.transitions(rows)
     columns.pop("masks")
+    columns["expert"] = np.arange(rows) < rows // 10
     terminations, truncations = common.flags(rows)
     return Dataset.from_arrays(
         **columns, terminations=terminations, truncations=truncations, action_low=-1.0, action_high=1.0, name="synthetic", check=False
@@ -122,3 +124,13 @@ def products_per_second() -> float:
             torch.mm(a, a, out=out)
         best = min(best, (time.perf_counter() - start) / 20)
     return 2.0 * 256**3 / best
+
+
+def counted(algorithm: Algorithm, dataset: Dataset, batch_size: int = common.BATCH) -> float:
+    """FLOPs of the matrix products of one update of one replica, on average over a pattern of updates, as torch counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    one = Runner(algorithm, dataset, seeds=[0], mode="eager", batch_size=batch_size)
+    with FlopCounterMode(display=False) as counter:
+        one.run(algorithm.period)
+    return counter.get_total_flops() / algorithm.period

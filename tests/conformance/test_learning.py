@@ -70,7 +70,7 @@ def test_imitation_overfits_a_known_function(case: Case) -> None:
 
 @each([c for c in BASE if c.name not in IMITATION])
 def test_solves_a_problem_of_two_steps(case: Case) -> None:
-    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 1000) < (0.05 if case.discrete else 0.2)
+    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 700) < (0.05 if case.discrete else 0.2)
 
 
 @each([c for c in BASE if c.name in IMITATION])

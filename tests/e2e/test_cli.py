@@ -238,7 +238,7 @@ def test_a_registered_data_set(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/own-data.md runs as written, on arrays and a file of the shapes that it describes."""
+    """docs/own-data.md runs as written, on arrays and a file of the shapes that it describes, but for what trains models (unit tests)."""
     monkeypatch.setattr(registry, "_table", {kind: dict(members) for kind, members in registry._table.items()})
     text = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
     (command,) = re.findall(r"offrl (train dataset=log.npz .*?)\n```", text, re.DOTALL)
@@ -250,7 +250,7 @@ def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pyt
         "observations": columns["obs"], "actions": columns["act"], "rewards": columns["rew"], "terminations": ~ends & False,
         "truncations": ends, "next_observations": columns["obs"],
     }  # fmt: skip
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", text[text.index("## From Python") :], re.DOTALL)
     for block in blocks:
         exec(block.replace("steps=50_000)", "steps=20, settings=FAST)"), {**globals(), **values}, values)
     assert values["run"].final_scores[0]["environment"].startswith("pendulum-mine in Pendulum-v1")
