@@ -1,4 +1,4 @@
-"""Nothing that a test loads or compiles is left in the user's cache; and one thread for each process, for several of them test at a time."""
+"""Nothing that a test loads or compiles is left in the user's cache; and a process takes one thread, for several of them run at a time."""
 
 from __future__ import annotations
 
