@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import cast
 
@@ -48,9 +49,9 @@ class DualQ(InSampleQ):
     def make_value(self, *, layer_norm: bool = False) -> MLP:
         return super().make_value(layer_norm=layer_norm or self.config.value_layer_norm)
 
+    @abstractmethod
     def value_error(self, difference: Tensor) -> Tensor:
         """The loss of V for each row, [B], of Q - V [B]."""
-        raise NotImplementedError
 
     def value_objective(self, logits: Tensor, q: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         return self.value_error(q - self.head.mean(logits))

@@ -5,6 +5,7 @@ IQL, XQL and f-DVL are this with different losses of V (`value_objective`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,9 +68,9 @@ class InSampleQ(CriticAlgorithm):
         """The smallest target critic at the data's actions [B], and its outputs where the head wants them."""
         return self.smallest(self.q(self.voters(state, key), batch["observations"], batch["actions"]))
 
+    @abstractmethod
     def value_objective(self, logits: Tensor, q: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         """The loss of V's outputs [B, out_dim] against Q [B]: one number per row, [B]."""
-        raise NotImplementedError
 
     def value_loss(
         self, value: Params, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +50,9 @@ class TD3(CriticAlgorithm):
         target = self.td_target(batch, next_q - self.next_penalty(batch, next_action), next_logits)
         return self.td_loss(critic, batch, target, key)
 
+    @abstractmethod
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """The loss of the deterministic actor."""
-        raise NotImplementedError
 
     def improve(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """What moves at every second update besides the targets: the actor."""

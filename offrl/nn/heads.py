@@ -8,6 +8,7 @@ arXiv 2403.03950). Values outside the bins' range cannot be represented: the sha
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
 import torch
@@ -53,7 +54,7 @@ class Scalar:
         return None
 
 
-class Binned:
+class Binned(ABC):
     """Softmax over `bins` values; cross-entropy with the distribution that `project` makes of a target."""
 
     distributional = False
@@ -77,9 +78,9 @@ class Binned:
     def mean(self, logits: Tensor) -> Tensor:
         return self.first + self.width * (logits.float().softmax(-1) * self.index(logits)).sum(-1)
 
+    @abstractmethod
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         """The distribution [..., K] that stands for targets [...], first clipped to the range."""
-        raise NotImplementedError
 
     def loss(self, logits: Tensor, target: Tensor, bootstrap: Bootstrap | None = None) -> Tensor:
         return -(self.project(target, bootstrap) * logits.float().log_softmax(-1)).sum(-1)
