@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from offrl import registry
-from offrl.compose import algorithm_group, base_algorithm, compose, config_names, experiment_settings, find_experiment
+from offrl.compose import compose
+from offrl.experiments import algorithm_group, base_algorithm, config_names, experiment_settings, find_experiment
 from offrl.logging import print_table
 from offrl.replicas import scalars
 from offrl.settings import describe

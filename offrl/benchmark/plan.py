@@ -15,9 +15,10 @@ from typing import Any
 from offrl import runs
 from offrl.benchmark.suites import Suite
 from offrl.checkpoint import write_text
-from offrl.compose import algorithm_group, compose, fill, flatten
+from offrl.compose import compose, fill, flatten
 from offrl.config import TrainConfig, seed_list
 from offrl.errors import UserError, nearest
+from offrl.experiments import algorithm_group
 from offrl.settings import setting
 
 VERSION = 1

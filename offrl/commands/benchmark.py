@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> int:
 
 def _help() -> str:
     from offrl.benchmark.plan import BenchmarkConfig
-    from offrl.compose import config_names
+    from offrl.experiments import config_names
     from offrl.settings import describe
 
     return "\n".join(

@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     except Interrupted as stop:
         print(f"offrl: {stop}", file=sys.stderr)
         return 130
-    from offrl.compose import read_yaml
+    from offrl.experiments import read_yaml
 
     report(done, outcomes(done, int(read_yaml(done.dir / CONFIG)["steps"])))
     files = ("scores.csv", "metrics.jsonl", PICTURE, FILE, "policies", "tensorboard")

@@ -13,7 +13,7 @@ import torch
 
 from offrl import checkpoint, registry, runs
 from offrl.algorithm import Algorithm, TrainState
-from offrl.compose import algorithm_group, base_algorithm, compose, fill, flatten, read_yaml
+from offrl.compose import compose, fill, flatten
 from offrl.config import TrainConfig, seed_list
 from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset, DataSpec
@@ -23,6 +23,7 @@ from offrl.engine import first_state
 from offrl.environments import action_kind, flattener, make_env, resolve_task
 from offrl.errors import UserError, nearest, warn
 from offrl.evalconfig import EvalConfig
+from offrl.experiments import algorithm_group, base_algorithm, read_yaml
 from offrl.online.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.online.rows import columns_for
 from offrl.replicas import Replica, expand

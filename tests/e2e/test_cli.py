@@ -19,9 +19,10 @@ import yaml
 import offrl as package
 from offrl import registry
 from offrl.algorithms.bc import BC, BCConfig
-from offrl.compose import compose, find_experiment
+from offrl.compose import compose
 from offrl.config import TrainConfig
 from offrl.data import Dataset
+from offrl.experiments import find_experiment
 
 from .conftest import SMALL, Offrl
 

@@ -14,10 +14,10 @@ import torch
 
 from offrl import registry, runs
 from offrl.benchmark import cell, grid, launch, plan, suites
-from offrl.compose import config_names
 from offrl.data.config import DatasetConfig
 from offrl.data.sources import minari, ogbench
 from offrl.errors import UserError
+from offrl.experiments import config_names
 
 
 def command(**values: Any) -> plan.Command:

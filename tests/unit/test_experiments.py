@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from offrl import compose as composing
-from offrl import registry
-from offrl.compose import compose, config_folder, config_names, find_experiment, read_yaml
+from offrl import experiments, registry
+from offrl.compose import compose
 from offrl.config import TrainConfig
 from offrl.data.config import DatasetConfig
 from offrl.errors import UserError
+from offrl.experiments import config_folder, config_names, find_experiment, read_yaml
 from offrl.settings import check
 
 TASKS = sorted(json.loads((Path(composing.__file__).parents[1] / "envs" / "d4rl.json").read_text())["tasks"])
@@ -66,9 +67,9 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
     assert text.startswith("# "), "the source is in the first lines"
     assert set(values) <= {"match", "per", "algo", "dataset", "eval"}  # not the length of a run, which a suite decides
     mine = [d for d in (*D4RL, *MINARI, "builtin") if found(algo, d) == experiment]
-    asked_for = not composing._experiment_file(experiment)[0]
+    asked_for = not experiments._experiment_file(experiment)[0]
     assert bool(mine) != asked_for
-    for name, value in composing._dotted(values).items():
+    for name, value in experiments.dotted(values).items():
         assert not (isinstance(value, str) and value[:1].isdigit()), f"{name}: {value} is text in YAML 1.1; write 1.0e-4"
     for dataset in mine[:1]:  # the rows of single data sets are checked below
         config = settings(algo, dataset)
@@ -79,16 +80,16 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
 
 @pytest.mark.parametrize(("experiment", "row"), ROWS)
 def test_a_row_is_for_a_data_set_of_d4rl_and_is_what_its_run_gets(experiment: str, row: str) -> None:
-    algo, (_, common, rows) = experiment.partition("/")[0], composing._experiment_file(experiment)
-    mine = [d for d in D4RL if composing._fitting(d, rows) == row]
+    algo, (_, common, rows) = experiment.partition("/")[0], experiments._experiment_file(experiment)
+    mine = [d for d in D4RL if experiments._fitting(d, rows) == row]
     assert mine, "no data set of D4RL has this row"
     for part, schema in (("algo", registry.get("algo", algo).Config), ("dataset", DatasetConfig)):
-        values = {k.removeprefix(f"{part}."): v for k, v in {**composing._dotted(common), **composing._dotted(rows[row])}.items()}
+        values = {k.removeprefix(f"{part}."): v for k, v in {**experiments.dotted(common), **experiments.dotted(rows[row])}.items()}
         values = {k: v for k, v in values.items() if k in schema.__dataclass_fields__ and "." not in k}
         made = schema(**values)
         check(made)
         check_kinds(made)
-    names = {k.partition(".")[2] for k in composing._dotted(rows[row]) if k.startswith("algo.")}
+    names = {k.partition(".")[2] for k in experiments.dotted(rows[row]) if k.startswith("algo.")}
     assert names <= set(registry.get("algo", algo).Config.__dataclass_fields__)
 
 
@@ -233,8 +234,8 @@ def test_the_best_row_is_the_longest_pattern() -> None:
     patterns = ["hopper*", "hopper-medium*", "hopper-medium-replay*"]
     names = {"hopper_medium.hdf5": 1, "hopper-medium-replay-v2": 2, "mujoco/hopper/medium-v0": 1, "d4rl:hopper-random-v2": 0}
     for name, row in names.items():
-        assert composing._fitting(name, patterns) == patterns[row]
-    assert composing._fitting("walker2d-medium-v2", patterns) is None
+        assert experiments._fitting(name, patterns) == patterns[row]
+    assert experiments._fitting("walker2d-medium-v2", patterns) is None
 
 
 def test_list_says_what_a_data_set_gets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,6 +259,6 @@ def test_an_algorithm_file_may_take_none_of_its_algorithm_s(monkeypatch: pytest.
         return {**read(path), **({"experiment": "none"} if path.name == "percent_bc.yaml" else {})}
 
     assert find_experiment("percent_bc", "antmaze-umaze-v2") == "bc/d4rl-antmaze"
-    monkeypatch.setattr(composing, "read_yaml", changed)
+    monkeypatch.setattr(experiments, "read_yaml", changed)
     assert find_experiment("percent_bc", "antmaze-umaze-v2") == "none"
     assert find_experiment("bc", "antmaze-umaze-v2") == "bc/d4rl-antmaze"

@@ -1,0 +1,133 @@
+"""The YAML files under `configs/`: algorithms by name, and the published settings of an algorithm for a data set."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from offrl import registry
+from offrl.errors import UserError, nearest
+
+SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
+
+
+def choose_experiment(algo: str, dataset: str, name: str) -> str:
+    """The experiment to use: `name` with or without its algorithm, or the one that `auto` finds. Raises UserError for an unknown one."""
+    if name == "auto":
+        return find_experiment(algo, dataset)
+    folder, known = base_algorithm(algo), config_names("experiment")
+    name = f"{folder}/{name}" if f"{folder}/{name}" in known else name
+    mine = [e for e in known if e.startswith(f"{folder}/")]
+    if name not in ("none", *known):
+        raise UserError(f"unknown experiment '{name}'.{nearest(name, known)} Those of {folder}: {', '.join(mine) or 'none'}")
+    if name in known and name not in mine:
+        raise UserError(f"experiment={name} is for another algorithm than {algo}; those of {folder}: {', '.join(mine) or 'none'}")
+    return name
+
+
+def find_experiment(algo: str, dataset: str) -> str:
+    """The experiment of `algo` whose patterns fit the data set's name best (the longest pattern), or "none".
+
+    Those are the patterns under `match` in the experiment's file, or else those of its file's name in configs/experiment/match.yaml.
+    A file configs/algo/NAME.yaml that says `experiment: none` takes none of its algorithm's.
+    """
+    if algo in config_names("algo") and read_yaml(config_folder() / "algo" / f"{algo}.yaml").get("experiment") == "none":
+        return "none"
+    best, length = "none", 0
+    for experiment in config_names("experiment"):
+        if experiment.startswith(f"{base_algorithm(algo)}/"):
+            fitting = _fitting(dataset, _experiment_file(experiment)[0])
+            if fitting is not None and len(fitting) > length:
+                best, length = experiment, len(fitting)
+    return best
+
+
+def experiment_settings(experiment: str, dataset: str) -> tuple[list[str], dict[str, Any]]:
+    """([the pattern of the row that is for the data set] or [], {name: value}) of an experiment.
+
+    A file's `per: {pattern: {name: value}}` has rows for single data sets: of those that fit, the one with the longest pattern goes on
+    top of the file's other settings. Raises UserError where an experiment that is only used when asked for has rows and none for this
+    data set.
+    """
+    if experiment == "none":
+        return [], {}
+    patterns, values, rows = _experiment_file(experiment)
+    row = _fitting(dataset, rows)
+    if row is not None:
+        return [row], {**dotted(values), **dotted(rows[row])}
+    if rows and not patterns:
+        raise UserError(f"experiment={experiment} has no settings for {dataset}; it has them for {', '.join(rows)}")
+    return [], dotted(values)
+
+
+@functools.cache  # a benchmark asks for each of its cells
+def _experiment_file(experiment: str) -> tuple[list[str], dict[str, Any], dict[str, dict[str, Any]]]:
+    """(patterns of the data sets that it is for by itself, settings, rows of settings for single data sets)."""
+    values = read_yaml(config_folder() / "experiment" / f"{experiment}.yaml")
+    shared = read_yaml(config_folder() / "experiment" / "match.yaml")
+    patterns = values.pop("match", shared.get(experiment.partition("/")[2], []))
+    return patterns, values, values.pop("per", {})
+
+
+def _fitting(dataset: str, patterns: Iterable[str]) -> str | None:
+    """The longest of the patterns that a data set's name fits, without its path, suffix, source and spelling."""
+    name = SUFFIX.sub("", Path(dataset).name) if SUFFIX.search(dataset) else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
+    name = re.sub(r"[/_]", "-", name.removeprefix("d4rl:").removeprefix("minari:")).lower()
+    return max((p for p in patterns if fnmatch.fnmatchcase(name, p)), key=len, default=None)
+
+
+def base_algorithm(algo: str) -> str:
+    """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc)."""
+    if algo in registry.names("algo"):
+        return algo
+    used = read_yaml(config_folder() / "algo" / f"{algo}.yaml").get("defaults", [])
+    return next(d.split("/")[2].partition("@")[0] for d in used if isinstance(d, str) and d.startswith("/offrl_algo/"))
+
+
+def algorithm_group(name: str) -> str:
+    """The file under configs/algo, or the registered algorithm, called `name`. Raises UserError with the nearest name."""
+    known = {*config_names("algo"), *registry.names("algo")}
+    for spelling in (name, name.replace("-", "_")):
+        if spelling in known:
+            return spelling
+    raise UserError(f"unknown algorithm '{name}'.{nearest(name, known)} Known: {', '.join(sorted(known))}")
+
+
+def config_folder() -> Path:
+    return Path(str(resources.files("offrl"))) / "configs"
+
+
+def config_names(group: str) -> list[str]:
+    """Names of the YAML files of a config group; files in sub-folders as folder/name."""
+    root = config_folder() / group
+    return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default", "match"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as a dictionary. Raises UserError."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold settings, name: value")
+    return values
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in ("dataset.fields", "given"):
+            result.update(dotted(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
