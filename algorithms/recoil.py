@@ -37,12 +37,6 @@ class ReCOILConfig(DualSettings):
     )
     expectile: float = setting(0.7, "implicit_maximum=expectile: 0.5 values the data's policy, 1.0 the best action", low=0.0, high=1.0)
     expert_weight: float = setting(0.1, "implicit_maximum=expectile: weight of the mean V of the data minus that of the expert", low=0.0)
-    expert_share: float = setting(
-        0.0,
-        "share of the data's batch that is the expert's; 0: what it is in the data, where one episode among many hardly counts",
-        low=0.0,
-        high=1.0,
-    )
     reward_gap: float = setting(2.0, "what a step outside the expert's data costs", low=0.0)
     value_gap: float = setting(200.0, "Q of the expert's data; and, with a minus, what is to come after a terminal", low=0.0)
 
@@ -70,7 +64,7 @@ class ReCOIL(DualQ):
         return super().build()
 
     def sampler(self) -> Sampler:
-        return ExpertSampler(share=self.config.expert_share)
+        return ExpertSampler()
 
     def value_error(self, difference: Tensor) -> Tensor:
         c = self.config

@@ -79,12 +79,7 @@ class Demonstrations:
 @dataclass(frozen=True)
 class ExpertSampler:
     """Transitions of the whole data set, without rewards, and as many of the expert: expert_observations, expert_actions,
-    expert_next_observations and expert_masks. Both uniform, with replacement; `Dataset.weights` weigh the former.
-
-    share: this share of the former, on average, is the expert's as well, however rare its rows are in the data.
-    """
-
-    share: float = 0.0
+    expert_next_observations and expert_masks. Both uniform, with replacement; `Dataset.weights` weigh the former."""
 
     def prepare(self, dataset: Dataset) -> Demonstrations:
         """Raises UserError where no transition is marked as the expert's."""
@@ -112,8 +107,4 @@ class ExpertSampler:
         ours, theirs = rng.split(key)
         draw = TransitionSampler()
         batch = {k: v for k, v in draw(source.every, ours, batch_size).items() if k != "rewards"}
-        expert = draw(source.expert, theirs, batch_size)
-        if self.share > 0.0:
-            more, coin = draw(source.expert, rng.fold_in(theirs, 0), batch_size), rng.uniform(rng.fold_in(theirs, 1), (batch_size,))
-            batch = {k: torch.where((coin < self.share).view(-1, *[1] * (v.ndim - 1)), more[k], v) for k, v in batch.items()}
-        return batch | {PREFIX + k: v for k, v in expert.items()}
+        return batch | {PREFIX + k: v for k, v in draw(source.expert, theirs, batch_size).items()}
