@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,10 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers import Batch, Sampler, TransitionSampler
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
+    from offrl.replicas import Replica
 
 Metrics = dict[str, Tensor]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
@@ -29,7 +34,7 @@ class TrainState(NamedTuple):
     target: dict[str, Params]  # Polyak copies; never optimised
     opt: dict[str, OptState]
     extra: Tree  # e.g. a Lagrange multiplier's state, running statistics
-    frozen: Tree  # e.g. a trained world model; not copied per step
+    frozen: Tree  # what updates only read, e.g. imagined transitions: changed by `Algorithm.between` alone, never copied per update
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
 
@@ -46,7 +51,11 @@ class Algorithm(ABC):
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     anneal: ClassVar[dict[str, tuple[float, float]]] = {}  # setting -> its factor at the start and at the end of that
+    headline: ClassVar[str] = ""  # the metric that the progress bar shows
+    notes: Sequence[str] = ()  # what a person should know about how it was set up
+    watched: Mapping[str, str] = {}  # metric -> what to say of a replica that is stopped because this one is not finite
     average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
+    source: Any = None  # what the sampler prepared, the same for all replicas, on the device; set by the step
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
@@ -61,6 +70,11 @@ class Algorithm(ABC):
         """
         return config
 
+    @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        """The run's `config` once what has to be there before it is there, such as a trained world model; called before `fit_config`."""
+        return config
+
     @abstractmethod
     def build(self) -> dict[str, nn.Module]:
         """Ordinary modules by name; their initial parameters are the state's."""
@@ -68,6 +82,27 @@ class Algorithm(ABC):
     @abstractmethod
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         """One update. Pure: returns the new state and scalar metrics; no branch on a tensor, no host copy."""
+
+    @property
+    def interval(self) -> int:
+        """Updates between two calls of `between`, a multiple of `period`; 0: it is never called."""
+        return 0
+
+    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        """What happens before update number `step`, a multiple of `interval`, and before the first: roll-outs in a model, a look at held-out data.
+
+        Pure like `update`, but never compiled, so it may take long and depend on `step`; it alone may change `frozen`. source: what the
+        sampler prepared.
+        """
+        return state, {}
+
+    def finished(self, state: TrainState) -> Tensor | None:
+        """[] bool: training this replica further changes nothing that counts; a run ends early when all of them say so. None: never."""
+        return None
+
+    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+        """Write what a finished run leaves besides its policies, unless it is there. state: of those `replicas`, which did not diverge,
+        on the CPU."""
 
     def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         """Actions [B, A] in [-1, 1] (or [B] int64) for normalised observations [B, O], and the next carry.

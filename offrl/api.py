@@ -53,7 +53,7 @@ def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: C
     """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first."""
     config = compose(values)
     result = [_train_one(config, dataset, env)]
-    for name in config.compare:
+    for name in config.compare if result[0].acts else []:  # a model of the world has no score to compare
         if name != config.label:
             # what was asked for, without what belongs to the main algorithm
             own = ("algo", "grid")
@@ -78,11 +78,12 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
     if env is not None:
         task = runs.with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
+    config = registry.get("algo", config.algo.name).prerequisites(config, data)
     config = runs.fit(config, data)
     run_dir = runs.directory(config, data)
     run_training(config, data, run_dir)
     run = Run(run_dir)
-    if distributed.world().first:
+    if distributed.world().first and run.acts:
         run.plot()
     return run
 

@@ -26,7 +26,7 @@ from offrl.settings import check
 
 # names and paths: taken as they stand on the command line, whatever characters they hold
 PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
-         "resume", "config", "suite", "launcher", "env", "policy", "out", "returns")  # fmt: skip
+         "resume", "config", "suite", "launcher", "env", "policy", "out", "returns", "world_model", "algo.world_model", "algo.value_run")  # fmt: skip
 OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
 
 
@@ -64,13 +64,14 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """{name: value} with dotted names only, the file named by `config` read in below the other values.
 
     A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML `algo: {name: iql}`. A grid's
-    fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME` is NAME. A grid of `values` is taken over one
-    value in the file.
+    fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME` is NAME, `world_model` is
+    `algo.world_model`. A grid of `values` is taken over one value in the file.
     """
     flat: dict[str, Any] = {}
     for k, v in dotted(values).items():
         name = str(k).removeprefix("train.")
         name = name.replace("grid.algo.", "grid.", 1) if name.startswith("grid.algo.") else name
+        name = f"algo.{name}" if name == "world_model" else name
         if name in flat:
             raise UserError(f"{name} is given twice")
         flat[name] = _plain(v)

@@ -58,6 +58,9 @@ class Engine(Protocol):
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         """Go on from here."""
 
+    def finished(self) -> Tensor | None:
+        """Which replicas [N] need no more updates; None where the algorithm does not say."""
+
     def close(self) -> None:
         """Release what it holds."""
 
@@ -98,7 +101,8 @@ def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState
 
 def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
     """A state without what a `TrainedPolicy` does not need."""
-    return state._replace(params={n: state.params[n] for n in (*algorithm.acting, *algorithm.valuing)}, target={}, opt={})
+    wanted = (*algorithm.acting, *algorithm.valuing)
+    return state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, frozen={})
 
 
 class LocalEngine:
@@ -153,7 +157,7 @@ class LocalEngine:
     def settle(self, alive: Tensor) -> None:
         self.freeze(alive)
         for i, (state, good) in enumerate(zip(self._state, self._good, strict=True)):
-            for old, new in zip(pytree.tree_leaves(good), pytree.tree_leaves(state), strict=True):
+            for old, new in zip(pytree.tree_leaves(good), pytree.tree_leaves(state._replace(frozen={})), strict=True):
                 old.copy_(new)
             self._sums[i] = {}
 
@@ -166,7 +170,8 @@ class LocalEngine:
             def choose(new: Tensor, old: Tensor, keep: Tensor = keep) -> Tensor:
                 return torch.where(keep.view(-1, *[1] * (new.ndim - 1)), new, old)
 
-            self._state[i] = pytree.tree_map(choose, self._state[i], self._good[i])
+            frozen = self._state[i].frozen
+            self._state[i] = pytree.tree_map(choose, self._state[i]._replace(frozen={}), self._good[i])._replace(frozen=frozen)
 
     def state(self) -> TrainState:
         return self._gather(self._state)
@@ -179,8 +184,12 @@ class LocalEngine:
 
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         self._state = [self._part(state, part) for part in self.parts]
-        self._good = [self._part(good, part) for part in self.parts]
+        self._good = [self._part(good._replace(frozen={}), part) for part in self.parts]  # what diverged is not trained again
         self._sums = [self._part(sums, part) for part in self.parts]
+
+    def finished(self) -> Tensor | None:
+        flags = [self.algorithm.finished(select(s, i)) for s in self._state for i in range(len(s.step))]
+        return None if any(flag is None for flag in flags) else torch.stack([f for f in flags if f is not None]).cpu()
 
     def close(self) -> None:
         """Nothing to release."""

@@ -1,4 +1,4 @@
-"""Names for everything that can be chosen by name: algorithms, data-set sources, tasks.
+"""Names for everything that can be chosen by name: algorithms, data-set sources, tasks, known terminations and rewards.
 
 The core never imports the four folders that stand on it; it finds them, and third-party plugins, here and by name.
 """
@@ -22,6 +22,9 @@ _BUILTIN = {
     "task_guess": "offrl.envs",
     "task_names": "offrl.envs",
     "published": "offrl.envs",
+    "world_model": "offrl.algorithms",
+    "termination": "offrl.world_models.terminations",
+    "reward": "offrl.world_models.rewards",
 }
 _table: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()
@@ -29,8 +32,8 @@ _plugins_loaded = False
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup) or "published"
-    (a lookup of published scores)."""
+    """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup), "published"
+    (a lookup of published scores), or "termination" or "reward" (a known function of a transition)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})
@@ -68,6 +71,6 @@ def get(kind: str, name: str) -> Any:
     """The member called `name`. Raises UserError, with the nearest name, when there is none."""
     known = names(kind)
     if name not in known:
-        word = {"algo": "algorithm"}.get(kind, kind)
+        word = {"algo": "algorithm", "termination": "termination function", "reward": "reward function"}.get(kind, kind)
         raise UserError(f"unknown {word} '{name}'.{nearest(name, known)} Known: {', '.join(known)}")
     return known[name]

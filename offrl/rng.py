@@ -182,6 +182,26 @@ def randint_at(key: Tensor, index: Tensor, high: int) -> Tensor:
     return (_shift(fold_in(key, index), 11).double() * 2.0**-53 * high).long()
 
 
+def permuted(key: Tensor, index: Tensor, high: int) -> Tensor:
+    """Where a random permutation of 0, ..., high - 1, one for each key, sends `index`; int64, shapes broadcast. Nothing is stored.
+
+    A Feistel network over pairs (l, r) with l < m, r < n, m * n >= high, walked on a second time where it leaves the range (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). As m * n exceeds high by less than m, a third walk would be needed by one index
+    in `high`; `index` itself is given then.
+    """
+    m = max(1, math.isqrt(high))
+    n = -(-high // m)
+    keys, found = split(key, 4), index
+    for walk in range(2):
+        left, right = torch.div(found, n, rounding_mode="floor"), found % n
+        for turn in (0, 2):
+            left = (left + randint_at(keys[turn], right, m)) % m
+            right = (right + randint_at(keys[turn + 1], left, n)) % n
+        moved = left * n + right
+        found = moved if walk == 0 else torch.where(found < high, found, moved)
+    return torch.where(found < high, found, index)
+
+
 def bernoulli(key: Tensor, shape: tuple[int, ...], probability: float) -> Tensor:
     """True with the given probability; bool [*shape]."""
     return uniform(key, shape) < probability

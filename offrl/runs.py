@@ -196,6 +196,11 @@ class Run:
         return f"Run({str(self.dir)!r}: {self.algorithm} on {self.dataset}, seeds {self.seeds}{grid})"
 
     @property
+    def acts(self) -> bool:
+        """Whether what was trained acts, and can be scored; a world model does not."""
+        return bool(registry.get("algo", self.record["identity"]["algo"]["name"]).acting)
+
+    @property
     def scores(self) -> list[dict[str, Any]]:
         """The rows of scores.csv, numbers as numbers and empty cells as None."""
         import csv

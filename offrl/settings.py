@@ -19,13 +19,15 @@ def setting(
     choices: Sequence[str] | None = None,
     shown: str | None = None,
     later: bool = False,
+    place: bool = False,
 ) -> Any:
     """A dataclass field with its documentation and, if given, its inclusive range or its allowed values.
 
     `shown`: what help gives as the default where that is not the field's own. `later`: runs existed before this setting did; one that has
-    its default is the same run as one without it.
+    its default is the same run as one without it. `place`: it says where something lies, which is no part of what a run is.
     """
-    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown, "later": later}
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown}
+    metadata |= {"later": later, "place": place}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -38,9 +40,9 @@ def later(kind: Any) -> dict[str, Any]:
 
 
 def known(config: Any) -> dict[str, Any]:
-    """A dataclass as a dictionary, without settings that are `later` and have their default."""
-    defaults = later(config)
-    return {k: v for k, v in dataclasses.asdict(config).items() if k not in defaults or v != defaults[k]}
+    """A dataclass as a dictionary, without settings that are a `place`, or are `later` and have their default."""
+    defaults, places = later(config), {f.name for f in dataclasses.fields(config) if f.metadata.get("place")}
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in places and (k not in defaults or v != defaults[k])}
 
 
 def check(config: Any, prefix: str = "") -> None:

@@ -24,6 +24,7 @@ from offrl.errors import UserError
 
 COUNT = "count of "  # prefix of the sums that count in how many updates a metric came
 KEYS = 128  # updates whose keys are made at once
+BETWEEN = -(1 << 41)  # keys of `Algorithm.between`: updates have those of 0, 1, ...
 PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
 Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
 
@@ -96,7 +97,11 @@ class Step:
         self.world = world
         if world.size > 1:
             self.algorithm.average = distributed.average
+        self.algorithm.source = source
         self.sampler = algorithm.sampler()
+        self.interval = algorithm.interval
+        if self.interval % algorithm.period:
+            raise ValueError(f"{type(algorithm).__name__}: interval {self.interval} is no multiple of period {algorithm.period}")
         self.batches, self.hyper = batches, dict(hyper)
         device = "cuda" if "cudagraph" in mode else "cpu"
         # networks' products and activations in bfloat16; parameters, optimiser and targets stay float32
@@ -133,16 +138,46 @@ class Step:
                     metrics = {**metrics, **{COUNT + k: torch.ones_like(v) for k, v in metrics.items()}}
                 total = add(total, metrics)
             self._configure({name: getattr(self.base, name) for name in hyper})
-            return state, total
+            return state._replace(frozen={}), total
 
+        run = self._for_all(one)
+
+        def pattern(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
+            new, total = run(state, *rest)
+            return new._replace(frozen=state.frozen), total
+
+        return pattern
+
+    def _for_all(self, one: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of one replica as a function of all."""
         if self.batched:
             return vmap(one)
 
-        def alone(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
-            result = one(*pytree.tree_map(lambda x: x[0], (state, *rest)))
+        def alone(*arguments: Any) -> Any:
+            result = one(*pytree.tree_map(lambda x: x[0], arguments))
             return pytree.tree_map(lambda x: x.unsqueeze(0), result)
 
         return alone
+
+    def _between(self, state: TrainState, sums: Metrics, step: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
+        """`Algorithm.between` for all replicas, eagerly. Where updates write over the state, so does this."""
+
+        def one(state: TrainState, hyper: Hyper) -> tuple[TrainState, Metrics]:
+            self._configure(hyper)
+            key = rng.fold_in(rng.fold_in(state.key, BETWEEN), state.step)
+            with self.autocast:
+                state, metrics = self.algorithm.between(state, self.source, key, step=step)
+            self._configure({name: getattr(self.base, name) for name in hyper})
+            return state, {k: v.float() for k, v in metrics.items()}
+
+        new, metrics = self._for_all(one)(state, hyper)
+        if self.mode == "eager":
+            new = pytree.tree_map(lambda x: x.contiguous(), new)
+        else:
+            for old, leaf in zip(pytree.tree_leaves(state), pytree.tree_leaves(new), strict=True):
+                old.copy_(leaf)
+            new = state
+        return new, add(sums, {**metrics, **{COUNT + k: torch.ones_like(v) for k, v in metrics.items()}})
 
     def _plain(self, first: int, length: int) -> Callable[..., tuple[TrainState, Metrics]]:
         key = (first, length)
@@ -191,7 +226,7 @@ class Step:
         if self._names is None:
             _, metrics = self._plain(0, self.algorithm.period)(state, keys.transpose(0, 1), hyper, batches)
             self._names = {name: value.dtype for name, value in metrics.items()}
-        if len(sums) == len(self._names):
+        if all(name in sums for name in self._names):
             return sums
         zeros = {name: torch.zeros(self.replicas, dtype=dtype, device=state.step.device) for name, dtype in self._names.items()}
         return {**zeros, **sums}
@@ -206,7 +241,20 @@ class Step:
         CUDA graph. `hyper`: in place of the step's own.
         """
         hyper = self.hyper if hyper is None else hyper
-        period, end = self.algorithm.period, step + count
+        period, last = self.algorithm.period, step + count
+        while step < last:
+            end = last
+            if self.interval:
+                end = min(last, (step // self.interval + 1) * self.interval)
+                if step % self.interval == 0:
+                    state, sums = self._between(state, sums, step, hyper)
+            state, sums = self._updates(state, sums, step, end, slot, hyper)
+            step = end
+        return state, sums
+
+    def _updates(self, state: TrainState, sums: Metrics, step: int, end: int, slot: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
+        """Updates number `step` to `end` - 1."""
+        period = self.algorithm.period
         while step < end:
             phase = step % period
             whole = phase == 0 and end - step >= period and self.mode != "eager"
@@ -226,7 +274,8 @@ class Step:
                 part = keys[first : first + length]
                 if whole:
                     sums = self._complete(sums, state, part, hyper, batches)
-                    self._program()(state, sums, part, hyper, batches)
+                    own = {name: sums[name] for name in self._names or ()}  # `_between` has others
+                    self._program()(state, own, part, hyper, batches)
                 else:
                     state, metrics = self._plain(step % period, 1)(state, part.transpose(0, 1), hyper, batches)
                     sums = add(sums, metrics)
@@ -262,12 +311,12 @@ class _CudaGraph:
         if state is not self.state:
             for old, new in zip(pytree.tree_leaves(self.state), pytree.tree_leaves(state), strict=True):
                 old.copy_(new)
-        if sums is not self.sums:
-            for name, value in self.sums.items():
+        for name, value in self.sums.items():
+            if sums.get(name) is not value:
                 value.copy_(sums[name]) if name in sums else value.zero_()
         for _ in range(times):
             self.graph.replay()
-        return self.state, self.sums
+        return self.state, {**sums, **self.sums}
 
 
 def make_step(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from offrl import backend, checkpoint, distributed, registry, runs
 from offrl.algorithm import Algorithm, TrainState
@@ -53,7 +54,9 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
     algorithm = make_algorithm(config, dataset)
     if not algorithm.vectorized and len(them) > 1 and config.group not in (None, 1):
         raise UserError(f"{config.algo.name} trains one replica at a time: leave out group=")
-    task = resolve_task(dataset.spec.task, config.eval) if world.first else None
+    if algorithm.interval and world.size > 1:
+        raise UserError(f"{config.algo.name} trains in one process; start it without torchrun")
+    task = resolve_task(dataset.spec.task, config.eval) if world.first and algorithm.acting else None
     evaluator = None
     if task is not None:
         evaluator = Evaluator(task, config.eval)
@@ -149,6 +152,7 @@ class _Loop:
         arithmetic: str,
     ) -> None:
         self.config, self.run_dir, self.replicas, self.device, self.plan = config, run_dir, them, devices[0], plan
+        self.dataset = dataset
         self.algorithm, self.spec, self.world = plan.algorithm, dataset.spec, plan.world
         self.since = 0  # the update at which the sums of metrics began
         self.alive = torch.ones(len(them), dtype=torch.bool)
@@ -172,6 +176,8 @@ class _Loop:
         done = self.step >= self.end
         self.engine, where = self._engine(dataset, state, devices, done)
         self.engine.load(state, good, sums)
+        if found is not None and not done and self._finished():
+            self.end, done = self.step, True
         every = config.eval.every
         self.eval_every = math.ceil(config.steps / 10) if every is None else every or config.steps
         self.save_every = config.checkpoint.every or min(self.eval_every, math.ceil(config.steps / 20))
@@ -195,12 +201,13 @@ class _Loop:
         if found is not None and not done:
             self.log.say(f"continuing from step {self.step:,}")
         elif found is not None and self.end < config.steps:
-            self.log.say(f"this run ended at step {self.end:,}, where its values no longer rose (stop={config.stop})")
+            why = "its values no longer rose (stop=fqe-plateau)" if self.plateau is not None and self.plateau.end else "nothing got better"
+            self.log.say(f"this run ended at step {self.end:,}, where {why}")
         elif found is not None:
             self.log.say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
-        for note in dataset.notes:
+        for note in (*dataset.notes, *self.algorithm.notes):
             self.log.say(note)
-        if evaluator is None:
+        if evaluator is None and self.algorithm.acting:
             self.log.say("no environment: policies are trained but not scored (eval.env=ID names one)")
         decay = getattr(config.algo, "decay_steps", None)
         if decay and decay < config.steps and getattr(config.algo, "actor_schedule", "") == "cosine":
@@ -247,6 +254,9 @@ class _Loop:
                     self._advance(stop_at)
                     if self.step == stop_at:
                         self._log_metrics()
+                        if self.step < self.end and self._finished():
+                            self.end = self.step
+                            self.log.say(f"stopping at step {self.end:,}: nothing gets better any more")
                         self.log.timing(self.step, updates_per_second=self.rate)
                         if self._due(self.eval_every):
                             self._begin_scoring()
@@ -264,8 +274,11 @@ class _Loop:
                 if self.rescored or (not self.alive.any() and self.step < self.end):
                     self._save()
                 if self.world.first:
-                    for replica, policy in zip(self.replicas, self.policies(), strict=True):
+                    for replica, policy in zip(self.replicas, self.policies() if self.algorithm.acting else []):
                         policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
+                    good = torch.nonzero(self.alive).squeeze(-1)
+                    states = pytree.tree_map(lambda x: x[good], self.engine.state())
+                    self.algorithm.deliver(self.run_dir, [self.replicas[i] for i in good.tolist()], states, self.dataset, config.quiet)
                 if trained or self.rescored:
                     self.log.hparams({**vars(config.algo), "dataset": self.spec.name, "steps": self.step})
             finally:
@@ -310,6 +323,11 @@ class _Loop:
             if self.step < self.end:
                 self.log.progress(self.step, self.rate, self.last_score)
 
+    def _finished(self) -> bool:
+        """Whether the algorithm says of every replica that is trained that it needs no more updates."""
+        flags = self.engine.finished()
+        return flags is not None and bool((flags | ~self.alive).all())
+
     def policies(self) -> list[TrainedPolicy]:
         """The current policies, one for each replica."""
         return policies_of(self.algorithm, self.engine.acting(), self.replicas)
@@ -342,8 +360,10 @@ class _Loop:
         values = metric_means(sums, self.step - self.since)
         finite = torch.stack([v.isfinite() for v in values.values()]).all(0)
         for index in torch.nonzero(self.alive & ~finite).squeeze(-1).tolist():
+            named = [name for name, v in values.items() if name in self.algorithm.watched and not v[index].isfinite()]
+            culprit = " and ".join(self.algorithm.watched[name] for name in named) or "a loss is not finite"
             warn(
-                f"{self.replicas[index]} diverged between step {self.since:,} and {self.step:,} (a loss is not finite): its parameters "
+                f"{self.replicas[index]} diverged between step {self.since:,} and {self.step:,} ({culprit}): its parameters "
                 f"stay as they were at step {self.since:,}; the others go on. A smaller algo.learning_rate or "
                 "dataset.normalize_observations=true often helps"
             )
@@ -353,6 +373,8 @@ class _Loop:
         rows = {k: [math.nan if d else x for x, d in zip(v.tolist(), dead, strict=True)] for k, v in sorted(values.items())}
         self.log.metrics(self.step, rows)
         self.since = self.step
+        if self.algorithm.headline in values:
+            self.last_score = f"{self.algorithm.headline.rpartition('/')[2]} {float(values[self.algorithm.headline].nanmean()):.4g}"
 
     # ---- scores: one evaluation at a time, of a copy of the policies, while training goes on
 
@@ -424,7 +446,7 @@ class _Loop:
         self.step, self.since, self.alive = meta["step"], meta["since"], tensors["alive"]
         state = good = checkpoint.unflatten({"state": template}, tensors, where)["state"]
         if self.step != self.since:
-            good = checkpoint.unflatten({"good": template}, tensors, where)["good"]
+            good = checkpoint.unflatten({"good": template._replace(frozen={})}, tensors, where)["good"]
         sums = {k.removeprefix("sums/"): v for k, v in tensors.items() if k.startswith("sums/")}
         scoring = None
         if meta["unscored"]:

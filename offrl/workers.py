@@ -100,6 +100,10 @@ class WorkerEngine:
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         self._each("load", [pytree.tree_map(lambda x, p=p: x[p], (state, good, sums)) for p in self.parts])
 
+    def finished(self) -> Tensor | None:
+        parts = [_tensors(part) for part in self._all("finished")]
+        return None if any(part is None for part in parts) else torch.cat(parts)
+
     def close(self) -> None:
         for child in self.children:
             child.kill()  # all that counts is in the checkpoints, which the loop writes

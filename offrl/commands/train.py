@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
     environment = main_run.final_scores[0]["environment"] if main_run.scores else ""
     report(runs, environment)
     for run in runs:
-        written = ("scores.csv", "metrics.jsonl", "learning_curve.png", "grid.png", "policies", "tensorboard")
+        written = ("scores.csv", "metrics.jsonl", "learning_curve.png", "grid.png", "policies", "models", "model.png", "tensorboard")
         files = ", ".join(n for n in written if (run.dir / n).exists())
         print(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
     if lost:

@@ -25,7 +25,7 @@ def once(path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mappi
     if path is None:
         tensors, meta = make()
         return dict(tensors), dict(meta)
-    with _alone(path, what, quiet):
+    with alone(path, what, quiet):
         if path.is_file():
             try:
                 return checkpoint.read(path)
@@ -40,7 +40,7 @@ def once(path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mappi
 
 
 @contextlib.contextmanager
-def _alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
+def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
     """Holds a lock beside `path`; the system drops it with the process. Where none can be had the work is done without."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from offrl import rng
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
 
 
-INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "zero")
+INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero")
 
 
 def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = False, actor: bool = False) -> None:
@@ -23,7 +23,7 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
     "torch": both uniform in +-1/sqrt(in), as nn.Linear. "orthogonal": gain sqrt(2), bias 0 (jaxrl's networks). "fixed_bias": hidden
     weights as "torch" with biases of 0.1, output layers uniform in +-0.003, of a policy +-0.001 (SAC-N, EDAC and ReBRAC's code).
     "small_head": critics orthogonal with an output layer of gain 0.01, policies as "torch" with an output layer by Xavier of gain 0.01
-    (CQL's code). "zero": both 0.
+    (CQL's code). "truncated": normal with standard deviation bound / 2, cut off at twice that, biases 0 (PETS' code). "zero": both 0.
     """
     if init not in INITS:
         raise ValueError(f"init is {init!r}; it must be one of {', '.join(INITS)}")
@@ -44,6 +44,8 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
             bias.fill_(0.1 if init == "fixed_bias" else 0.0)
         if init == "fixed_bias":
             weight.uniform_(-bound, bound)
+        elif init == "truncated":
+            nn.init.trunc_normal_(weight, 0.0, 0.5 * bound, -bound, bound)
         elif init == "orthogonal" or (init == "small_head" and not actor):
             nn.init.orthogonal_(weight, 0.01 if head and init == "small_head" else 2.0**0.5)
         elif init == "small_head":
