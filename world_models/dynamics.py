@@ -1,0 +1,351 @@
+"""Training an ensemble of dynamics models on a data set, with early stopping for each member (as PETS, MBPO and MOPO do)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from offrl import registry, rng
+from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers import Batch, Packed, Sampler, pack
+from offrl.errors import UserError, nearest
+from offrl.nn.mlp import ACTIVATIONS
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.replicas import Replica
+from offrl.settings import setting
+from offrl.step import select
+from offrl.world_models import ensemble, starts, terminations
+from offrl.world_models.model import FOLDER, WorldModel, input_table, save
+
+EXPLODED = 1e3  # times the spread of what is predicted: no variance of a model that learns is as large
+FEW_EPISODES = 10  # of fewer none are kept apart for the report
+
+
+@dataclass
+class DynamicsSettings:
+    """Settings of an ensemble of dynamics models; the defaults are MOPO's and its successors'."""
+
+    name: str = "dynamics"
+    members: int = setting(7, "models in the ensemble", low=1)
+    elites: int = setting(5, "how many of them, those with the smallest held-out error, roll-outs draw from", low=1)
+    hidden: list[int] = setting([200, 200, 200, 200], "widths of the hidden layers", low=1)
+    activation: str = setting("silu", "between layers", choices=tuple(ACTIVATIONS))
+    residual: bool = setting(False, "hidden layers of equal width add their input")
+    delta: bool = setting(True, "predict the change of the observation, not the next one itself")
+    history: int = setting(1, "so many observations and actions, the last ones, are the input", low=1)
+    loss: str = setting(
+        "likelihood",
+        "likelihood: Gaussian, with a learnt variance; squared: the mean alone; value_gradient: squared, weighted by how steeply a trained "
+        "value changes there (VaGraM; value_run= names the run)",
+        choices=("likelihood", "squared", "value_gradient"),
+    )
+    value_run: str = setting("", "loss=value_gradient: a run whose critics say what matters", place=True)
+    learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
+    batch_size: int = setting(256, "transitions in a batch of each member", low=1)
+    weight_decay: list[float] = setting([2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4], "of each layer, part of the loss; stretched to fit", low=0.0)
+    bounds_weight: float = setting(0.01, "weight of the distance between the bounds of the log variance", low=0.0)
+    held_out: int = setting(1000, "random transitions for early stopping, at most a fifth of all", low=1)
+    patience: int = setting(5, "epochs in a row without a better member, after which training ends", low=1)
+    tolerance: float = setting(0.01, "a member is better when its held-out error fell by more than this share", low=0.0)
+    max_epochs: int = setting(0, "training ends after so many epochs; 0: when no member gets better", low=0)
+    test_share: float = setting(0.05, "share of the episodes that are kept apart for the report; 0: train on all", low=0.0, high=0.5)
+    termination: str = setting("auto", "auto: the environment's own rule where it is known, else learned; never; or a rule's name")
+    reward: str = setting("learned", "learned; auto: the environment's own where it is known; or a rule's name")
+    calibrated: bool = setting(False, "roll-outs use standard deviations scaled so that held-out intervals cover what they should")
+    epoch: int | None = setting(None, "updates of an epoch; null: once through the data", low=1)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows are for what; the same for all seeds."""
+
+    train: Tensor  # [n] rows
+    held: Tensor  # [h] rows for early stopping
+    test: Tensor  # [T] episodes for the report
+
+
+def split(dataset: Dataset, config: DynamicsSettings) -> Split:
+    """Whole episodes for the report, random rows for early stopping, and the rest. Raises UserError where too little is left."""
+    rows = dataset.transition_rows()
+    rows = rows[dataset.columns["successor_known"][rows]]
+    draw = np.random.Generator(np.random.PCG64(0))
+    test = torch.zeros(0, dtype=torch.int64)
+    if config.test_share > 0.0 and dataset.num_episodes >= FEW_EPISODES:
+        count = max(1, int(config.test_share * dataset.num_episodes))
+        test = torch.from_numpy(np.sort(draw.permutation(dataset.num_episodes)[:count]))
+        episode = torch.searchsorted(dataset.episode_start, rows, right=True) - 1
+        rows = rows[~torch.isin(episode, test)]
+    if len(rows) < 2:
+        raise UserError(
+            f"{dataset.spec.name} has {len(rows)} transition(s) whose next observation is known: too few to learn its dynamics from"
+        )
+    held = max(1, min(len(rows) // 5, config.held_out))
+    shuffled = rows[torch.from_numpy(draw.permutation(len(rows)))]
+    return Split(shuffled[held:].sort().values, shuffled[:held].sort().values, test)
+
+
+@dataclass(frozen=True)
+class DynamicsSource:
+    """What all replicas train on, on the device."""
+
+    table: Packed  # of the training rows: inputs [I], targets [D], ending [1] and, for loss=value_gradient, scale [D]
+    count: int
+    held: dict[str, Tensor]  # the same columns of the held-out rows
+    mean: Tensor  # [I] of the inputs
+    std: Tensor  # [I]
+
+
+def targets(dataset: Dataset, rows: Tensor, delta: bool) -> Tensor:
+    """[R, D]: the change of the observation (or the next one), then the reward."""
+    flat = {n: dataset.columns[n].reshape(len(dataset), -1)[rows].float() for n in ("observations", "next_observations")}
+    following = flat["next_observations"] - flat["observations"] if delta else flat["next_observations"]
+    return torch.cat([following, dataset.columns["rewards"][rows].unsqueeze(-1)], -1)
+
+
+@dataclass(frozen=True)
+class DynamicsSampler:
+    """Prepares `DynamicsSource`; batches are drawn in the update, where the number of the epoch is known."""
+
+    algorithm: Dynamics
+
+    def prepare(self, dataset: Dataset) -> DynamicsSource:
+        if dataset.mapped:
+            raise UserError(
+                f"{dataset.spec.name}: a model's data must fit in memory; raise dataset.memory_limit, or take dataset.max_episodes"
+            )
+        parts = split(dataset.to("cpu"), self.algorithm.config)
+        device = dataset.columns["rewards"].device
+        train, held = (self.algorithm.columns(dataset, rows.to(device)) for rows in (parts.train, parts.held))
+        everything = torch.arange(len(parts.train), device=device)
+        table = pack(train, everything)
+        assert table is not None
+        wide = train["inputs"].double()
+        mean, std = wide.mean(0).float(), wide.std(0, unbiased=False).float()
+        return DynamicsSource(table, len(parts.train), held, mean, torch.where(std < 1e-12, torch.ones_like(std), std))
+
+    def __call__(self, source: DynamicsSource, key: Tensor, batch_size: int) -> Batch:
+        return {}
+
+
+class Dynamics(Algorithm):
+    """An ensemble that predicts the next observation and the reward. Module "dynamics".
+
+    Every member has a bootstrap sample of the training rows of its own, drawn once, and goes through it in a new order in each epoch. After
+    an epoch the held-out error of each member is looked at: a member that got better is remembered as it is then.
+    """
+
+    Config = DynamicsSettings
+    acting = ()
+    online = None
+    headline = "dynamics/held-out error"
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """`config` with its termination and reward functions named, and the length of an epoch."""
+        spec = dataset.spec
+        if len(spec.observation_shape) > 1:
+            raise UserError(f"{spec.name} has observations of shape {spec.observation_shape}; dynamics are learnt of vectors only")
+        known = terminations.find(spec)
+        ends = dataset.columns["terminations"]
+        termination, reward = config.termination, config.reward
+        if termination == "auto":
+            termination = known or ("learned" if bool(ends.any()) else "never")
+        if reward == "auto":
+            reward = terminations.find(spec, "reward") or "learned"
+        for kind, name in (("termination", termination), ("reward", reward)):
+            options = registry.names(kind)
+            if name != "learned" and name not in options:
+                raise UserError(
+                    f"algo.{kind}={name} is not known.{nearest(name, ['learned', 'auto', *options])} Known: {', '.join(options)}"
+                )
+        epoch = config.epoch or -(-len(split(dataset, config).train) // config.batch_size)
+        elites = min(config.elites, config.members)
+        return dataclasses.replace(config, termination=termination, reward=reward, epoch=epoch, elites=elites)
+
+    def build(self) -> dict[str, nn.Module]:
+        self.model = WorldModel(self.config, self.spec)
+        if self.config.termination == "learned":
+            self.notes = (f"no rule for when {self.spec.name or 'this environment'} ends is known: the model learns it from the data",)
+        self.decay = ensemble.decay_of_layers(self.config.weight_decay, len(self.config.hidden) + 1)
+        self.watched = {
+            **{self._of("loss", e): f"the loss of member {e} of the ensemble is not finite" for e in range(self.config.members)},
+            **{self._of("held-out error", e): f"member {e} of the ensemble diverged: its held-out error is not finite, or its variance "
+               "explodes" for e in range(self.config.members)},
+        }  # fmt: skip
+        return {"dynamics": self.model.build()}
+
+    @staticmethod
+    def _of(what: str, member: int) -> str:
+        return f"dynamics/member {member}: {what}"
+
+    def sampler(self) -> Sampler:
+        return DynamicsSampler(self)
+
+    def columns(self, dataset: Dataset, rows: Tensor) -> dict[str, Tensor]:
+        """What is learnt from at `rows`, by name, float32 [R, ...]."""
+        found = {
+            "inputs": input_table(self.model, dataset, rows),
+            "targets": targets(dataset, rows, self.config.delta),
+            "ending": dataset.columns["terminations"][rows].float(),
+        }
+        if self.config.loss == "value_gradient":
+            from offrl.world_models.value_gradient import weights
+
+            found["scale"] = weights(self.config.value_run, dataset, rows)
+        return found
+
+    def extras(self, params: dict[str, Params]) -> Tree:
+        c, width = self.config, self.model.in_dim
+        return {
+            "mean": torch.zeros(width),
+            "std": torch.ones(width),
+            "best": {k: v.clone() for k, v in params["dynamics"].items()},
+            "error": torch.full((c.members,), torch.inf),
+            "stale": torch.zeros((), dtype=torch.int64),
+            "epochs": torch.zeros((), dtype=torch.int64),
+        }
+
+    # ---- learning
+
+    def draw(self, state: TrainState) -> Batch:
+        """The next batch of every member: name -> [E, B, ...]."""
+        source, c = self.source, self.config
+        at = (state.step % self.interval) * c.batch_size + torch.arange(c.batch_size, device=state.step.device)
+        order = rng.fold_in(rng.fold_in(state.key, 201), state.step // self.interval)
+        slot = rng.permuted(order, at % source.count, source.count)
+        own = rng.fold_in(rng.fold_in(state.key, 202), torch.arange(c.members, device=state.step.device))
+        rows = rng.randint_at(own.unsqueeze(-1), slot.unsqueeze(0), source.count)  # [E, B]
+        batch = source.table.take(rows.reshape(-1))
+        return {name: column.reshape(c.members, c.batch_size, *column.shape[1:]) for name, column in batch.items()}
+
+    def likelihood(self, params: Params, state: TrainState, batch: Batch) -> Tensor:
+        """The loss of each member, without decay and bounds: [E]."""
+        raw = self.model.raw(params, state.extra, batch["inputs"])
+        if self.config.loss == "likelihood":
+            each = ensemble.gaussian_loss(raw.mean, raw.log_var, batch["targets"])
+        else:
+            each = ensemble.squared_loss(raw.mean, batch["targets"], batch.get("scale"))
+        if raw.ending is not None:
+            each = each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(-1)  # cross-entropy of a logit
+        return each
+
+    def loss(self, params: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Sum over members of the likelihood, decay of the weights, and the bounds' distance."""
+        each = self.likelihood(params, state, batch)
+        loss = each.sum() + ensemble.weight_decay(params, self.decay) + self.config.bounds_weight * ensemble.bounds_loss(params)
+        return loss, {"dynamics/loss": loss, **{self._of("loss", e): x for e, x in enumerate(each.unbind())}}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "dynamics", self.loss, self.draw(state))
+
+    # ---- early stopping
+
+    @property
+    def interval(self) -> int:
+        assert self.config.epoch is not None, "fit_config finds the length of an epoch"
+        return int(self.config.epoch)
+
+    def between(self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        if step == 0:
+            # clones: under vmap what comes out must not be what all replicas share
+            return state._replace(extra={**state.extra, "mean": source.mean.clone(), "std": source.std.clone()}), {}
+        return self.review(state, source)
+
+    def review(self, state: TrainState, source: DynamicsSource) -> tuple[TrainState, Metrics]:
+        """Look at the held-out error of every member; remember those that got better by more than `tolerance`."""
+        c, extra, params, held = self.config, state.extra, state.params["dynamics"], source.held
+        raw = self.model.raw(params, extra, held["inputs"])
+        error = (raw.mean - held["targets"]).square().mean((-2, -1))  # [E]
+        spread = (0.5 * raw.log_var).exp().mean((-2, -1)) / held["targets"].std(0, unbiased=False).mean().clamp(min=1e-12)
+        error = torch.where(spread < EXPLODED, error, torch.nan)
+        old, going = extra["error"], ~self.finished(state)
+        better = torch.isfinite(error) & (old.isinf() | ((old - error) / old > c.tolerance)) & going
+        best = {}
+        for name, value in params.items():
+            keep = better.view(-1, *[1] * (value.ndim - 1)) if name.startswith("net.") else going  # the bounds are those of the end
+            best[name] = torch.where(keep, value, extra["best"][name])
+        new = {
+            **extra,
+            "best": best,
+            "error": torch.where(better, error, old),
+            "stale": torch.where(going, torch.where(better.any(), 0, extra["stale"] + 1), extra["stale"]),
+            "epochs": extra["epochs"] + going.long(),
+        }
+        metrics = {self.headline: new["error"].topk(c.elites, largest=False).values.mean(), "dynamics/epochs": new["epochs"].float()}
+        metrics["dynamics/held-out loss"] = self.likelihood(params, state, held).mean()
+        return state._replace(extra=new), {**metrics, **{self._of("held-out error", e): x for e, x in enumerate(error.unbind())}}
+
+    def finished(self, state: TrainState) -> Tensor:
+        c, extra = self.config, state.extra
+        done = extra["stale"] >= c.patience
+        return done | (extra["epochs"] >= c.max_epochs) if c.max_epochs else done
+
+    # ---- what a run leaves
+
+    def tree(self, state: TrainState) -> Tree:
+        """The model of one replica as `WorldModel` takes it, without what the data add; of the last epoch where none was looked at."""
+        extra = state.extra
+        looked = bool(torch.isfinite(extra["error"]).any())
+        return {
+            "params": extra["best"] if looked else state.params["dynamics"],
+            "mean": extra["mean"],
+            "std": extra["std"],
+            "elites": extra["error"].topk(self.config.elites, largest=False).indices,
+        }
+
+    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+        from offrl.world_models import quality
+
+        dataset = dataset.to("cpu")
+        parts = split(dataset, self.config)
+        reports = []
+        for i, replica in enumerate(replicas):
+            path = run_dir / FOLDER / f"{replica.name}.safetensors"
+            mine = select(state, i)
+            if int(mine.step) and not torch.isfinite(mine.extra["error"]).any():  # shorter than an epoch
+                source = self.sampler().prepare(dataset)
+                mine = self.review(mine, source)[0]
+            tree = {**self.tree(mine), **data_range(dataset), **starts.sample(self.model, dataset), "scale": torch.ones(self.model.out_dim)}
+            tree["scale"] = quality.scales(self.model, tree, dataset, parts.held)
+            meta = {
+                "data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint},
+                "held_out": mine.extra["error"].tolist(),
+                "seed": replica.seed,
+                "updates": int(mine.step),
+                "epochs": int(mine.extra["epochs"]),
+                "longest": int(dataset.episode_lengths().max()),
+            }
+            save(path, self.model, tree, meta)
+            reports.append((replica, tree))
+        quality.report(run_dir, self.model, reports, dataset, parts, quiet)
+
+
+def data_range(dataset: Dataset) -> Tree:
+    """The smallest and the largest value of every entry of the observations: "low" and "high" [O]."""
+    known = dataset.columns["successor_known"]
+    both = [
+        dataset.columns["observations"].reshape(len(dataset), -1),
+        dataset.columns["next_observations"].reshape(len(dataset), -1)[known],
+    ]
+    return {
+        "low": torch.stack([x.float().amin(0) for x in both]).amin(0),
+        "high": torch.stack([x.float().amax(0) for x in both]).amax(0),
+    }
+
+
+@register("world_model", "ensemble")
+def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> WorldModel:
+    """The model that a file describes. Raises UserError where its settings are another version's."""
+    known = {f.name for f in dataclasses.fields(DynamicsSettings)}
+    if strange := sorted(set(config) - known):
+        raise UserError(f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl")
+    return WorldModel(DynamicsSettings(**config), spec)

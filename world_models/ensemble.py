@@ -1,0 +1,103 @@
+"""Ensembles of dynamics networks: p(s', r | s, a) of E members as one program (PETS, arXiv 1805.12114; MBPO, arXiv 1906.08253)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from offrl.nn import EnsembleMLP
+
+MAX_LOG_VAR, MIN_LOG_VAR = 0.5, -10.0  # where the learnt bounds begin
+
+
+class Raw(NamedTuple):
+    """What the networks put out, for inputs [B, I] or [E, B, I]."""
+
+    mean: Tensor  # [E, B, D]
+    log_var: Tensor  # [E, B, D], inside the learnt bounds
+    ending: Tensor | None  # [E, B] logits of a termination; None where it is not learnt
+
+
+class GaussianEnsemble(nn.Module):
+    """E networks I -> N(mean [D], diag(exp(log_var [D]))), and, if asked, the logit of a termination.
+
+    The bounds of log_var are learnt vectors that the members share; weights begin as normal numbers with standard deviation
+    1 / (2 sqrt(fan in)), cut off at two of those, biases as 0.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        in_dim: int,
+        out_dim: int,
+        hidden: Sequence[int],
+        *,
+        activation: str = "silu",
+        residual: bool = False,
+        ending: bool = False,
+    ) -> None:
+        super().__init__()
+        self.out_dim = out_dim
+        width = 2 * out_dim + int(ending)
+        self.net = EnsembleMLP(members, in_dim, hidden, width, activation=activation, residual=residual, init="truncated")
+        self.max_log_var = nn.Parameter(torch.full((out_dim,), MAX_LOG_VAR))
+        self.min_log_var = nn.Parameter(torch.full((out_dim,), MIN_LOG_VAR))
+
+    def forward(self, x: Tensor) -> Raw:
+        out = self.net(x)
+        mean, log_var = out[..., : self.out_dim], out[..., self.out_dim : 2 * self.out_dim]
+        return Raw(mean, bounded(log_var, self.min_log_var, self.max_log_var), out[..., -1] if out.shape[-1] % 2 else None)
+
+
+def bounded(log_var: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """`log_var` bent smoothly below `high`, then above `low` (PETS, appendix A.1)."""
+    log_var = high - F.softplus(high - log_var)
+    return low + F.softplus(log_var - low)
+
+
+def gaussian_loss(mean: Tensor, log_var: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over rows and dimensions of (mean - target)^2 exp(-log_var) + log_var for each member: [E].
+
+    mean, log_var [E, B, D]; target [B, D] or [E, B, D]; weight, of the rows, [E, B].
+    """
+    each = (mean - target).square() * torch.exp(-log_var) + log_var
+    return averaged(each.mean(-1), weight)
+
+
+def squared_loss(mean: Tensor, target: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    """Mean over rows and dimensions of scale * (mean - target)^2 for each member: [E]. scale: [D], [B, D] or [E, B, D]."""
+    each = (mean - target).square()
+    each = each if scale is None else each * scale
+    return averaged(each.mean(-1), weight)
+
+
+def averaged(each: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean of [E, B] over rows, those with weight 0 left out."""
+    return each.mean(-1) if weight is None else (each * weight).sum(-1) / weight.sum(-1).clamp(min=1.0)
+
+
+def decay_of_layers(decay: Sequence[float], layers: int) -> list[float]:
+    """Weight decay of each layer: as listed, or, for another number of layers, the list stretched or shrunk to it."""
+    if len(decay) == layers:
+        return [float(x) for x in decay]
+    return (
+        np.interp(np.linspace(0.0, 1.0, layers), np.linspace(0.0, 1.0, len(decay)), decay).tolist()
+        if len(decay) > 1
+        else list(decay) * layers
+    )
+
+
+def weight_decay(params: dict[str, Tensor], decay: Sequence[float]) -> Tensor:
+    """Sum over layers of decay * ||W||^2 / 2, all members together: part of the loss, not AdamW."""
+    layers = [*(params[f"net.layers.{i}.weight"] for i in range(len(decay) - 1)), params["net.head.weight"]]
+    return torch.stack([0.5 * d * w.square().sum() for d, w in zip(decay, layers, strict=True)]).sum()
+
+
+def bounds_loss(params: dict[str, Tensor]) -> Tensor:
+    """sum max_log_var - sum min_log_var, which keeps the bounds near what the data need."""
+    return params["max_log_var"].sum() - params["min_log_var"].sum()

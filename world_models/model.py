@@ -1,0 +1,369 @@
+"""A trained model of an environment: what it predicts, how an outcome is drawn from it, and the file it lives in.
+
+A `WorldModel` is pure functions of a tree of tensors, so that one model is shared by all replicas of a run, or, where an algorithm trains
+the model itself (RAMBO), each replica hands in parameters of its own. Observations are in the units of the data set that the model was trained
+on (normalised if those were), actions in [-1, 1] or int64, rewards as the data set's transforms made them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from offrl import checkpoint, registry, rng
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.errors import UserError, nearest
+from offrl.optim import Params
+from offrl.world_models.ensemble import GaussianEnsemble, Raw
+
+FOLDER = "models"  # of a run directory: seed_0.safetensors, ...
+FORMAT = 1
+Tree = dict[str, Any]  # "params": the networks'; "mean", "std" [I]: of the inputs; "elites" [K] int64; "low", "high" [O]; "scale" [D]
+
+
+class Prediction(NamedTuple):
+    """What every member expects of (s, a), for B pairs."""
+
+    mean: Tensor  # [E, B, O] next observation
+    std: Tensor  # [E, B, O]
+    reward: Tensor  # [E, B]
+    reward_std: Tensor  # [E, B]
+    ending: Tensor | None = None  # [E, B] logits of a termination, where it is learnt
+
+    def rows(self, rows: Any) -> Prediction:
+        """Of some of the B pairs."""
+        ending = None if self.ending is None else self.ending[:, rows]
+        return Prediction(self.mean[:, rows], self.std[:, rows], self.reward[:, rows], self.reward_std[:, rows], ending)
+
+
+class Outcome(NamedTuple):
+    """One step of B roll-outs."""
+
+    next_observations: Tensor  # [B, O]
+    rewards: Tensor  # [B]
+    terminations: Tensor  # [B] bool
+    clipped: Tensor  # [B] bool: some entry of the next observation was cut off at the edge of the allowed range
+
+
+class WorldModel:
+    """An ensemble of Gaussian dynamics networks, with termination and reward functions that are known or learnt."""
+
+    kind = "ensemble"
+
+    def __init__(self, config: Any, spec: DataSpec) -> None:
+        """config: `offrl.world_models.dynamics.DynamicsSettings` whose `reward` and `termination` are settled.
+
+        Raises UserError for an unknown termination or reward function.
+        """
+        self.config, self.spec = config, spec
+        self.members, self.history = config.members, config.history
+        self.out_dim = spec.observation_dim + 1
+        self.action_width = spec.num_actions if spec.discrete else spec.action_dim
+        self.learns_ending = config.termination == "learned"
+        self._ends = None if config.termination == "learned" else registry.get("termination", config.termination)
+        self._rewards = None if config.reward == "learned" else registry.get("reward", config.reward)
+        with torch.random.fork_rng(devices=[]):
+            self.network = self.build()
+        if spec.observation_mean is not None:
+            self._offset, self._unit = torch.tensor(spec.observation_mean), torch.tensor(spec.observation_std)
+
+    @property
+    def in_dim(self) -> int:
+        """Width of the networks' input: `history` observations and actions, oldest first."""
+        return self.history * (self.spec.observation_dim + self.action_width)
+
+    def build(self) -> GaussianEnsemble:
+        """The networks, with fresh parameters."""
+        c = self.config
+        return GaussianEnsemble(
+            c.members, self.in_dim, self.out_dim, c.hidden, activation=c.activation, residual=c.residual, ending=self.learns_ending
+        )
+
+    # ---- inputs
+
+    def encode(self, actions: Tensor) -> Tensor:
+        """Actions as input: [..., A] as they are, discrete [...] as one-hot [..., K]."""
+        if not self.spec.discrete:
+            return actions
+        return (actions.unsqueeze(-1) == torch.arange(self.spec.num_actions, device=actions.device)).to(torch.float32)
+
+    def inputs(self, observations: Tensor, actions: Tensor, past: Tensor) -> Tensor:
+        """[B, I] from observations [B, O], actions and what came before, [B, history - 1, O + A]."""
+        now = torch.cat([observations, self.encode(actions)], -1)
+        return now if self.history == 1 else torch.cat([past.flatten(-2), now], -1)
+
+    def first_past(self, observations: Tensor) -> Tensor:
+        """What came before the first step of an episode: the observation [B, O] itself, with actions 0; [B, history - 1, O + A]."""
+        before = torch.cat([observations, observations.new_zeros(*observations.shape[:-1], self.action_width)], -1)
+        return before.unsqueeze(-2).expand(*before.shape[:-1], self.history - 1, before.shape[-1])
+
+    def later_past(self, past: Tensor, observations: Tensor, actions: Tensor) -> Tensor:
+        """`past` one step later."""
+        if self.history == 1:
+            return past
+        now = torch.cat([observations, self.encode(actions)], -1).unsqueeze(-2)
+        return torch.cat([past, now], -2)[..., 1:, :]
+
+    # ---- predictions
+
+    def raw(self, params: Params, tree: Tree, x: Tensor) -> Raw:
+        """The networks' outputs for inputs [B, I] or [E, B, I], which are standardised here."""
+        return functional_call(self.network, params, (((x - tree["mean"]) / tree["std"]),))
+
+    def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
+        """What each of the members expects. observations [B, O]."""
+        return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
+
+    def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
+        """What each member expects of pairs of its own: observations [E, B, O], actions [E, B, A], past [E, B, history - 1, O + A]."""
+        return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
+
+    def read(self, tree: Tree, raw: Raw, observations: Tensor) -> Prediction:
+        """The networks' outputs as a `Prediction`."""
+        mean, std = raw.mean, (0.5 * raw.log_var).exp()
+        if self.config.calibrated:
+            std = std * tree["scale"]
+        following = mean[..., :-1] + observations if self.config.delta else mean[..., :-1]
+        return Prediction(following, std[..., :-1], mean[..., -1], std[..., -1], raw.ending)
+
+    def choose(self, prediction: Prediction, member: Tensor) -> Prediction:
+        """For each of B pairs the prediction of one member [B], as an ensemble of one."""
+        index = member.unsqueeze(0)
+
+        def pick(x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            wide = index.reshape(*index.shape, *[1] * (x.ndim - 2)).expand(1, *x.shape[1:])
+            return x.gather(0, wide)
+
+        return Prediction(*(pick(x) for x in prediction))  # type: ignore[arg-type]
+
+    def elite(self, tree: Tree, key: Tensor, count: int) -> Tensor:
+        """A random elite for each of `count` rows, [count] int64."""
+        elites = tree["elites"]
+        return elites[rng.randint(key, (count,), elites.shape[0])]
+
+    # ---- outcomes
+
+    def outcome(
+        self, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor, key: Tensor, *, member: Tensor | None = None
+    ) -> Outcome:
+        """A sample of s', r and termination: from a random elite for each row, or from `member` [B], or an ensemble of one."""
+        choice, noise, end = rng.split(key, 3)
+        if prediction.mean.shape[0] > 1:
+            member = self.elite(tree, choice, observations.shape[0]) if member is None else member
+            prediction = self.choose(prediction, member)
+        draw = rng.normal(noise, (observations.shape[0], self.out_dim))
+        following = prediction.mean[0] + prediction.std[0] * draw[:, :-1]
+        rewards = prediction.reward[0] + prediction.reward_std[0] * draw[:, -1]
+        return self.settle(tree, prediction, observations, actions, following, rewards, end)
+
+    def sample(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, key: Tensor) -> Outcome:
+        """As `outcome` of `predict`, where nobody needs to know what the other members expect: each row asks its own elite alone.
+
+        The rows are dealt out at random, to every elite as many as to any other, so each still has every elite with the same probability.
+        """
+        deal, rest = rng.split(key)
+        elites, rows = tree["elites"], observations.shape[0]
+        many = elites.shape[0]
+        if many == 1:
+            order = torch.arange(rows, device=observations.device)
+        else:
+            order = rng.uniform(deal, (rows,)).argsort()
+        order = torch.cat([order, order[: -rows % many]])  # as many for each
+        x = self.inputs(observations, actions, past)[order].reshape(many, -1, self.in_dim)
+        params = {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()}
+        raw = self.raw(params, tree, x)
+        prediction = self.read(tree, raw, observations[order].reshape(many, -1, self.spec.observation_dim))
+        back = order[:rows].argsort()
+        flat = [None if p is None else p.reshape(1, -1, *p.shape[2:])[:, :rows][:, back] for p in prediction]
+        return self.outcome(tree, Prediction(*flat), observations, actions, rest)  # type: ignore[arg-type]
+
+    def settle(
+        self, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor, following: Tensor, rewards: Tensor, key: Tensor
+    ) -> Outcome:
+        """A drawn next observation [B, O] and reward [B], cut off at the allowed range, with known rewards and terminations put in."""
+        low, high = tree["low"], tree["high"]
+        inside = following.nan_to_num(0.0).clamp(low, high)
+        clipped = (inside != following).any(-1)
+        if self._rewards is not None:
+            rewards = self.transformed(self._rewards(*self.recorded(observations, actions, inside)))
+        if self._ends is not None:
+            ended = self._ends(*self.recorded(observations, actions, following))
+        else:
+            assert prediction.ending is not None
+            ended = rng.uniform(key, tuple(rewards.shape)) < prediction.ending[0].sigmoid()
+        broken = ~torch.isfinite(following).all(-1) | ~torch.isfinite(rewards)
+        return Outcome(inside, rewards.nan_to_num(0.0, 0.0, 0.0), ended | broken, clipped | broken)
+
+    def recorded(self, observations: Tensor, actions: Tensor, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(s, a, s') in the units of the environment."""
+        s = self.spec
+        if s.observation_mean is not None:
+            offset, unit = self._offset.to(observations.device), self._unit.to(observations.device)
+            observations, following = observations * unit + offset, following * unit + offset
+        if not s.discrete:
+            low, high = (torch.tensor(x, device=actions.device) for x in (s.action_low, s.action_high))
+            actions = low + (actions + 1.0) * 0.5 * (high - low)
+        return observations, actions, following
+
+    def transformed(self, rewards: Tensor) -> Tensor:
+        """Rewards of the environment as the data set's transforms make them."""
+        return rewards * self.spec.reward_scale + self.spec.reward_shift
+
+    # ---- files
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that `load` rebuilds the model from."""
+        return {
+            "kind": "world_model",
+            "model": self.kind,
+            "format": FORMAT,
+            "config": dataclasses.asdict(self.config),
+            "spec": self.spec.to_json(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model with its tensors, as an artefact holds them."""
+
+    model: Any  # WorldModel, or another class with its methods
+    tree: Tree
+    meta: dict[str, Any]  # "data": name and fingerprint, "held_out": error of each member, "seed", "updates", ...
+    path: Path
+
+    @property
+    def identity(self) -> str:
+        """The same for the same tensors: what tells two models apart."""
+        return str(self.meta["sha256"])[:16]
+
+    def to(self, device: torch.device | str) -> Trained:
+        move = {k: {n: t.to(device) for n, t in v.items()} if isinstance(v, dict) else v.to(device) for k, v in self.tree.items()}
+        return dataclasses.replace(self, tree=move)
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise UserError where the model was trained on data of other shapes, units or transforms than `spec`'s."""
+        mine, where = self.model.spec, f"world_model={self.path}"
+        trained_on = self.meta.get("data", {}).get("name", mine.name)
+        if (
+            mine.observation_shape != spec.observation_shape
+            or mine.discrete != spec.discrete
+            or ((mine.num_actions if mine.discrete else mine.action_dim) != (spec.num_actions if spec.discrete else spec.action_dim))
+        ):
+            raise UserError(
+                f"{where}: trained on {trained_on} with observations {mine.observation_shape} and {_actions(mine)}; {spec.name} has "
+                f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave world_model= out"
+            )
+        places = [s.task.env_id.rpartition("-v")[0] if s.task is not None and s.task.env_id else None for s in (mine, spec)]
+        if None not in places and places[0] != places[1]:
+            raise UserError(f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on this data")
+        for name, words in (
+            ("action_low", "action range"),
+            ("action_high", "action range"),
+            ("observation_mean", "dataset.normalize_observations"),
+            ("observation_std", "dataset.normalize_observations"),
+            ("reward_scale", "dataset.reward_scale"),
+            ("reward_shift", "dataset.reward_shift"),
+        ):
+            there, here = getattr(mine, name), getattr(spec, name)
+            if not _same(there, here):
+                raise UserError(
+                    f"{where}: trained on {trained_on} with another {words} ({name}: {_short(there)} there, {_short(here)} here); train the"
+                    " model with the same dataset settings, or leave world_model= out and one is trained"
+                )
+
+
+def _actions(spec: DataSpec) -> str:
+    return f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_dim} action dimensions"
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.allclose(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64), rtol=1e-5, atol=1e-7)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Sequence):
+        return f"[{', '.join(f'{x:.4g}' for x in value[:3])}{', ...' if len(value) > 3 else ''}]"
+    return "none" if value is None else f"{value:g}"
+
+
+def save(path: Path, model: Any, tree: Tree, meta: Mapping[str, Any]) -> None:
+    """Write a model into one safetensors file. Raises UserError (a full disk)."""
+    checkpoint.write(path, checkpoint.flatten(tree), {**model.describe(), **meta})
+
+
+def load(path: str | Path) -> Trained:
+    """A model from its file, or the first seed's of a run directory. Raises UserError for what is none, or cannot be read."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted((path / FOLDER).glob("*.safetensors"), key=lambda p: (len(p.name), p.name))
+        if not files:
+            kind = ""
+            if (path / "run.json").exists():
+                name = json.loads((path / "run.json").read_text(encoding="utf-8"))["identity"]["algo"]["name"]
+                kind = f"; it is a run of {name}" if name not in KINDS_OF_RUNS else "; its training has not ended: the same command goes on"
+            raise UserError(
+                f"world_model={path} holds no world model (no {FOLDER}/*.safetensors){kind}. "
+                "`offrl train algo=dynamics dataset=...` trains one"
+            )
+        path = files[0]
+    if not path.exists():
+        there = [p.parent.name for p in path.parent.glob(f"*/{FOLDER}")]
+        raise UserError(f"world_model={path} does not exist.{nearest(path.name, there)}")
+    tensors, meta = checkpoint.read(path)
+    if meta.get("kind") != "world_model":
+        raise UserError(f"{path} is no world model; those are under {FOLDER}/ in the directory of a run of algo=dynamics")
+    if meta.get("format") != FORMAT:
+        raise UserError(
+            f"{path} was written by another version of offrl (format {meta.get('format')}, this one reads {FORMAT}): train it anew"
+        )
+    make: Callable[..., Any] = registry.get("world_model", meta["model"])
+    model = make(meta["config"], DataSpec.from_json(meta["spec"]))
+    return Trained(model, unflatten(tensors), {k: v for k, v in meta.items() if k not in ("config", "spec")}, path)
+
+
+KINDS_OF_RUNS = ("dynamics", "sindy", "pets")
+
+
+def unflatten(tensors: Mapping[str, Tensor]) -> Tree:
+    """Nested dictionaries from names with slashes."""
+    tree: Tree = {}
+    for name, tensor in tensors.items():
+        *way, last = name.split("/")
+        node = tree
+        for part in way:
+            node = node.setdefault(part, {})
+        node[last] = tensor
+    return tree
+
+
+def input_table(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
+    """The inputs [R, I] at `rows` of a data set, with what came before in their episodes."""
+    observations = dataset.columns["observations"].reshape(len(dataset), -1)
+    return model.inputs(observations[rows].float(), dataset.columns["actions"][rows], past_at(model, dataset, rows))
+
+
+def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
+    """[R, history - 1, O + A]: what came before `rows`; before an episode's start its first observation, with actions 0."""
+    observations, actions = dataset.columns["observations"].reshape(len(dataset), -1), dataset.columns["actions"]
+    episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True) - 1
+    start = dataset.episode_start.to(rows.device)[episode]
+    steps = []
+    for back in range(model.history - 1, 0, -1):
+        at = rows - back
+        there = torch.maximum(at, start)
+        act = model.encode(actions[there])
+        steps.append(torch.cat([observations[there].float(), torch.where((at >= start).unsqueeze(-1), act, torch.zeros_like(act))], -1))
+    if not steps:
+        return observations.new_zeros(len(rows), 0, model.spec.observation_dim + model.action_width)
+    return torch.stack(steps, 1)

@@ -1,0 +1,157 @@
+"""Roll-outs in a model: a few steps from states of the data, or whole episodes, many at once and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.world_models.model import Outcome, Prediction, Tree
+
+CHUNK = 8192  # roll-outs at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on it
+
+Act = Callable[[Tensor, Tensor, Tensor], Tensor]  # observations [B, O], past, key -> actions [B, A] in [-1, 1], or [B]
+Measure = Callable[[Any, Tree, Prediction, Tensor, Tensor], Tensor]  # see `offrl.world_models.uncertainty`
+
+
+class Imagined(NamedTuple):
+    """H steps of B roll-outs, [H, B, ...]. A row is `valid` while its roll-out has not ended before it."""
+
+    observations: Tensor
+    actions: Tensor
+    past: Tensor
+    next_observations: Tensor
+    rewards: Tensor
+    terminations: Tensor  # bool
+    uncertainty: Tensor
+    clipped: Tensor  # bool
+    valid: Tensor  # bool
+
+
+Judge = Callable[[Outcome, Tensor], tuple[Tensor, Tensor]]  # (outcome, uncertainty [B]) -> rewards and terminations that are told
+
+
+def branched(
+    model: Any,
+    tree: Tree,
+    act: Act,
+    observations: Tensor,
+    past: Tensor,
+    horizon: int,
+    key: Tensor,
+    *,
+    measure: Measure | None = None,
+    judge: Judge | None = None,
+    chunk: int = CHUNK,
+) -> Imagined:
+    """Roll `horizon` steps from observations [B, O] with what came before them (MBPO, arXiv 1906.08253).
+
+    measure: the uncertainty of each step; without one only one member is asked for each row. judge: what to make of an outcome; by default
+    its own rewards and terminations.
+    """
+    starts = zip(observations.split(chunk), past.split(chunk), strict=True)
+    parts = [_branch(model, tree, act, o, p, horizon, rng.fold_in(key, i), measure, judge) for i, (o, p) in enumerate(starts)]
+    return parts[0] if len(parts) == 1 else Imagined(*(torch.cat(columns, 1) for columns in zip(*parts, strict=True)))
+
+
+def _branch(
+    model: Any,
+    tree: Tree,
+    act: Act,
+    observations: Tensor,
+    past: Tensor,
+    horizon: int,
+    key: Tensor,
+    measure: Measure | None,
+    judge: Judge | None,
+) -> Imagined:
+    valid = torch.ones(observations.shape[0], dtype=torch.bool, device=observations.device)
+    steps: list[Imagined] = []
+    for t in range(horizon):
+        choose, draw = rng.split(rng.fold_in(key, t))
+        actions = act(observations, past, choose)
+        uncertainty = observations.new_zeros(observations.shape[0])
+        if measure is None:
+            outcome = model.sample(tree, observations, actions, past, draw)
+        else:
+            prediction = model.predict(tree, observations, actions, past)
+            outcome = model.outcome(tree, prediction, observations, actions, draw)
+            uncertainty = measure(model, tree, prediction, observations, actions).nan_to_num(1e6, 1e6)
+        told = (outcome.rewards, outcome.terminations) if judge is None else judge(outcome, uncertainty)
+        following = outcome.next_observations
+        steps.append(Imagined(observations, actions, past, following, told[0], told[1], uncertainty, outcome.clipped, valid))
+        valid = valid & ~told[1]
+        observations, past = following, model.later_past(past, observations, actions)
+    return Imagined(*(torch.stack(columns) for columns in zip(*steps, strict=True)))
+
+
+def careful(
+    model: Any,
+    tree: Tree,
+    act: Act,
+    observations: Tensor,
+    past: Tensor,
+    horizon: int,
+    key: Tensor,
+    *,
+    candidates: int,
+    measure: Measure,
+    penalty: float | Tensor,
+    discount: float | Tensor,
+) -> Tensor:
+    """Of `candidates` actions that `act` gives at each of observations [B, O] the one with the best imagined future: actions [B, A].
+
+    Each is followed for `horizon` steps, acting by `act` after the first, and worth the sum of discount^i (r_i - penalty u_i) until its end
+    (UP-MPC, arXiv 2310.07220, with the sign of its roll-outs in a model). All futures are one batch of candidates * B.
+    """
+    rows = observations.shape[0]
+    starts = (x.expand(candidates, *x.shape).flatten(0, 1) for x in (observations, past))
+    future = _branch(model, tree, act, *starts, horizon, key, measure, None)
+    weights = torch.stack([torch.as_tensor(discount**i, device=observations.device) for i in range(horizon)]).unsqueeze(-1)
+    worth = (weights * future.valid * (future.rewards - penalty * future.uncertainty)).sum(0).reshape(candidates, rows)
+    first = future.actions[0].reshape(candidates, rows, -1)
+    return first.gather(0, worth.argmax(0).view(1, rows, 1).expand(1, rows, first.shape[-1])).squeeze(0)
+
+
+class Episode(NamedTuple):
+    """B whole episodes in the model."""
+
+    returns: Tensor  # [B] sum of discount^t * reward
+    lengths: Tensor  # [B] int64
+    uncertainty: Tensor  # [B] mean over steps
+    clipped: Tensor  # [B] share of steps that were cut off at the allowed range
+
+
+def episodes(
+    model: Any,
+    tree: Tree,
+    act: Act,
+    observations: Tensor,
+    past: Tensor,
+    horizon: int,
+    key: Tensor,
+    *,
+    discount: float = 1.0,
+    measure: Measure | None = None,
+    judge: Judge | None = None,
+) -> Episode:
+    """Play from observations [B, O] to the end of each episode, or to `horizon` steps: what the model expects a policy to earn."""
+    count = observations.shape[0]
+    alive = torch.ones(count, dtype=torch.bool, device=observations.device)
+    totals, doubts, cut = (observations.new_zeros(count) for _ in range(3))
+    lengths = torch.zeros(count, dtype=torch.int64, device=observations.device)
+    weight = 1.0
+    for t in range(horizon):
+        step = _branch(model, tree, act, observations, past, 1, rng.fold_in(key, t), measure, judge)
+        on = alive.float()
+        totals = totals + weight * on * step.rewards[0]
+        doubts, cut, lengths = doubts + on * step.uncertainty[0], cut + on * step.clipped[0].float(), lengths + alive.long()
+        alive = alive & ~step.terminations[0]
+        past = model.later_past(past, observations, step.actions[0])
+        observations, weight = step.next_observations[0], weight * discount
+        if t % 50 == 49 and not bool(alive.any()):
+            break
+    return Episode(totals, lengths, doubts / lengths.clamp(min=1), cut / lengths.clamp(min=1))
