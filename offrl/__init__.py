@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from offrl.tasks import Task
     from offrl.train import Interrupted
 
-__all__ = ["Dataset", "Interrupted", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "load", "load_dataset", "register", "train"]
+__all__ = ["Dataset", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "load",
+           "load_dataset", "register", "train"]  # fmt: skip
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
     "Interrupted": ("offrl.train", "Interrupted"),
+    "ModelEnv": ("offrl.world_models.environment", "ModelEnv"),
+    "ModelVectorEnv": ("offrl.world_models.environment", "ModelVectorEnv"),
     "Run": ("offrl.runs", "Run"),
     "Task": ("offrl.tasks", "Task"),
     "TrainedPolicy": ("offrl.policy", "TrainedPolicy"),

@@ -27,6 +27,7 @@ usage: offrl COMMAND [name=value ...]
   offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=joblib, ray, slurm
   offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers
   offrl select runs/NAME ...         rank checkpoints and policies by the data alone
+  offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER
   offrl export runs/NAME             a policy as ONNX, TorchScript or safetensors
 
   offrl collect env=Hopper-v5 recipe=d4rl                          record data sets; policy=model.zip records from any policy

@@ -44,7 +44,7 @@ class TrainedPolicy:
         """`state` without a replica axis; only what acting needs, and `value` where it is there, is kept, on the CPU."""
         self.algorithm, self.seed = algorithm, seed
         wanted = [n for n in dict.fromkeys((*algorithm.acting, *algorithm.valuing)) if n in state.params]
-        kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={})
+        kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, frozen={})
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
         self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), kept)
         spec = algorithm.spec
@@ -154,5 +154,5 @@ class TrainedPolicy:
         algorithm_class = registry.get("algo", meta["config"]["name"])
         algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
         template = algorithm.init(0)
-        template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})
+        template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={}, frozen={})
         return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"])

@@ -25,6 +25,8 @@ _BUILTIN = {
     "world_model": "offrl.algorithms",
     "termination": "offrl.world_models.terminations",
     "reward": "offrl.world_models.rewards",
+    "command": "offrl.world_models.quality_command",
+    "estimator": "offrl.world_models.evaluation",
 }
 _table: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()
@@ -33,7 +35,8 @@ _plugins_loaded = False
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup), "published"
-    (a lookup of published scores), or "termination" or "reward" (a known function of a transition)."""
+    (a lookup of published scores), "termination" or "reward" (a known function of a transition), "estimator" (of `offrl select`) or
+    "command" (what one of the command line does)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})

@@ -170,7 +170,11 @@ class Step:
             self._configure({name: getattr(self.base, name) for name in hyper})
             return state, {k: v.float() for k, v in metrics.items()}
 
-        new, metrics = self._for_all(one)(state, hyper)
+        if state.step.device.type == "cpu":  # what is as large as this is slower under vmap there
+            each = [one(*pytree.tree_map(lambda x, n=n: x[n], (state, hyper))) for n in range(len(state.step))]
+            new, metrics = pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+        else:
+            new, metrics = self._for_all(one)(state, hyper)
         if self.mode == "eager":
             new = pytree.tree_map(lambda x: x.contiguous(), new)
         else:

@@ -358,7 +358,7 @@ class _Loop:
             means = distributed.mean(torch.stack([sums[n] for n in names]).to(self.device)).cpu()
             sums = dict(zip(names, means.unbind(0), strict=True))
         values = metric_means(sums, self.step - self.since)
-        finite = torch.stack([v.isfinite() for v in values.values()]).all(0)
+        finite = torch.stack([torch.ones_like(self.alive), *(v.isfinite() for v in values.values())]).all(0)
         for index in torch.nonzero(self.alive & ~finite).squeeze(-1).tolist():
             named = [name for name, v in values.items() if name in self.algorithm.watched and not v[index].isfinite()]
             culprit = " and ".join(self.algorithm.watched[name] for name in named) or "a loss is not finite"

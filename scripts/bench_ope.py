@@ -3,6 +3,7 @@
 python scripts/bench_ope.py --runs RUNS --cache FOLDER            # truth, estimates, table; an hour on one core
 python scripts/bench_ope.py --cache FOLDER --stage timing         # 16 candidates beside one, interleaved; two minutes
 python scripts/bench_ope.py --cache FOLDER --stage table          # what is in the cache
+python scripts/bench_ope.py --cache FOLDER --world-model hopper=RUN halfcheetah=RUN --method model       # roll-outs in learned models too
 
 Candidates: 16 of the 26 snapshots of each TRPO history, evenly spaced over its iterations, as greedy policies; and with --runs the final
 greedy policies of offrl's own td3_bc and iql runs on the same data (directories ALGORITHM-DATASET). Everything is kept in --cache.
@@ -36,8 +37,10 @@ from offrl.ope.metrics import regret, spearman  # noqa: E402
 from offrl.ope.problem import Problem, make_problem  # noqa: E402
 from offrl.replicas import Replica  # noqa: E402
 
+METHODS = ("fqe", "wis", "dr", "model", "own_q")  # columns of the table
 ROBOTS = {"hopper": ("Hopper-v4", "log_Hopper-v1_4.h5"), "halfcheetah": ("HalfCheetah-v4", "log_HalfCheetah-v1_2.h5")}
 SNAPSHOTS, DISCOUNT = 16, 0.99
+MODEL = ("rollouts", "propagation", "noise", "horizon")  # settings of method=model
 STEP = 0.015  # share of the largest true value by which "distinct" candidates differ at least
 
 
@@ -117,7 +120,7 @@ def truth(robot: str, args: argparse.Namespace) -> None:
 
 
 def estimate(robot: str, args: argparse.Namespace) -> None:
-    """All methods on all candidates: `estimates-ROBOT.csv`."""
+    """All methods on all candidates: `estimates-ROBOT.csv`, of one method alone `estimates-ROBOT-METHOD.csv`."""
     shown = [time.monotonic()]
 
     def stage(title: str, total: int) -> Any:
@@ -131,14 +134,17 @@ def estimate(robot: str, args: argparse.Namespace) -> None:
         return progress
 
     dataset = load_dataset(str(args.data / "d4rl" / f"{robot}_medium_replay.hdf5"))
-    given = {"updates": args.updates, "seeds": args.seeds, "networks": args.networks, "schedule": args.schedule}
-    settings = ope.OPEConfig(**given, layer_norm=not args.no_layer_norm)
-    method = "all" if args.networks == "shared" else "fqe"
+    given: dict[str, Any] = {"updates": args.updates, "seeds": args.seeds, "networks": args.networks, "schedule": args.schedule}
+    given |= {"rollouts": args.rollouts, "propagation": args.propagation, "noise": not args.no_noise, "horizon": 1_000}
+    models = dict(text.partition("=")[::2] for text in args.world_model)
+    settings = ope.OPEConfig(**given, layer_norm=not args.no_layer_norm, world_model=models.get(robot, ""))
+    method = args.method if args.networks == "shared" else "fqe"
     began = time.process_time()
-    result = ope.evaluate_policies(dataset, candidates(robot, args.data, args.runs), method, settings, stage=stage)
-    suffix = "" if args.networks == "shared" else "-separate"
+    result = ope.evaluate_policies(dataset, candidates(robot, args.data, args.runs), method, settings, stage=stage, tell=print)
+    suffix = "" if method == "all" else "-separate" if args.networks == "separate" else f"-{method}"
     result.write(args.cache / f"estimates-{robot}{suffix}.csv")
-    about = {"updates": args.updates, "seeds": args.seeds, "cpu_seconds": round(time.process_time() - began), "behavior": result.behavior}
+    about = {name: given[name] for name in (MODEL if method == "model" else ("updates", "seeds"))}
+    about |= {"cpu_seconds": round(time.process_time() - began), "behavior": result.behavior}
     (args.cache / f"estimates-{robot}{suffix}.json").write_text(json.dumps(about))
 
 
@@ -154,7 +160,7 @@ def distinct(values: dict[str, float]) -> list[str]:
 def table(args: argparse.Namespace) -> None:
     for robot in args.robots:
         known = {r["candidate"]: float(r["discounted"]) for r in csv.DictReader((args.cache / f"returns-{robot}.csv").open())}
-        for suffix in ("", "-separate"):
+        for suffix in ("", "-separate", *(f"-{m}" for m in METHODS)):
             path = args.cache / f"estimates-{robot}{suffix}.csv"
             if not path.exists():
                 continue
@@ -162,15 +168,16 @@ def table(args: argparse.Namespace) -> None:
             about = json.loads(path.with_suffix(".json").read_text())
             trpo = {n: known[n] for n in rows if n.startswith("iter")}
             own = {n: known[n] for n in rows if n not in trpo}
-            print(f"\n### {robot}{suffix}: {about}\n\n| candidate | truth | fqe | wis | dr | own Q |\n|---|---|---|---|---|---|")
+            there = [m for m in METHODS if any(r.get(m) for r in rows.values())]
+            print(f"\n### {robot}{suffix}: {about}\n\n| candidate | truth | {' | '.join(there)} |\n|---|---|{'---|' * len(there)}")
             for name in sorted(rows, key=lambda n: -known[n]):
-                cells = [f"{float(rows[name][m]):.1f}" if rows[name].get(m) else "" for m in ("fqe", "wis", "dr", "own_q")]
+                cells = [f"{float(rows[name][m]):.1f}" if rows[name].get(m) else "" for m in there]
                 print(f"| {name} | {known[name]:.1f} | {' | '.join(cells)} |")
             groups = {f"{len(trpo)} TRPO": list(trpo), f"{len(distinct(trpo))} TRPO, distinct": distinct(trpo)}
             groups |= {f"{len(own)} td3_bc and iql": list(own), f"all {len(rows)}": list(rows)} if own else {}
             print("\n| candidates | method | Spearman | regret@1 | regret@5 | mean absolute error |\n|---|---|---|---|---|---|")
             for title, names in groups.items():
-                for method in ("fqe", "wis", "dr", "own_q"):
+                for method in there:
                     if all(rows[n].get(method) for n in names):
                         v, e = np.array([known[n] for n in names]), np.array([float(rows[n][method]) for n in names])
                         numbers = f"{spearman(v, e):.2f} | {regret(v, e, 1):.2f} | {regret(v, e, 5):.2f} | {np.abs(v - e).mean():.1f}"
@@ -219,6 +226,11 @@ def main() -> None:
     parser.add_argument("--schedule", default="cosine", choices=("cosine", "constant"))
     parser.add_argument("--updates", type=int, default=ope.OPEConfig().updates)
     parser.add_argument("--seeds", type=int, default=ope.OPEConfig().seeds)
+    parser.add_argument("--method", default="all", choices=("all", "fqe", "wis", "dr", "model"))
+    parser.add_argument("--world-model", nargs="*", default=[], metavar="ROBOT=RUN", help="method=model; without one it is trained first")
+    parser.add_argument("--rollouts", type=int, default=ope.OPEConfig().rollouts)
+    parser.add_argument("--propagation", default="tsinf", choices=("tsinf", "ts1"))
+    parser.add_argument("--no-noise", action="store_true")
     parser.add_argument("--episodes", type=int, default=24)
     parser.add_argument("--turns", type=int, default=15)
     args = parser.parse_args()

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,9 +24,13 @@ from offrl.replicas import Replica
 from offrl.settings import setting
 from offrl.step import select
 from offrl.world_models import ensemble, starts, terminations
-from offrl.world_models.model import FOLDER, WorldModel, input_table, save
+from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
 
 EXPLODED = 1e3  # times the spread of what is predicted: no variance of a model that learns is as large
+SHORTEST_EPOCH = 250  # updates: after fewer a model of few data is not yet to be judged
 FEW_EPISODES = 10  # of fewer none are kept apart for the report
 
 
@@ -49,6 +53,10 @@ class DynamicsSettings:
         choices=("likelihood", "squared", "value_gradient"),
     )
     value_run: str = setting("", "loss=value_gradient: a run whose critics say what matters", place=True)
+    value_run_id: str = setting("", "which critics those are; filled in")
+    value_quantile: float = setting(
+        0.95, "loss=value_gradient: gradients longer than this quantile of their lengths are shortened to it; 1: none", low=0.0, high=1.0
+    )
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
     batch_size: int = setting(256, "transitions in a batch of each member", low=1)
     weight_decay: list[float] = setting([2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4], "of each layer, part of the loss; stretched to fit", low=0.0)
@@ -61,7 +69,7 @@ class DynamicsSettings:
     termination: str = setting("auto", "auto: the environment's own rule where it is known, else learned; never; or a rule's name")
     reward: str = setting("learned", "learned; auto: the environment's own where it is known; or a rule's name")
     calibrated: bool = setting(False, "roll-outs use standard deviations scaled so that held-out intervals cover what they should")
-    epoch: int | None = setting(None, "updates of an epoch; null: once through the data", low=1)
+    epoch: int | None = setting(None, "updates of an epoch; null: once through the data, or 250 where that is more", low=1)
 
 
 @dataclass(frozen=True)
@@ -71,33 +79,34 @@ class Split:
     train: Tensor  # [n] rows
     held: Tensor  # [h] rows for early stopping
     test: Tensor  # [T] episodes for the report
+    ends: Tensor  # [e] rows of terminals whose next observation the data lack: of their rewards, and that they end, is learnt
 
 
 def split(dataset: Dataset, config: DynamicsSettings) -> Split:
     """Whole episodes for the report, random rows for early stopping, and the rest. Raises UserError where too little is left."""
     rows = dataset.transition_rows()
-    rows = rows[dataset.columns["successor_known"][rows]]
+    known = dataset.columns["successor_known"][rows]
+    rows, ends = rows[known], rows[~known]
     draw = np.random.Generator(np.random.PCG64(0))
     test = torch.zeros(0, dtype=torch.int64)
     if config.test_share > 0.0 and dataset.num_episodes >= FEW_EPISODES:
         count = max(1, int(config.test_share * dataset.num_episodes))
         test = torch.from_numpy(np.sort(draw.permutation(dataset.num_episodes)[:count]))
-        episode = torch.searchsorted(dataset.episode_start, rows, right=True) - 1
-        rows = rows[~torch.isin(episode, test)]
+        rows, ends = (x[~torch.isin(torch.searchsorted(dataset.episode_start, x, right=True) - 1, test)] for x in (rows, ends))
     if len(rows) < 2:
         raise UserError(
             f"{dataset.spec.name} has {len(rows)} transition(s) whose next observation is known: too few to learn its dynamics from"
         )
     held = max(1, min(len(rows) // 5, config.held_out))
     shuffled = rows[torch.from_numpy(draw.permutation(len(rows)))]
-    return Split(shuffled[held:].sort().values, shuffled[:held].sort().values, test)
+    return Split(shuffled[held:].sort().values, shuffled[:held].sort().values, test, ends)
 
 
 @dataclass(frozen=True)
 class DynamicsSource:
     """What all replicas train on, on the device."""
 
-    table: Packed  # of the training rows: inputs [I], targets [D], ending [1] and, for loss=value_gradient, scale [D]
+    table: Packed  # of the training rows: inputs [I], targets [D], ending, and where needed scale [D] and known
     count: int
     held: dict[str, Tensor]  # the same columns of the held-out rows
     mean: Tensor  # [I] of the inputs
@@ -124,16 +133,32 @@ class DynamicsSampler:
             )
         parts = split(dataset.to("cpu"), self.algorithm.config)
         device = dataset.columns["rewards"].device
-        train, held = (self.algorithm.columns(dataset, rows.to(device)) for rows in (parts.train, parts.held))
-        everything = torch.arange(len(parts.train), device=device)
-        table = pack(train, everything)
+        rows = torch.cat([parts.train, parts.ends])
+        train, held = (self.algorithm.columns(dataset, x.to(device)) for x in (rows, parts.held))
+        if len(rows) > len(parts.train):
+            train["known"] = dataset.columns["successor_known"][rows.to(device)].float()
+        table = pack(train, torch.arange(len(rows), device=device))
         assert table is not None
         wide = train["inputs"].double()
         mean, std = wide.mean(0).float(), wide.std(0, unbiased=False).float()
-        return DynamicsSource(table, len(parts.train), held, mean, torch.where(std < 1e-12, torch.ones_like(std), std))
+        return DynamicsSource(table, len(rows), held, mean, torch.where(std < 1e-12, torch.ones_like(std), std))
 
     def __call__(self, source: DynamicsSource, key: Tensor, batch_size: int) -> Batch:
         return {}
+
+
+def member_losses(raw: ensemble.Raw, batch: Batch, loss: str = "likelihood") -> Tensor:
+    """The loss of each member, without decay and bounds, [E].
+
+    batch: "targets", "ending" and, where errors are weighted, "scale", and where some rows lack a next observation, "known".
+    """
+    if loss == "likelihood":
+        each = ensemble.gaussian_loss(raw.mean, raw.log_var, batch["targets"], batch.get("known"))
+    else:
+        each = ensemble.squared_loss(raw.mean, batch["targets"], batch.get("scale"), batch.get("known"))
+    if raw.ending is None:
+        return each
+    return each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(-1)  # cross-entropy of a logit
 
 
 class Dynamics(Algorithm):
@@ -147,6 +172,19 @@ class Dynamics(Algorithm):
     acting = ()
     online = None
     headline = "dynamics/held-out error"
+
+    @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        """Note which critics weigh the errors, where some do. Raises UserError."""
+        algo = config.algo
+        if algo.loss != "value_gradient":
+            if algo.value_run:
+                raise UserError(f"algo.value_run={algo.value_run} weighs errors where algo.loss=value_gradient, and it is {algo.loss}")
+            return config
+        from offrl.world_models import value_gradient
+
+        identity = value_gradient.load(algo.value_run, dataset.spec).identity
+        return dataclasses.replace(config, algo=dataclasses.replace(algo, value_run_id=identity))
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -167,7 +205,7 @@ class Dynamics(Algorithm):
                 raise UserError(
                     f"algo.{kind}={name} is not known.{nearest(name, ['learned', 'auto', *options])} Known: {', '.join(options)}"
                 )
-        epoch = config.epoch or -(-len(split(dataset, config).train) // config.batch_size)
+        epoch = config.epoch or max(SHORTEST_EPOCH, -(-len(split(dataset, config).train) // config.batch_size))
         elites = min(config.elites, config.members)
         return dataclasses.replace(config, termination=termination, reward=reward, epoch=epoch, elites=elites)
 
@@ -200,7 +238,7 @@ class Dynamics(Algorithm):
         if self.config.loss == "value_gradient":
             from offrl.world_models.value_gradient import weights
 
-            found["scale"] = weights(self.config.value_run, dataset, rows)
+            found["scale"] = weights(self.config.value_run, dataset, rows, self.config.value_quantile)
         return found
 
     def extras(self, params: dict[str, Params]) -> Tree:
@@ -229,19 +267,14 @@ class Dynamics(Algorithm):
 
     def likelihood(self, params: Params, state: TrainState, batch: Batch) -> Tensor:
         """The loss of each member, without decay and bounds: [E]."""
-        raw = self.model.raw(params, state.extra, batch["inputs"])
-        if self.config.loss == "likelihood":
-            each = ensemble.gaussian_loss(raw.mean, raw.log_var, batch["targets"])
-        else:
-            each = ensemble.squared_loss(raw.mean, batch["targets"], batch.get("scale"))
-        if raw.ending is not None:
-            each = each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(-1)  # cross-entropy of a logit
-        return each
+        return member_losses(self.model.raw(params, state.extra, batch["inputs"]), batch, self.config.loss)
 
     def loss(self, params: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """Sum over members of the likelihood, decay of the weights, and the bounds' distance."""
         each = self.likelihood(params, state, batch)
-        loss = each.sum() + ensemble.weight_decay(params, self.decay) + self.config.bounds_weight * ensemble.bounds_loss(params)
+        loss = each.sum() + ensemble.weight_decay(params, self.decay)
+        if self.model.learns_variance:
+            loss = loss + self.config.bounds_weight * ensemble.bounds_loss(params)
         return loss, {"dynamics/loss": loss, **{self._of("loss", e): x for e, x in enumerate(each.unbind())}}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
@@ -264,9 +297,9 @@ class Dynamics(Algorithm):
         """Look at the held-out error of every member; remember those that got better by more than `tolerance`."""
         c, extra, params, held = self.config, state.extra, state.params["dynamics"], source.held
         raw = self.model.raw(params, extra, held["inputs"])
-        error = (raw.mean - held["targets"]).square().mean((-2, -1))  # [E]
+        error = ensemble.squared_loss(raw.mean, held["targets"], held.get("scale"))  # [E]
         spread = (0.5 * raw.log_var).exp().mean((-2, -1)) / held["targets"].std(0, unbiased=False).mean().clamp(min=1e-12)
-        error = torch.where(spread < EXPLODED, error, torch.nan)
+        error = torch.where((spread < EXPLODED) | (not self.model.learns_variance), error, torch.nan)
         old, going = extra["error"], ~self.finished(state)
         better = torch.isfinite(error) & (old.isinf() | ((old - error) / old > c.tolerance)) & going
         best = {}
@@ -311,6 +344,10 @@ class Dynamics(Algorithm):
         for i, replica in enumerate(replicas):
             path = run_dir / FOLDER / f"{replica.name}.safetensors"
             mine = select(state, i)
+            there = load(path) if path.exists() else None
+            if there is not None and there.meta["updates"] == int(mine.step):  # policies may have learnt in this very file
+                reports.append((replica, there.tree))
+                continue
             if int(mine.step) and not torch.isfinite(mine.extra["error"]).any():  # shorter than an epoch
                 source = self.sampler().prepare(dataset)
                 mine = self.review(mine, source)[0]

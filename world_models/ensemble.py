@@ -19,7 +19,7 @@ class Raw(NamedTuple):
     """What the networks put out, for inputs [B, I] or [E, B, I]."""
 
     mean: Tensor  # [E, B, D]
-    log_var: Tensor  # [E, B, D], inside the learnt bounds
+    log_var: Tensor  # [E, B, D], inside the learnt bounds; 0 where no variance is learnt
     ending: Tensor | None  # [E, B] logits of a termination; None where it is not learnt
 
 
@@ -40,18 +40,23 @@ class GaussianEnsemble(nn.Module):
         activation: str = "silu",
         residual: bool = False,
         ending: bool = False,
+        variance: bool = True,
     ) -> None:
+        """ending: learn terminations as well; variance: without, the mean alone is learnt."""
         super().__init__()
-        self.out_dim = out_dim
-        width = 2 * out_dim + int(ending)
+        self.out_dim, self.ending, self.variance = out_dim, ending, variance
+        width = (2 if variance else 1) * out_dim + int(ending)
         self.net = EnsembleMLP(members, in_dim, hidden, width, activation=activation, residual=residual, init="truncated")
-        self.max_log_var = nn.Parameter(torch.full((out_dim,), MAX_LOG_VAR))
-        self.min_log_var = nn.Parameter(torch.full((out_dim,), MIN_LOG_VAR))
+        if variance:
+            self.max_log_var = nn.Parameter(torch.full((out_dim,), MAX_LOG_VAR))
+            self.min_log_var = nn.Parameter(torch.full((out_dim,), MIN_LOG_VAR))
 
     def forward(self, x: Tensor) -> Raw:
         out = self.net(x)
-        mean, log_var = out[..., : self.out_dim], out[..., self.out_dim : 2 * self.out_dim]
-        return Raw(mean, bounded(log_var, self.min_log_var, self.max_log_var), out[..., -1] if out.shape[-1] % 2 else None)
+        mean, log_var = out[..., : self.out_dim], torch.zeros_like(out[..., : self.out_dim])
+        if self.variance:
+            log_var = bounded(out[..., self.out_dim : 2 * self.out_dim], self.min_log_var, self.max_log_var)
+        return Raw(mean, log_var, out[..., -1] if self.ending else None)
 
 
 def bounded(log_var: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -60,25 +65,26 @@ def bounded(log_var: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return low + F.softplus(log_var - low)
 
 
-def gaussian_loss(mean: Tensor, log_var: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+def gaussian_loss(mean: Tensor, log_var: Tensor, target: Tensor, known: Tensor | None = None) -> Tensor:
     """Mean over rows and dimensions of (mean - target)^2 exp(-log_var) + log_var for each member: [E].
 
-    mean, log_var [E, B, D]; target [B, D] or [E, B, D]; weight, of the rows, [E, B].
+    mean, log_var [E, B, D]; target [B, D] or [E, B, D]; known: see `averaged`.
     """
-    each = (mean - target).square() * torch.exp(-log_var) + log_var
-    return averaged(each.mean(-1), weight)
+    return averaged((mean - target).square() * torch.exp(-log_var) + log_var, known)
 
 
-def squared_loss(mean: Tensor, target: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+def squared_loss(mean: Tensor, target: Tensor, scale: Tensor | None = None, known: Tensor | None = None) -> Tensor:
     """Mean over rows and dimensions of scale * (mean - target)^2 for each member: [E]. scale: [D], [B, D] or [E, B, D]."""
     each = (mean - target).square()
-    each = each if scale is None else each * scale
-    return averaged(each.mean(-1), weight)
+    return averaged(each if scale is None else each * scale, known)
 
 
-def averaged(each: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean of [E, B] over rows, those with weight 0 left out."""
-    return each.mean(-1) if weight is None else (each * weight).sum(-1) / weight.sum(-1).clamp(min=1.0)
+def averaged(each: Tensor, known: Tensor | None) -> Tensor:
+    """The mean of [E, B, D] over rows and dimensions. Where `known` [E, B] is 0 there is no next observation: the last dimension, the
+    reward, alone counts then."""
+    if known is not None:
+        each = each * torch.cat([known.unsqueeze(-1).expand(*each.shape[:-1], each.shape[-1] - 1), torch.ones_like(each[..., -1:])], -1)
+    return each.mean((-2, -1))
 
 
 def decay_of_layers(decay: Sequence[float], layers: int) -> list[float]:
@@ -92,7 +98,7 @@ def decay_of_layers(decay: Sequence[float], layers: int) -> list[float]:
     )
 
 
-def weight_decay(params: dict[str, Tensor], decay: Sequence[float]) -> Tensor:
+def weight_decay(params: dict[str, Tensor], decay: Sequence[float] | Tensor) -> Tensor:
     """Sum over layers of decay * ||W||^2 / 2, all members together: part of the loss, not AdamW."""
     layers = [*(params[f"net.layers.{i}.weight"] for i in range(len(decay) - 1)), params["net.head.weight"]]
     return torch.stack([0.5 * d * w.square().sum() for d, w in zip(decay, layers, strict=True)]).sum()

@@ -67,12 +67,12 @@ class WorldModel:
         self.out_dim = spec.observation_dim + 1
         self.action_width = spec.num_actions if spec.discrete else spec.action_dim
         self.learns_ending = config.termination == "learned"
+        self.learns_variance = getattr(config, "loss", "likelihood") == "likelihood"
         self._ends = None if config.termination == "learned" else registry.get("termination", config.termination)
         self._rewards = None if config.reward == "learned" else registry.get("reward", config.reward)
         with torch.random.fork_rng(devices=[]):
             self.network = self.build()
-        if spec.observation_mean is not None:
-            self._offset, self._unit = torch.tensor(spec.observation_mean), torch.tensor(spec.observation_std)
+        self._units: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     @property
     def in_dim(self) -> int:
@@ -83,7 +83,14 @@ class WorldModel:
         """The networks, with fresh parameters."""
         c = self.config
         return GaussianEnsemble(
-            c.members, self.in_dim, self.out_dim, c.hidden, activation=c.activation, residual=c.residual, ending=self.learns_ending
+            c.members,
+            self.in_dim,
+            self.out_dim,
+            c.hidden,
+            activation=c.activation,
+            residual=c.residual,
+            ending=self.learns_ending,
+            variance=self.learns_variance,
         )
 
     # ---- inputs
@@ -128,7 +135,7 @@ class WorldModel:
     def read(self, tree: Tree, raw: Raw, observations: Tensor) -> Prediction:
         """The networks' outputs as a `Prediction`."""
         mean, std = raw.mean, (0.5 * raw.log_var).exp()
-        if self.config.calibrated:
+        if self.config.calibrated or not self.learns_variance:  # which has one for each output, of the held-out errors
             std = std * tree["scale"]
         following = mean[..., :-1] + observations if self.config.delta else mean[..., :-1]
         return Prediction(following, std[..., :-1], mean[..., -1], std[..., -1], raw.ending)
@@ -205,14 +212,21 @@ class WorldModel:
 
     def recorded(self, observations: Tensor, actions: Tensor, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(s, a, s') in the units of the environment."""
-        s = self.spec
-        if s.observation_mean is not None:
-            offset, unit = self._offset.to(observations.device), self._unit.to(observations.device)
+        offset, unit, low, high = self.units(observations.device)
+        if self.spec.observation_mean is not None:
             observations, following = observations * unit + offset, following * unit + offset
-        if not s.discrete:
-            low, high = (torch.tensor(x, device=actions.device) for x in (s.action_low, s.action_high))
+        if not self.spec.discrete:
             actions = low + (actions + 1.0) * 0.5 * (high - low)
         return observations, actions, following
+
+    def units(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mean and standard deviation of observations, low and high of actions; made once for a device, as a CUDA graph cannot copy."""
+        if device not in self._units:
+            s = self.spec
+            numbers = (s.observation_mean or (), s.observation_std or (), s.action_low, s.action_high)
+            offset, unit, low, high = (torch.tensor(x, dtype=torch.float32, device=device) for x in numbers)
+            self._units[device] = offset, unit, low, high
+        return self._units[device]
 
     def transformed(self, rewards: Tensor) -> Tensor:
         """Rewards of the environment as the data set's transforms make them."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
@@ -43,6 +43,7 @@ class ModelBasedSettings(SoftSettings):
         "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
     )
     world_model_id: str = setting("", "which model that is; filled in")
+    members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
     horizon: int = setting(5, "steps of a roll-out", low=1)
     rollouts: int = setting(50_000, "roll-outs each time, from states of the data", low=1)
     rollout_every: int = setting(1_000, "updates between two times", low=1)
@@ -54,7 +55,9 @@ class ModelBasedSettings(SoftSettings):
         1.0, "imagined observations are cut off where they leave the data's range by so many times its width", low=0.0
     )
     candidates: int = setting(
-        1, "actions of the policy that each step of a roll-out chooses from, by looking ahead in the model (COPlanner: 5); 1: no look-ahead", low=1
+        1,
+        "actions of the policy that each step of a roll-out chooses from, by looking ahead in the model (COPlanner: 5); 1: no look-ahead",
+        low=1,
     )
     lookahead: int = setting(5, "candidates: steps that each one is followed", low=1)
     lookahead_penalty: float = setting(2.0, "candidates: times the uncertainty, is taken off each reward of those steps", low=0.0)
@@ -101,7 +104,9 @@ class ModelSampler:
         trained = provide.fitting(c.world_model, dataset.spec).to(device)
         tree = dict(trained.tree)
         if c.uncertainty == "none" and c.penalty:
-            raise UserError(f"algo.penalty={c.penalty:g} is times an uncertainty, and algo.uncertainty=none: choose one of {', '.join(names())}")
+            raise UserError(
+                f"algo.penalty={c.penalty:g} is times an uncertainty, and algo.uncertainty=none: choose one of {', '.join(names())}"
+            )
         for name in {c.uncertainty} - {"none"} | ({c.lookahead_uncertainty} if c.candidates > 1 else set()):
             tree = prepare(name, trained.model, tree, dataset)
         if c.model_dropout:
@@ -134,14 +139,16 @@ class ModelBased(SoftActorCritic):
     @classmethod
     def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
         """Train a model where none is named, and note which one it is."""
-        path = config.algo.world_model or str(provide.train(config, dataset, cls.dynamics))
+        path = config.algo.world_model or str(provide.train(config, dataset, {**cls.dynamics, "members": config.algo.members}))
         identity = provide.named(path, dataset).identity
         return dataclasses.replace(config, algo=dataclasses.replace(config.algo, world_model=path, world_model_id=identity))
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         if "model_dropout" in (grid or {}):
-            raise UserError("grid.model_dropout: the replicas of a run share one model; train each value by itself: algo.model_dropout=VALUE")
+            raise UserError(
+                "grid.model_dropout: the replicas of a run share one model; train each value by itself: algo.model_dropout=VALUE"
+            )
         return super().fit_config(config, dataset, grid)
 
     @property
@@ -175,8 +182,11 @@ class ModelBased(SoftActorCritic):
         c = self.config
         return c.retain * c.rollouts * c.horizon
 
-    @property
-    def layout(self) -> dict[str, tuple[int, int, tuple[int, ...], torch.dtype]]:
+    def build(self) -> dict[str, nn.Module]:
+        self.layout = self.columns()  # once: what is compiled cannot read it off the spec
+        return super().build()
+
+    def columns(self) -> dict[str, tuple[int, int, tuple[int, ...], torch.dtype]]:
         """Where the columns of an imagined transition stand in a row of the ring, as in `Packed`."""
         s, at = self.spec, 0
         found: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
@@ -283,7 +293,7 @@ class ModelBased(SoftActorCritic):
         returns = (imagined.rewards * imagined.valid).sum(0)
         missing = -returns.shape[0] % repeats
         padded = torch.cat([returns, returns.new_full((missing,), -torch.inf)]).reshape(-1, repeats)
-        rank = padded.argsort(1, descending=True, stable=True).argsort(1)
+        rank = padded.sort(dim=1, descending=True, stable=True).indices.argsort(1)
         keep = (rank >= int(self.config.sample_dropout * repeats + 1e-9)).reshape(-1)[: returns.shape[0]]
         return imagined._replace(valid=imagined.valid & keep)
 

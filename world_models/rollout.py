@@ -108,8 +108,8 @@ def careful(
     (UP-MPC, arXiv 2310.07220, with the sign of its roll-outs in a model). All futures are one batch of candidates * B.
     """
     rows = observations.shape[0]
-    starts = (x.expand(candidates, *x.shape).flatten(0, 1) for x in (observations, past))
-    future = _branch(model, tree, act, *starts, horizon, key, measure, None)
+    start, before = (x.expand(candidates, *x.shape).flatten(0, 1) for x in (observations, past))
+    future = _branch(model, tree, act, start, before, horizon, key, measure, None)
     weights = torch.stack([torch.as_tensor(discount**i, device=observations.device) for i in range(horizon)]).unsqueeze(-1)
     worth = (weights * future.valid * (future.rewards - penalty * future.uncertainty)).sum(0).reshape(candidates, rows)
     first = future.actions[0].reshape(candidates, rows, -1)

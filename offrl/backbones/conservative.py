@@ -24,50 +24,43 @@ LARGEST_MULTIPLIER = 1e6
 
 
 @dataclass
-class ConservativeSettings(SoftSettings):
-    """Settings of CQL and what is built on it; the defaults are those for D4RL's locomotion tasks."""
+class SoftMaximumSettings(SoftSettings):
+    """Settings of every penalty on the soft maximum of Q over actions."""
 
-    actor_learning_rate: float | None = setting(3e-5, "the actor's, where it is another; null: learning_rate", low=0.0)
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
-    init: str = setting(
-        "small_head",
-        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
-        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
-    )
     entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
     conservative_weight: float = setting(10.0, "weight of the penalty: how far the critics are pushed down outside the data", low=0.0)
     cql_temperature: float = setting(1.0, "temperature of the penalty's logsumexp over actions", low=1e-6)
     actions: int = setting(10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1)
     importance: bool = setting(True, "divide by the densities of the tried actions; false: count them alike, with the data's action")
+    followed: int = setting(0, "of the tried actions draw so many, by their weight in the penalty, to carry its gradient; 0: all do", low=0)
+
+
+@dataclass
+class ConservativeSettings(SoftMaximumSettings):
+    """Settings of CQL and what is built on it; the defaults are those for D4RL's locomotion tasks."""
+
+    actor_learning_rate: float | None = setting(3e-5, "the actor's, where it is another; null: learning_rate", low=0.0)
+    init: str = setting(
+        "small_head",
+        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
+        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
+    )
     action_gap: float | None = setting(
         None, "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier"
     )
     smallest_difference: float | None = setting(None, "the penalised difference is clipped from below, state by state; null: not")
     largest_difference: float | None = setting(None, "and from above; null: not")
     penalty_share: float = setting(1.0, "share of the states of a batch on which the penalty is estimated", low=0.0, high=1.0)
-    followed: int = setting(0, "of the tried actions draw so many, by their weight in the penalty, to carry its gradient; 0: all do", low=0)
 
 
-class Conservative(SoftActorCritic):
-    """The critics' loss gains conservative_weight * (soft maximum over actions of Q(s, .) - Q(s, a)), for each critic.
-
-    The soft maximum is logsumexp of Q over tried actions, each divided by its density (equation 4 and appendix F of the paper), or for
-    discrete actions the exact one over all. All losses of an update are those of the state before it. Modules: those of
-    `SoftActorCritic`, and with `action_gap` "lagrange".
-    """
+class SoftMaximum(SoftActorCritic):
+    """The soft maximum of Q(s, .): logsumexp over tried actions, each divided by its density (equation 4 and appendix F of the paper), or
+    for discrete actions the exact one over all. What is made of it, `penalty`, joins the critics' loss."""
 
     def build(self) -> dict[str, nn.Module]:
-        c = self.config
-        self.share, self.held, self.corrects = c.penalty_share, c.action_gap is not None, c.importance
-        self.followed = c.followed
-        modules = super().build()
-        return {**modules, "lagrange": LogWeight(math.e)} if self.held else modules
-
-    def make_actor(self) -> nn.Module:
-        c, s = self.config, self.spec
-        if s.discrete:
-            return Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
-        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, init=c.init, log_std_min=-20.0, log_std_max=2.0, scaled=True)
+        self.corrects, self.followed = self.config.importance, self.config.followed
+        return super().build()
 
     def tried(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [3 n, B, A] for each state of the batch and their log densities [3 n, B]: uniform ones, the policy's at s, and at s'."""
@@ -109,10 +102,14 @@ class Conservative(SoftActorCritic):
             own = taken.detach() if self.followed else taken
             actions, free = torch.cat([actions, batch["actions"].unsqueeze(0)]), torch.cat([free, free.new_ones(own.shape).unsqueeze(1)], 1)
             scores = torch.cat([values, own.unsqueeze(1)], 1) / temperature
-        level = temperature * scores.logsumexp(1)
+        level = temperature * self.joint(scores)
         if self.followed:
             level = level + self.follow(critic, observations, actions, scores, free, rng.fold_in(key, 3))
         return level, taken, {**metrics, **more}
+
+    def joint(self, scores: Tensor) -> Tensor:
+        """What the scores [E, M, B] of tried actions come to: their logsumexp, [E, B]."""
+        return scores.logsumexp(1)
 
     def follow(self, critic: Params, observations: Tensor, actions: Tensor, scores: Tensor, free: Tensor, key: Tensor) -> Tensor:
         """Zeros [E, B] whose gradient is in expectation that of the logsumexp of scores [E, M, B] over actions [M, B, A].
@@ -127,6 +124,34 @@ class Conservative(SoftActorCritic):
         inputs = torch.cat([observations.expand(size, many, *observations.shape), picked], -1)
         q = self.head.mean(self.apply("critic", critic, inputs.flatten(1, 2))).reshape(size, many, rows)
         return ((q - q.detach()) * free.gather(1, index)).mean(1)
+
+    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """The penalty, summed over critics, with its weight."""
+        raise NotImplementedError
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        loss, metrics = super().critic_loss(critic, state, batch, key)
+        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        return loss + penalty, {**metrics, **more}
+
+
+class Conservative(SoftMaximum):
+    """The critics' loss gains conservative_weight * (soft maximum over actions of Q(s, .) - Q(s, a)), for each critic.
+
+    All losses of an update are those of the state before it. Modules: those of `SoftActorCritic`, and with `action_gap` "lagrange".
+    """
+
+    def build(self) -> dict[str, nn.Module]:
+        c = self.config
+        self.share, self.held = c.penalty_share, c.action_gap is not None
+        modules = super().build()
+        return {**modules, "lagrange": LogWeight(math.e)} if self.held else modules
+
+    def make_actor(self) -> nn.Module:
+        c, s = self.config, self.spec
+        if s.discrete:
+            return Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
+        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, init=c.init, log_std_min=-20.0, log_std_max=2.0, scaled=True)
 
     def multiplier(self, lagrange: Params) -> Tensor:
         """The learnt multiplier, []."""
@@ -149,11 +174,6 @@ class Conservative(SoftActorCritic):
         else:
             loss = c.conservative_weight * each.sum()
         return loss, {**metrics, "cql/penalty": loss}
-
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        loss, metrics = super().critic_loss(critic, state, batch, key)
-        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
-        return loss + penalty, {**metrics, **more}
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
         """Raises the multiplier while the mean over critics of the difference, [], is above the gap (equation 30 of the paper)."""

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 class SelectConfig(OPEConfig):
     """Settings of `offrl select`: what decides the estimates, and where things are."""
 
-    method: str = setting("fqe", "fqe: fitted Q; wis: importance sampling; dr: doubly robust; all", choices=(*METHOD_NAMES, "all"))
+    method: str = setting(
+        "fqe",
+        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: roll-outs in a learned model; all (model: with world_model=)",
+        choices=(*METHOD_NAMES, "all"),
+    )
     returns: str | None = setting(None, "CSV of true values (candidate,return[,discounted]): says how good the ranking is")
     out: str | None = setting(None, "the table's file, or a folder for select.csv; null: the first run's directory, or here")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
@@ -97,7 +101,7 @@ def run(arguments: list[str]) -> int:
     report(result)
     result.write(target)
     print(f"table: {target}")
-    if config.method != "wis" and config.updates < (due := round(2.0 / max(1e-9, config.polyak * (1.0 - config.discount)))):
+    if config.method not in ("wis", "model") and config.updates < (due := round(2.0 / max(1e-9, config.polyak * (1.0 - config.discount)))):
         warn(f"updates={config.updates:,} is too few: values grow from 0 over the first {due:,}, and before that their order says little")
     return 0
 
@@ -168,6 +172,10 @@ def report(result: Selection) -> None:
         if "effective_episodes" in estimate.details:
             typical = float(np.median(estimate.details["effective_episodes"]))
             print(f"{method}: the weight of {result.episodes:,} episodes lies on {typical:.1f} of them (median over candidates)")
+        if "clipped" in estimate.details:
+            cut, steps = (float(np.median(estimate.details[name])) for name in ("clipped", "steps"))
+            print(f"{method}: roll-outs of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
+                  f"{estimate.details['world_model']}")  # fmt: skip
     quality = result.quality()
     if quality:
         names = [n for n in next(iter(quality.values())) if any(np.isfinite(q[n]) for q in quality.values())]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from offrl.errors import UserError
 from offrl.settings import check, setting
 
-METHOD_NAMES = ("fqe", "wis", "dr")
+METHOD_NAMES = ("fqe", "wis", "dr", "model")
 
 
 @dataclass
@@ -38,7 +38,7 @@ class FQEConfig:
 
 @dataclass
 class OPEConfig(FQEConfig):
-    """All methods: what `fqe` has, and importance sampling."""
+    """All methods: what `fqe` has, importance sampling, and roll-outs in a learned model."""
 
     behavior_updates: int = setting(30_000, "wis, dr: updates of the model of the policy that made the data", low=1)
     target_std: float = setting(0.1, "wis, dr: spread given to a greedy candidate's action, in units of [-1, 1]", low=1e-6)
@@ -46,6 +46,14 @@ class OPEConfig(FQEConfig):
     clip_high: float = setting(2.0, "wis, dr: largest log ratio of one step", low=0.0)
     bootstrap: int = setting(200, "wis, dr: resamples of the episodes for the interval", low=2)
     draws: int = setting(10, "dr with explore=true: actions drawn for each expectation", low=1)
+    world_model: str = setting("", "model: a run of algo=dynamics, or a file in its models/; empty: one is trained first, in models_dir")
+    models_dir: str = setting("runs", "model: where a model that is trained first is put, or found again")
+    rollouts: int = setting(100, "model: roll-outs of each candidate by each member, from the data's initial states", low=1)
+    horizon: int | None = setting(None, "model: steps of a roll-out; null: the task's limit, else the longest episode of the data", low=1)
+    propagation: str = setting(
+        "tsinf", "model: tsinf: one member plays a whole roll-out; ts1: one drawn anew at each step", choices=("tsinf", "ts1")
+    )
+    noise: bool = setting(True, "model: next states and rewards are drawn from the predicted distributions; false: their means")
 
 
 def validate(settings: FQEConfig) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from offrl import checkpoint
+from offrl import checkpoint, registry
 from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
@@ -25,7 +25,7 @@ from offrl.ope.dr import doubly_robust
 from offrl.ope.fqe import Fitted, Progress, fit, summarise
 from offrl.ope.importance import behavior_log_prob, wis
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
-from offrl.ope.problem import Estimates, Problem, behavior_value, make_problem, raw_observations
+from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_problem, raw_observations
 from offrl.runs import Run
 
 Interval = tuple[float, float, float]
@@ -40,6 +40,7 @@ class Work:
     settings: OPEConfig
     device: str
     stage: Stage
+    tell: Note | None = None
 
     @cached_property
     def fitted(self) -> Fitted:
@@ -53,13 +54,15 @@ class Work:
         return behavior_log_prob(self.problem, self.settings, self.device, progress)
 
 
-# every estimator by the name that `method=` takes; "all" runs them in this order
+# every estimator by the name that `method=` takes; "all" runs them in this order, "model" only where there is one
 METHODS: dict[str, Callable[[Work], Estimates]] = {
     "fqe": lambda work: summarise(work.fitted),
     "wis": lambda work: wis(work.problem, work.behavior, work.settings),
     "dr": lambda work: doubly_robust(work.fitted, work.behavior, work.settings),
+    "model": lambda work: registry.get("estimator", "model")(work),
 }
 assert tuple(METHODS) == METHOD_NAMES
+DETAILS = ("effective_episodes", "clipped", "steps")  # of an estimate, a number for each candidate, that go into the file
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,12 @@ class Selection:
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
         columns = [f"{m}{end}" for m in self.estimates for end in ("", "_low", "_high")]
-        weights = [m for m, e in self.estimates.items() if "effective_episodes" in e.details]
-        columns += [f"{m}_effective_episodes" for m in weights]
+        about = [(m, name) for m, e in self.estimates.items() for name in DETAILS if name in e.details]
+        columns += [f"{m}_{name}" for m, name in about]
         out.writerow(["rank", "candidate", *columns, "own_q", "distance", "discount", "truth"])
         for rank, k in enumerate(self.order, 1):
             numbers = [x[k] for e in self.estimates.values() for x in (e.value, e.low, e.high)]
-            numbers += [self.estimates[m].details["effective_episodes"][k] for m in weights]
+            numbers += [self.estimates[m].details[name][k] for m, name in about]
             numbers += [self.own[k], self.distance[k], self.discount, self.truth[k] if len(self.truth) else math.nan]
             out.writerow([rank, self.names[k], *("" if math.isnan(x) else repr(float(x)) for x in numbers)])
         checkpoint.write_text(path, text.getvalue())
@@ -134,19 +137,20 @@ def evaluate_policies(
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Selection:
-    """Estimated values of any number of policies (`offrl.evaluate.Policy`) on a data set, by "fqe", "wis", "dr" or "all" of them.
+    """Estimated values of any number of policies (`offrl.evaluate.Policy`) on a data set, by "fqe", "wis", "dr", "model" or "all"
+    of them (of which "model" only where settings.world_model names one).
 
     dataset: with rewards as they are to be valued. A policy may have `log_prob(observations, actions) -> [E]`, which wis and dr use with
     settings.explore. Raises UserError for candidates that do not fit the data.
     """
     settings = settings or OPEConfig()
     validate(settings)
-    names = list(METHODS) if method == "all" else [method]
+    names = [name for name in METHODS if name != "model" or settings.world_model] if method == "all" else [method]
     for name in names:
         if name not in METHODS:
             raise UserError(f"unknown method '{name}'.{nearest(name, [*METHODS, 'all'])} Methods: {', '.join(METHODS)}, all")
     problem = make_problem(dataset, candidates, settings.explore, tell)
-    work = Work(problem, settings, device, stage or (lambda title, total: lambda step, rate: None))
+    work = Work(problem, settings, device, stage or (lambda title, total: lambda step, rate: None), tell)
     return Selection(
         names=problem.names,
         estimates={name: METHODS[name](work) for name in names},

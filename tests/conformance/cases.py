@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +20,35 @@ from offrl import checkpoint, registry, rng
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import normalize_observations
-from offrl.step import Step, make_step, stack
+from offrl.step import Step, make_step, select, stack
+from offrl.world_models.dynamics import Dynamics, data_range
+from offrl.world_models.model import save
 
 ALGORITHMS = registry.names("algo")
 BATCH = 32
 IMITATION = ("bc", "recoil")  # clone the data's actions, whatever their rewards
+LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "edac": {"polyak": 0.05, "critics": 3},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
+    **{
+        name: {"rollouts": 500, "rollout_every": 100, "real_share": 0.75, **LEARNER}
+        for name in ("combo", "mobile", "mopo", "morel", "rambo")
+    },
+    "pets": {
+        "loss": "squared",
+        "epoch": 100,
+        "batch_size": 128,
+        "learning_rate": 5e-3,
+        "plan_horizon": 2,
+        "plan_population": 50,
+        "plan_elites": 8,
+        "plan_iterations": 4,
+        "plan_particles": 4,
+    },
     "sac_n": {"polyak": 0.05, "critics": 3},
     "td3_bc": {"polyak": 0.05},
     "xql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
@@ -35,7 +57,36 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
     "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
+    "combo": [{"kit_compat": True, "pushed": "model"}],
+    "dynamics": [{"history": 2, "loss": "squared"}],
+    "mobile": [{"smallest_target": 0.0}],
+    "mopo": [{"candidates": 2, "lookahead": 2, "uncertainty": "density"}, {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4}],
+    "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
+    "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
+}
+
+
+SMALL: dict[str, Any] = {
+    "hidden": [32, 32],
+    "batch_size": BATCH,
+    "actions": 2,
+    # world models, and what learns in them
+    "members": 3,
+    "elites": 2,
+    "epoch": 4,
+    "real_share": 0.25,
+    "rollouts": 16,
+    "horizon": 2,
+    "rollout_every": 4,
+    "retain": 2,
+    "backup_samples": 2,
+    "clone_epochs": 0,
+    "plan_horizon": 3,
+    "plan_population": 16,
+    "plan_elites": 4,
+    "plan_iterations": 2,
+    "plan_particles": 2,
 }
 
 
@@ -51,14 +102,16 @@ class Case:
     def make(self, dataset: Dataset | None = None, **settings: Any) -> Algorithm:
         kind = ALGORITHMS[self.name]
         known = {f.name for f in dataclasses.fields(kind.Config)}
-        small = {"hidden": [32, 32], "batch_size": BATCH, "actions": 2}
-        config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
         dataset = dataset or data(self.discrete)
+        needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
+        small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
+        config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
         return kind(kind.fit_config(config, dataset), dataset.spec)
 
 
 BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete else [False])]
 ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
+ACTING = [c for c in ALL if ALGORITHMS[c.name].acting]  # the others are trained for something else, such as world models
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
 
@@ -75,14 +128,33 @@ def data(discrete: bool) -> Dataset:
     return normalize_observations(dataset)
 
 
+_models: dict[str, str] = {}
+
+
+def world_model(dataset: Dataset) -> str:
+    """The file of a small model of `dataset`, trained once in a session."""
+    if dataset.fingerprint not in _models:
+        folder = Path(tempfile.mkdtemp(prefix="offrl-models-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        algorithm = Case("dynamics").make(dataset, epoch=100, learning_rate=3e-3, batch_size=128, test_share=0.0)
+        state, _ = train(algorithm, [0], 401, batch_size=1, dataset=dataset)
+        mine = select(state, 0)
+        tree = {**algorithm.tree(mine), **data_range(dataset), "scale": torch.ones(dataset.spec.observation_dim + 1)}  # type: ignore[attr-defined]
+        save(folder / "0.safetensors", algorithm.model, tree, {"held_out": mine.extra["error"].tolist()})  # type: ignore[attr-defined]
+        _models[dataset.fingerprint] = str(folder / "0.safetensors")
+    return _models[dataset.fingerprint]
+
+
 def start(algorithm: Algorithm, seeds: list[int], dataset: Dataset | None = None, **options: Any) -> tuple[TrainState, Step]:
     source = algorithm.sampler().prepare(dataset or data(algorithm.spec.discrete))
     options = {"batch_size": BATCH, "replicas": len(seeds), **options}
     return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, **options)
 
 
-def train(algorithm: Algorithm, seeds: list[int], updates: int, **options: Any) -> tuple[TrainState, dict[str, Tensor]]:
-    state, step = start(algorithm, seeds, **options)
+def train(
+    algorithm: Algorithm, seeds: list[int], updates: int, dataset: Dataset | None = None, **options: Any
+) -> tuple[TrainState, dict[str, Tensor]]:
+    state, step = start(algorithm, seeds, dataset, **options)
     return step.run(state, {}, 0, updates)
 
 
@@ -105,5 +177,7 @@ def copy(tree: Any) -> Any:
 
 
 def a_batch(algorithm: Algorithm) -> dict[str, Tensor]:
+    """A batch of what is prepared, which the algorithm then knows as it does in a step."""
     sampler = algorithm.sampler()
-    return sampler(sampler.prepare(data(algorithm.spec.discrete)), rng.make_key(17), BATCH)
+    algorithm.source = sampler.prepare(data(algorithm.spec.discrete))
+    return sampler(algorithm.source, rng.make_key(17), BATCH)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cases import (
+    ACTING,
     ALGORITHMS,
     ALL,
     BASE,
@@ -98,7 +99,7 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
     assert len(graphs) == 1
     close(eager, traced, atol=1e-5)
-    close(eager_sums, traced_sums, atol=1e-3)
+    close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3)
 
 
 def test_what_moves_to_another_name_is_read_before_it_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +252,12 @@ def test_the_optimiser_has_the_configured_learning_rate(case: Case) -> None:
     """With a learning rate of 0 nothing moves but the statistics."""
     fields = [f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config) if f.name.endswith("learning_rate")]
     algorithm = case.make(**dict.fromkeys(fields, 0.0))
+    begun, step = start(algorithm, [1])
+    if algorithm.interval:  # to take over a trained model before the first update is no learning
+        begun, _ = step._between(begun, {}, 0, {})
+    before = copy(begun.params)
     state, _ = train(algorithm, [1], 2 * algorithm.period)
-    identical(select(state, 0).params, algorithm.init(1).params)
+    identical(state.params, before)
 
 
 # ---- settings
@@ -281,7 +286,7 @@ def test_settings(name: str) -> None:
 # ---- acting
 
 
-@each(ALL)
+@each(ACTING)
 @pytest.mark.parametrize("seed", [0, 3])
 def test_act(case: Case, seed: int, tmp_path: Path) -> None:
     algorithm = case.make()
@@ -344,7 +349,7 @@ def test_act(case: Case, seed: int, tmp_path: Path) -> None:
     assert loaded.value(raw, greedy) is None
 
 
-@each(BASE)
+@each([c for c in BASE if c in ACTING])
 def test_a_policy_refuses_what_is_no_observation(case: Case, tmp_path: Path) -> None:
     algorithm = case.make()
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from cases import (
+    ACTING,
     BASE,
     IMITATION,
     SETTINGS,
@@ -49,6 +50,8 @@ def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     observations = np.zeros((2 * n, 3), np.float32)
     observations[:, 0] = np.repeat(x, 2)
     observations[1::2, 1], observations[1::2, 2] = 1.0, signal
+    # known after the end too: a model learns nothing from a row whose next observation is not
+    options["next_observations"] = np.where(ends[:, None], observations, np.roll(observations, -1, 0))
     return Dataset.from_arrays(observations, actions, rewards, ends, expert=np.ones(2 * n, bool), **options), best
 
 
@@ -68,7 +71,7 @@ def test_imitation_overfits_a_known_function(case: Case) -> None:
     assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.04 if case.discrete else 0.02)
 
 
-@each([c for c in BASE if c.name not in IMITATION])
+@each([c for c in BASE if c.name not in IMITATION and c in ACTING])
 def test_solves_a_problem_of_two_steps(case: Case) -> None:
     assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 700) < (0.05 if case.discrete else 0.2)
 

@@ -259,3 +259,15 @@ def test_randint_at_is_a_fixed_list_for_each_key() -> None:
         assert int(row.min()) >= 0 and int(row.max()) < 20_000
         assert abs(len(row.unique()) / 20_000 - (1 - math.exp(-1))) < 0.01
     assert len(torch.cat([rows[0], rows[1]]).unique()) > len(rows[0].unique())  # members differ
+
+
+@pytest.mark.parametrize("high", [1, 2, 3, 7, 10, 97, 1000, 4095, 12_345])
+def test_permuted_is_a_permutation_but_for_at_most_two_numbers(high: int) -> None:
+    index = torch.arange(high)
+    for seed in range(20):
+        found = rng.permuted(rng.make_key(seed), index, high)
+        assert int(found.min()) >= 0 and int(found.max()) < high and len(found.unique()) >= high - 2
+        assert torch.equal(rng.permuted(rng.make_key(seed), index[high // 2 :], high), found[high // 2 :])
+    if high >= 1000:
+        assert int((found == index).sum()) < 20 and not torch.equal(found, rng.permuted(rng.make_key(99), index, high))
+        assert abs(float(torch.corrcoef(torch.stack([found, index]).double())[0, 1])) < 0.1

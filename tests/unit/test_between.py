@@ -91,13 +91,13 @@ def test_it_comes_before_every_fourth_update_however_they_are_sliced() -> None:
     Toy.calls.clear()
     step, state = begun([0, 1])
     whole, sums = step.run(state, {}, 0, 11)
-    assert Toy.calls == [0, 4, 8]
+    assert Toy.calls == [0, 0, 4, 4, 8, 8]  # once for each replica
     Toy.calls.clear()
     parts, total, at = begun([0, 1])[1], {}, 0
     for count in (1, 3, 4, 2, 1):
         parts, total = step.run(parts, total, at, count)
         at += count
-    assert Toy.calls == [0, 4, 8]
+    assert Toy.calls == [0, 0, 4, 4, 8, 8]  # once for each replica
     for a, b in zip(pytree.tree_leaves((whole, sums)), pytree.tree_leaves((parts, total)), strict=True):
         assert torch.equal(a, b)
 

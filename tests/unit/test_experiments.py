@@ -107,6 +107,7 @@ def check_kinds(part: Any) -> None:
             assert type(value).__name__ == kind.partition(" ")[0], f"{field.name}={value!r} is no {kind}"
 
 
+MODEL_BASED = ("mopo", "combo", "mobile", "morel")
 NOTHING_PUBLISHED = {  # (algorithm, suite) without a file: the paper and CORL use the algorithm's defaults, or have no settings for it
     **{("bc", s): "defaults" for s in ("d4rl-gym", "d4rl-adroit", "d4rl-kitchen")},
     **{("percent_bc", s): "defaults" for s in ("d4rl-gym", "d4rl-adroit", "d4rl-kitchen")},
@@ -117,8 +118,28 @@ NOTHING_PUBLISHED = {  # (algorithm, suite) without a file: the paper and CORL u
     **{("recoil", s): "none" for s in ("d4rl-antmaze", "d4rl-kitchen", "d4rl-maze2d")},
     ("xql", "d4rl-maze2d"): "none",
     ("f_dvl", "d4rl-maze2d"): "none",
+    **{(a, s): "none" for a in MODEL_BASED for s in ("d4rl-antmaze", "d4rl-kitchen", "d4rl-maze2d")},
+    **{(a, "d4rl-adroit"): "none" for a in ("mopo", "combo", "morel")},
+    **{("rambo", s): "none" for s in ("d4rl-adroit", "d4rl-kitchen", "d4rl-maze2d")},
+    ("morel", "d4rl-gym"): "defaults",
 }
-ALGORITHMS = ("bc", "percent_bc", "td3_bc", "iql", "cql", "cal_ql", "awac", "rebrac", "sac_n", "edac", "xql", "f_dvl", "recoil")
+ALGORITHMS = (
+    "bc",
+    "percent_bc",
+    "td3_bc",
+    "iql",
+    "cql",
+    "cal_ql",
+    "awac",
+    "rebrac",
+    "sac_n",
+    "edac",
+    "xql",
+    "f_dvl",
+    "recoil",
+    "rambo",
+    *MODEL_BASED,
+)
 
 
 @pytest.mark.parametrize("suite", [s for s in SUITES if s.startswith("d4rl-")])
@@ -165,6 +186,22 @@ HAND_PICKED = {  # (algorithm, data set) -> numbers from specification A
     ("f_dvl", "antmaze-umaze-v2"): {"divergence": "total_variation", "greediness": 0.8},
     ("f_dvl", "kitchen-mixed-v0"): {"divergence": "reverse_kl", "gumbel_temperature": 8.0, "temperature": 0.5},
     ("iql", "antmaze-umaze-v2"): {"expectile": 0.9, "temperature": 10.0},
+    ("rambo", "halfcheetah-medium-expert-v2"): {"horizon": 5, "adversarial_weight": 0.0, "clone_epochs": 50},
+    ("rambo", "hopper-random-v2"): {"horizon": 2, "adversarial_weight": 3e-4},
+    ("rambo", "walker2d-medium-expert-v2"): {"horizon": 2, "adversarial_weight": 3e-4},
+    ("rambo", "walker2d-medium-replay-v2"): {"horizon": 5, "adversarial_weight": 0.0},
+    ("rambo", "antmaze-large-play-v2"): {"adversarial_weight": 3e-4, "clone_epochs": 0, "random_rollouts": True},
+    ("rambo", "antmaze-umaze-v2"): {"adversarial_weight": 3e-4, "clone_epochs": 0, "random_rollouts": False},
+    ("mopo", "halfcheetah-medium-v2"): {"horizon": 5, "penalty": 0.5, "actor_schedule": "cosine", "decay_steps": 3_000_000},
+    ("mopo", "/data/hopper_medium_replay.hdf5"): {"horizon": 5, "penalty": 2.5},
+    ("mopo", "walker2d-medium-replay-v2"): {"horizon": 1, "penalty": 2.5},
+    ("mopo", "walker2d-medium-v2"): {"horizon": 5, "penalty": 0.5},
+    ("combo", "walker2d-medium-v2"): {"horizon": 1, "conservative_weight": 5.0},
+    ("combo", "hopper-medium-replay-v2"): {"horizon": 5, "conservative_weight": 0.5, "real_share": 0.5},
+    ("mobile", "halfcheetah-medium-expert-v2"): {"horizon": 5, "inconsistency_weight": 1.0, "real_share": 0.5, "smallest_target": 0.0},
+    ("mobile", "hopper-medium-v2"): {"inconsistency_weight": 1.5, "entropy_weight": 0.2, "entropy_learning_rate": 0.0},
+    ("mobile", "walker2d-medium-replay-v2"): {"horizon": 1, "inconsistency_weight": 0.5, "real_share": 0.05},
+    ("mobile", "pen-human-v1"): {"horizon": 1, "real_share": 0.8, "max_target_actions": 1, "critics": 10, "smallest_target": None},
 }  # fmt: skip
 
 

@@ -175,7 +175,23 @@ def test_a_model_that_looks_back_trains_agents_too(tmp_path: Path) -> None:
     assert not agent.diverged
 
 
-def test_an_epoch_is_once_through_the_data() -> None:
+def test_an_epoch_is_once_through_the_data_but_no_shorter_than_250_updates() -> None:
     data = arrays()
-    config = Dynamics.fit_config(DynamicsSettings(batch_size=32), data)
-    assert config.epoch == -(-len(split(data, config).train) // 32)
+    assert Dynamics.fit_config(DynamicsSettings(batch_size=32), data).epoch == 250
+    config = Dynamics.fit_config(DynamicsSettings(batch_size=1), data)
+    assert config.epoch == len(split(data, config).train) > 250
+
+
+def test_a_learned_termination_sees_the_ends_of_data_without_next_observations(tmp_path: Path) -> None:
+    data = arrays()
+    o, a, r, t, u = (data.columns[k].numpy() for k in ("observations", "actions", "rewards", "terminations", "truncations"))
+    bare = Dataset.from_arrays(o, a, r, t, u, action_low=-1.0, action_high=1.0)
+    parts = split(bare, DynamicsSettings())
+    assert len(parts.ends) > 5 and bare.columns["terminations"][parts.ends].all() and not bare.columns["terminations"][parts.train].any()
+    run = trained(tmp_path, bare, steps=300, **{"algo.epoch": 300, "algo.learning_rate": 1e-2, "algo.hidden": [32, 32]})
+    model = load(run.dir)
+    prediction = model.model.predict(model.tree, bare.columns["observations"], bare.columns["actions"], torch.zeros(len(o), 0, 4))
+    assert prediction.ending is not None
+    likely = prediction.ending.mean(0).sigmoid()
+    assert likely[parts.ends].mean() > likely[parts.train].mean() + 0.3
+    assert prediction.mean.isfinite().all()

@@ -1,0 +1,86 @@
+"""MOBILE: "Model-Bellman Inconsistency for Model-based Offline Reinforcement Learning" (Sun et al., 2023, ICML, PMLR 202)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Batch
+from offrl.errors import UserError
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+from offrl.world_models.model_based import ModelBased, ModelBasedSettings, ModelSource
+from offrl.world_models.uncertainty import names
+
+
+@dataclass
+class MOBILEConfig(ModelBasedSettings):
+    """Settings of MOBILE; the defaults are the authors' for D4RL's HalfCheetah. entropy_learning_rate=0 fixes the entropy's weight."""
+
+    name: str = "mobile"
+    inconsistency_weight: float = setting(
+        0.5, "times the model-Bellman inconsistency, is taken off each imagined row's target (beta)", low=0.0
+    )
+    backup_samples: int = setting(10, "next states that are drawn from each elite for the inconsistency", low=1)
+    smallest_target: float | None = setting(
+        None, "targets are at least this; the authors' 0 is right only where no policy's return is below it; null: not clipped"
+    )
+    largest_entropy_weight: float | None = setting(1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0)
+    entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
+    uncertainty: str = setting("none", "how uncertain the model is of a step; MOBILE does not ask", choices=("none", *names()))
+    actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
+    decay_steps: int = setting(3_000_000, "length of the schedule in updates", low=1)
+
+
+@register("algo", "mobile")
+class MOBILE(ModelBased):
+    """Targets of imagined rows lose beta times how much the elites' Bellman backups differ (equation 8); the data's rows lose nothing."""
+
+    Config = MOBILEConfig
+
+    def learn_of(self, source: ModelSource, dataset: Dataset) -> Tree:
+        if source.model.history > 1:
+            raise UserError(
+                "algo=mobile asks the model again in each update and keeps no past: train one with algo.history=1 (this one has "
+                f"{source.model.history})"
+            )
+        if len(source.tree["elites"]) < 2:
+            raise UserError("algo=mobile compares the model's elites, and there is one: train a model with algo.elites=2 or more")
+        return {}
+
+    def weight(self, state: TrainState) -> Tensor:
+        most = self.config.largest_entropy_weight
+        weight = super().weight(state)
+        return weight if most is None else weight.clamp(max=most)
+
+    def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
+        """U(s, a) [B] at observations [B, O]: the (unbiased) standard deviation over elites of the mean, over drawn next states and
+        actions, of the smallest target critic's value. All are one batch of backup_samples * elites * B."""
+        source: ModelSource = self.source
+        model, tree, many = source.model, self.model_tree(state, source), self.config.backup_samples
+        prediction = model.predict(tree, observations, actions, model.first_past(observations))
+        mean, std = prediction.mean[tree["elites"]], prediction.std[tree["elites"]]  # [K, B, O]
+        draw, act = rng.split(key)
+        following = mean + std * rng.normal(draw, (many, *mean.shape))
+        following = following.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)  # as roll-outs are
+        action, _ = self.sample(state.params["actor"], following, act)
+        value, _ = self.smallest(self.q(state.target["critic"], following, action))
+        return value.reshape(many, *mean.shape[:2]).mean(0).std(0)
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        c, real = self.config, self.real_rows
+        target = self.target(state, state.params["actor"], batch, key)
+        doubt = self.inconsistency(state, batch["observations"][real:], batch["actions"][real:], rng.fold_in(key, 302))
+        value = target.value - c.inconsistency_weight * torch.cat([doubt.new_zeros(real), doubt])
+        metrics = {"mobile/inconsistency": doubt.mean()}
+        if c.smallest_target is not None:
+            metrics["mobile/clipped"] = (value < c.smallest_target).float().mean()
+            value = value.clamp(min=c.smallest_target)
+        loss, more = self.td_loss(critic, batch, target._replace(value=value), key)
+        return loss, {**more, **metrics}

@@ -1,0 +1,113 @@
+"""MOReL: "MOReL: Model-Based Offline Reinforcement Learning" (Kidambi et al., 2020, arXiv 2005.05951), with a soft actor-critic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offrl.algorithm import Metrics, Tree
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError
+from offrl.registry import register
+from offrl.settings import setting
+from offrl.world_models.model import Outcome
+from offrl.world_models.model_based import ModelBased, ModelBasedSettings, ModelSource, in_chunks
+from offrl.world_models.rollout import Imagined
+from offrl.world_models.uncertainty import names
+
+
+@dataclass
+class MOReLConfig(ModelBasedSettings):
+    """Settings of MOReL; the learner's defaults are unifloral's (10 critics), the threshold is the paper's kind."""
+
+    name: str = "morel"
+    learning_rate: float = setting(1e-4, "Adam's learning rate", low=0.0)
+    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
+    init: str = setting(
+        "fixed_bias",
+        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
+        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
+    )
+    critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
+    real_share: float = setting(0.01, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+    uncertainty: str = setting("disagreement", "how uncertain the model is of a step", choices=("none", *names()))
+    threshold: str = setting(
+        "deviations",
+        "a step is unknown where its uncertainty is above: deviations (the mean of the data's rows and threshold_scale standard "
+        "deviations), quantile (their threshold_scale quantile), maximum (threshold_scale times the largest)",
+        choices=("deviations", "quantile", "maximum"),
+    )
+    threshold_scale: float | None = setting(None, "see threshold; null: 3 deviations, the 0.95 quantile, 1 times the maximum", low=0.0)
+    halt_reward: float | None = setting(None, "reward of an unknown step, which ends the roll-out; null: found with halt_offset")
+    halt_offset: float = setting(200.0, "an unknown step's reward is so far below the data's smallest reward", low=0.0)
+
+
+SCALES = {"deviations": 3.0, "quantile": 0.95, "maximum": 1.0}
+
+
+@register("algo", "morel")
+class MOReL(ModelBased):
+    """Roll-outs end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic MDP).
+
+    HALT is a termination: its value is the one reward, not an endless sum of such rewards. What is known keeps the model's rewards.
+    """
+
+    Config = MOReLConfig
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """`config` with HALT's reward inside the bins' range, where that is found from the data."""
+        found = super().fit_config(config, dataset, grid)
+        if config.value_range or not found.value_range:
+            return found
+        lowest, own = float(dataset.columns["rewards"].min()), grid or {}
+        fixed = [] if config.halt_reward is None else [config.halt_reward]
+        rewards = list(own.get("halt_reward", fixed)) or [lowest - float(x) for x in own.get("halt_offset", [config.halt_offset])]
+        low, high = found.value_range
+        return dataclasses.replace(found, value_range=[min(low, *rewards), max(high, *rewards)])
+
+    def learn_of(self, source: ModelSource, dataset: Dataset) -> Tree:
+        """The uncertainty of each of the data's rows, in order, and the smallest reward of those rows."""
+        c = self.config
+        if self.measure is None:
+            raise UserError(f"algo=morel halts where the model is uncertain: choose algo.uncertainty={' or '.join(names())}, not none")
+        if c.threshold == "quantile" and c.threshold_scale is not None and c.threshold_scale > 1.0:
+            raise UserError(f"algo.threshold_scale={c.threshold_scale:g}: a quantile is at most 1")
+        device = source.tree["low"].device
+        found = in_chunks(source, dataset, self.measure)
+        if not torch.isfinite(found).all():
+            raise UserError(f"{dataset.spec.name}: the world model's uncertainty is not finite on its own data; train another model")
+        return {
+            "uncertainties": found.sort().values.to(device),
+            "lowest": dataset.columns["rewards"][dataset.transition_rows()].min().to(device),
+        }
+
+    def limit(self, source: ModelSource) -> Tensor:
+        """The uncertainty above which a step is unknown, []."""
+        c, found = self.config, source.extra["uncertainties"]
+        scale = SCALES[c.threshold] if c.threshold_scale is None else c.threshold_scale
+        if c.threshold == "deviations":
+            return found.mean() + scale * found.std(unbiased=False)
+        if c.threshold == "maximum":
+            return found[-1] * scale
+        at = torch.as_tensor(scale, device=found.device).clamp(max=1.0) * (len(found) - 1)
+        below = at.floor().long()
+        return torch.lerp(found[below], found[(below + 1).clamp(max=len(found) - 1)], at - below)
+
+    def judge(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+        c = self.config
+        rewards, terminations = super().judge(source, outcome, uncertainty)
+        halted = uncertainty > self.limit(source)
+        punished = source.extra["lowest"] - c.halt_offset if c.halt_reward is None else c.halt_reward
+        return torch.where(halted, punished, rewards), terminations | halted
+
+    def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
+        halted = (imagined.valid & (imagined.uncertainty > self.limit(source))).any(0).float()
+        begun = imagined.valid[0].float()
+        share = halted.sum() / begun.sum().clamp(min=1.0)
+        return {**super().describe(source, imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}

@@ -1,0 +1,241 @@
+"""RAMBO: "RAMBO-RL: Robust Adversarial Model-Based Offline Reinforcement Learning" (Rigter et al., 2022, arXiv 2204.12581)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value
+
+from offrl import rng
+from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Batch, TransitionSampler
+from offrl.errors import UserError
+from offrl.optim import Adam, Params
+from offrl.registry import register
+from offrl.settings import setting
+from offrl.world_models import ensemble, provide
+from offrl.world_models.dynamics import DynamicsSettings, member_losses, targets
+from offrl.world_models.ensemble import GaussianEnsemble
+from offrl.world_models.model import input_table
+from offrl.world_models.model_based import ModelBased, ModelBasedSettings, ModelSource
+from offrl.world_models.rollout import Act
+from offrl.world_models.uncertainty import names
+
+
+@dataclass
+class RAMBOConfig(ModelBasedSettings):
+    """Settings of RAMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
+
+    name: str = "rambo"
+    real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+    rollout_every: int = setting(250, "updates between two times", low=1)
+    retain: int = setting(20, "imagined transitions of so many times are kept", low=1)
+    uncertainty: str = setting("none", "how uncertain the model is of a step", choices=("none", *names()))
+    random_rollouts: bool = setting(False, "roll-outs choose uniform actions, not the policy's (most of AntMaze)")
+    adversarial_weight: float = setting(3e-4, "weight of what lowers the policy's value, beside the model's likelihood (lambda)", low=0.0)
+    model_learning_rate: float = setting(3e-4, "Adam's, for the model while the policy learns", low=0.0)
+    bounds_weight: float = setting(0.001, "weight of the distance between the bounds of the log variance, meanwhile", low=0.0)
+    clone_epochs: int = setting(50, "times through the data that the actor clones it before anything else; 0: it does not", low=0)
+    clone_learning_rate: float = setting(1e-4, "Adam's, meanwhile", low=0.0)
+    world_model_shape: list[int] = setting(
+        [], "the world model's members, history, 1 where it learns terminations, hidden widths; filled in", place=True
+    )
+
+
+@register("algo", "rambo")
+class RAMBO(ModelBased):
+    """The model plays against the policy: it learns to lower the policy's value, and stays near what explains the data (algorithm 1).
+
+    Module "dynamics" is a replica's own model; it begins as the shared one. The authors do 1,000 updates of the model after every 1,000 of
+    the policy; here one comes after each, compiled with it: as many, and neither waits for the other. Their imagined states go on from one
+    update to the next for `horizon` steps; then, and where an episode ended, a new state of the data begins.
+    """
+
+    Config = RAMBOConfig
+    dynamics: ClassVar[dict[str, Any]] = {"learning_rate": 3e-4, "patience": 10}
+    watched: Mapping[str, str] = {"model/loss": "the loss of its world model is not finite"}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """`config` with the shape of the model that is trained on. Raises UserError for one that has no likelihood."""
+        config = super().fit_config(config, dataset, grid)
+        if not config.world_model:
+            return config
+        model = provide.fitting(config.world_model, dataset.spec).model
+        own = getattr(model.config, "loss", "")
+        if model.kind != "ensemble" or own != "likelihood":
+            what = f"one trained with loss={own}" if model.kind == "ensemble" else f"of the kind '{model.kind}'"
+            raise UserError(
+                f"world_model={config.world_model} is {what}; rambo goes on training an ensemble by its likelihood (algo=dynamics with "
+                "loss=likelihood), or leave world_model= out"
+            )
+        shape = [model.members, model.history, int(model.learns_ending), *model.config.hidden]
+        return dataclasses.replace(config, world_model_shape=shape)
+
+    @property
+    def shape(self) -> list[int]:
+        """The model's members, history, whether it learns terminations, and widths: as found, or those of one that would be trained."""
+        default = DynamicsSettings(**self.dynamics)
+        return self.config.world_model_shape or [default.members, default.history, 0, *default.hidden]
+
+    def build(self) -> dict[str, nn.Module]:
+        members, history, ending, *hidden = self.shape
+        s = self.spec
+        inputs = history * (s.observation_dim + s.action_dim)
+        model = GaussianEnsemble(members, inputs, s.observation_dim + 1, hidden, ending=bool(ending))
+        return {**super().build(), "dynamics": model}
+
+    def optimizer(self, name: str) -> Adam:
+        return Adam(learning_rate=self.config.model_learning_rate) if name == "dynamics" else super().optimizer(name)
+
+    def extras(self, params: dict[str, Params]) -> Tree:
+        rows, width, history = self.config.batch_size, self.spec.observation_dim, self.shape[1]
+        past = torch.zeros(rows, history - 1, width + self.spec.action_dim)
+        return {**super().extras(params), "imagined": {"observations": torch.zeros(rows, width), "past": past}}
+
+    # ---- before the first update, and between updates
+
+    def learn_of(self, source: ModelSource, dataset: Dataset) -> Tree:
+        """What the model goes on learning from, all transitions: "table" [R, I + D + 2], inputs, targets, terminations and whether the next
+        observation is known; and the "decay" of each of its layers' weights."""
+        model, own, known = source.model, source.model.config, dataset.columns["successor_known"]
+        rows = dataset.transition_rows()
+        flags = torch.stack([dataset.columns["terminations"][rows], known[rows]], -1).float()
+        table = torch.cat([input_table(model, dataset, rows), targets(dataset, rows, own.delta), flags], -1)
+        decay = ensemble.decay_of_layers(own.weight_decay, len(own.hidden) + 1)
+        return {"table": table, "decay": torch.tensor(decay, device=rows.device)}
+
+    def between(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        first, rest = rng.split(key)
+        found: Metrics = {}
+        if step == 0:
+            state, found = self.begin(state, source, first)
+        state, metrics = super().between(state, source, rest, step=step)
+        return state, {**metrics, **found}
+
+    def begin(self, state: TrainState, source: ModelSource, key: Tensor) -> tuple[TrainState, Metrics]:
+        """The shared model as the replica's own, the actor as a clone of the data, and states to imagine from."""
+        copy, places = rng.split(key)
+        shared = source.tree["params"]
+        model = {name: shared[name].clone() for name in state.params["dynamics"]}  # clones: replicas must not share what they train
+        actor, metrics = self.clone(state.params["actor"], source, copy)
+        observations, past = self.starts(source, places, self.config.batch_size)
+        extra = {**state.extra, "imagined": {"observations": observations, "past": past.clone()}}
+        return state._replace(params={**state.params, "actor": actor, "dynamics": model}, extra=extra), metrics
+
+    def clone(self, actor: Params, source: ModelSource, key: Tensor) -> tuple[Params, Metrics]:
+        """The actor after `clone_epochs` of least squares between its samples and the data's actions."""
+        c = self.config
+        adam = Adam(learning_rate=c.clone_learning_rate)
+        opt, loss = adam.init(actor), None
+        for i in range(math.ceil(c.clone_epochs * source.real.count / c.batch_size)):
+            rows, noise = rng.split(rng.fold_in(key, i))
+            batch = TransitionSampler()(source.real, rows, c.batch_size)
+            grads, loss = grad_and_value(self.clone_loss)(actor, batch, noise)
+            actor, opt = adam.update(actor, grads, opt)
+        return actor, {} if loss is None else {"clone/loss": loss}
+
+    def clone_loss(self, actor: Params, batch: Batch, key: Tensor) -> Tensor:
+        """Mean over rows and dimensions of (a - the data's action)^2, a a reparametrised sample."""
+        return (self.sample(actor, batch["observations"], key)[0] - batch["actions"]).square().mean()
+
+    def model_tree(self, state: TrainState, source: ModelSource) -> Tree:
+        return {**super().model_tree(state, source), "params": state.params["dynamics"]}
+
+    def explore(self, state: TrainState, source: ModelSource) -> Act:
+        if not self.config.random_rollouts:
+            return super().explore(state, source)
+        return lambda observations, past, key: rng.uniform(key, (observations.shape[0], self.spec.action_dim), -1.0, 1.0)
+
+    # ---- the model against the policy
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        state, metrics = super().update(state, batch, key, phase=phase)
+        state, found = self.oppose(state, rng.fold_in(key, 302))
+        return state, {**metrics, **found}
+
+    def oppose(self, state: TrainState, key: Tensor) -> tuple[TrainState, Metrics]:
+        """One update of the model, along one step of the imagined states."""
+        c, source, at = self.config, self.source, state.extra["imagined"]
+        model, tree = source.model, self.model_tree(state, source)
+        act, who, noise, end, fresh, real = rng.split(key, 6)
+        observations, past = at["observations"], at["past"]
+        actions, _ = self.sample(state.params["actor"], observations, act)
+
+        inputs = model.inputs(observations, actions, past)
+        raw = model.raw(tree["params"], tree, inputs)
+        member = model.elite(tree, who, c.batch_size)
+        mean, std = self.moments(tree, raw)
+        one = member.view(1, -1, 1).expand(1, -1, model.out_dim)
+        drawn = mean.gather(0, one) + std.gather(0, one) * rng.normal(noise, (1, c.batch_size, model.out_dim))  # [1, B, D]
+        ending = None if raw.ending is None else raw.ending.gather(0, member.unsqueeze(0))
+        said = model.read(tree, ensemble.Raw(drawn, torch.zeros_like(drawn), ending), observations)
+        outcome = model.settle(tree, said, observations, actions, said.mean[0], said.reward[0], end)
+
+        advantage = self.advantage(state, observations, actions, outcome.rewards, outcome.terminations, outcome.next_observations)
+        batch = self.real(source, real)
+        state, metrics = self.descend(state, "dynamics", self.model_loss, inputs, drawn[0], advantage, batch)
+
+        again = (outcome.terminations | ((state.step + 1) % c.horizon == 0)).unsqueeze(-1)
+        new, before = self.starts(source, fresh, c.batch_size)
+        going = {
+            "observations": torch.where(again, new, outcome.next_observations),
+            "past": torch.where(again.unsqueeze(-1), before, model.later_past(past, observations, actions)),
+        }
+        return state._replace(extra={**state.extra, "imagined": going}), metrics
+
+    def moments(self, tree: Tree, raw: ensemble.Raw) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the networks' outputs, float32 [E, B, D]; as roll-outs draw them."""
+        std = (0.5 * raw.log_var.float()).exp()
+        return raw.mean.float(), std * tree["scale"] if self.source.model.config.calibrated else std
+
+    def advantage(
+        self, state: TrainState, observations: Tensor, actions: Tensor, rewards: Tensor, ended: Tensor, following: Tensor
+    ) -> Tensor:
+        """r + discount * V(s') - Q(s, a) with the smallest of the critics at the policy's mode, standardised over the batch: [B]."""
+        critic, actor = state.params["critic"], state.params["actor"]
+        mode = self.policy.mode(self.apply("actor", actor, following))
+        value = self.values(critic, following, mode).amin(0)
+        found = rewards + self.config.discount * (1.0 - ended.float()) * value - self.values(critic, observations, actions).amin(0)
+        return (found - found.mean()) / (found.std(unbiased=False) + 1e-6)
+
+    def real(self, source: ModelSource, key: Tensor) -> Batch:
+        """Transitions of the data as the model learns from them."""
+        table = source.extra["table"]
+        width = table.shape[1] - source.model.out_dim - 2
+        rows = table[rng.randint(key, (self.config.batch_size,), len(table))]
+        return {"inputs": rows[:, :width], "targets": rows[:, width:-2], "ending": rows[:, -2], "known": rows[:, -1]}
+
+    def model_loss(
+        self, params: Params, state: TrainState, inputs: Tensor, drawn: Tensor, advantage: Tensor, batch: Batch
+    ) -> tuple[Tensor, Metrics]:
+        """lambda * mean of log p(drawn) * advantage (as policy gradients go, but downhill), and what the model was trained with."""
+        c, source = self.config, self.source
+        model, tree, rows = source.model, source.tree, inputs.shape[0]  # the scaler of the inputs stays as it is
+        raw = model.raw(params, tree, torch.cat([inputs, batch["inputs"]]))
+        imagined = ensemble.Raw(raw.mean[:, :rows], raw.log_var[:, :rows], None)
+        real = ensemble.Raw(raw.mean[:, rows:], raw.log_var[:, rows:], None if raw.ending is None else raw.ending[:, rows:])
+        mean, std = (x[tree["elites"]] for x in self.moments(tree, imagined))
+        log_p = log_mixture(mean, std, drawn)
+        adversarial = (log_p * advantage).mean()
+        each = member_losses(real, batch)
+        supervised = each.sum() + ensemble.weight_decay(params, source.extra["decay"]) + c.bounds_weight * ensemble.bounds_loss(params)
+        loss = c.adversarial_weight * adversarial + supervised
+        error = ensemble.squared_loss(real.mean, batch["targets"], None, batch["known"]).mean()
+        return loss, {"model/loss": loss, "model/adversarial": adversarial, "model/log_density": log_p.mean(), "model/error": error}
+
+
+def log_mixture(mean: Tensor, std: Tensor, x: Tensor) -> Tensor:
+    """log of the mean over K of N(x; mean, diag(std^2)), [B], for means and standard deviations [K, B, D] and x [B, D].
+
+    Densities themselves would underflow: at 18 dimensions, five standard deviations off, they are below float32's smallest number.
+    """
+    each = -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
+    return each.sum(-1).logsumexp(0) - math.log(mean.shape[0])

@@ -1,0 +1,48 @@
+"""`offrl model`: how good a trained world model is, on its own data or on others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offrl.errors import UserError
+from offrl.settings import describe, setting
+
+
+@dataclass
+class ModelConfig:
+    """Settings of `offrl model`."""
+
+    ood: str | None = setting(None, "another data set: how well each measure of uncertainty tells its rows from the model's own data")
+    out: str | None = setting(None, "folder of model.json and model.png; null: RUN, or RUN/model-NAME for other data or one file")
+
+
+USAGE = "\n".join(
+    [
+        "usage: offrl model RUN [dataset=NAME] [name=value ...]",
+        "",
+        "Measures the world models of a run of algo=dynamics (or one file of its models/): errors, likelihood and coverage of intervals",
+        "one step ahead, errors many steps ahead under recorded actions, terminations. On its own data it takes the episodes kept apart.",
+        "",
+        "  dataset=null                             other data to measure on, all its episodes; also dataset.SETTING=value, for ood= too",
+        *describe(ModelConfig()),
+    ]
+)
+LITERAL = ("ood", "out")  # taken as they stand, whatever characters they hold
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or "=" in arguments[0]:
+        raise UserError("usage: offrl model RUN [dataset=NAME] [ood=DATASET] [out=DIR]; offrl model --help says more")
+    literal = {k: v for k, _, v in (a.partition("=") for a in arguments[1:]) if k in LITERAL and v}
+    from offrl.compose import fill, parse
+
+    values = parse([a for a in arguments[1:] if a.partition("=")[0] not in literal])
+    about_data = {k: values.pop(k) for k in list(values) if k.partition(".")[0] == "dataset"}
+    config = fill(ModelConfig(), {**values, **literal}, "model")
+    dataset = about_data.pop("dataset", None)
+    if about_data and dataset is None and config.ood is None:
+        raise UserError(f"{next(iter(about_data))} needs the data set itself: dataset=NAME")
+    from offrl import registry
+
+    registry.get("command", "model")(arguments[0], dataset, about_data, config)
+    return 0

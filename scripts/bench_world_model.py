@@ -1,0 +1,175 @@
+"""What a world model costs: its training against a loop over members, and roll-outs for one replica and for several that share it.
+
+    python scripts/bench_world_model.py --out docs/benchmarks/world-models-speed.md     # about 5 minutes
+    python scripts/bench_world_model.py --rollouts 2000 --rounds 1 --updates 5 --mode eager      # shows that it works
+
+Training: one update of every member, of the same networks on the same rows with the same loss and Adam. The loop is what one writes first:
+a module and a torch.optim.Adam for each member, one after the other. Roll-outs: `--rollouts` x `--horizon` steps, with the uncertainty that
+MOPO asks for (every member predicts) and without (one elite for each row). Rounds are interleaved, and ratios are taken within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from torch.func import vmap  # noqa: E402
+
+from offrl import backend, rng  # noqa: E402
+from offrl.data.load import load_dataset  # noqa: E402
+from offrl.engine import first_state  # noqa: E402
+from offrl.replicas import Replica  # noqa: E402
+from offrl.step import make_step  # noqa: E402
+from offrl.train import pick_device  # noqa: E402
+from offrl.world_models import ensemble  # noqa: E402
+from offrl.world_models.dynamics import Dynamics, DynamicsSettings, data_range  # noqa: E402
+from offrl.world_models.rollout import branched  # noqa: E402
+from offrl.world_models.uncertainty import measure  # noqa: E402
+
+
+class Loop:
+    """Members one after the other."""
+
+    def __init__(self, algorithm: Dynamics, source: Any, device: torch.device) -> None:
+        c, width = algorithm.config, algorithm.model.in_dim
+        self.source, self.batch_size, self.decay = source, c.batch_size, algorithm.decay
+        self.members = [
+            ensemble.GaussianEnsemble(1, width, algorithm.model.out_dim, c.hidden, activation=c.activation).to(device)
+            for _ in range(c.members)
+        ]
+        self.optimisers = [torch.optim.Adam(m.parameters(), lr=c.learning_rate) for m in self.members]
+
+    def update(self) -> None:
+        source = self.source
+        for member, optimiser in zip(self.members, self.optimisers, strict=True):
+            rows = torch.randint(source.count, (self.batch_size,), device=source.mean.device)
+            batch = source.table.take(rows)
+            raw = member((batch["inputs"] - source.mean) / source.std)
+            params = dict(member.named_parameters())
+            loss = ensemble.gaussian_loss(raw.mean, raw.log_var, batch["targets"]).sum()
+            loss = loss + ensemble.weight_decay(params, self.decay) + 0.01 * ensemble.bounds_loss(params)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+
+
+def seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Of one call."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="builtin")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--mode", default="compiled", choices=("eager", "compiled", "cudagraph", "compiled-cudagraph"))
+    parser.add_argument("--members", type=int, default=7)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[200, 200, 200, 200])
+    parser.add_argument("--replicas", type=int, default=8, help="that share the model in roll-outs")
+    parser.add_argument("--rollouts", type=int, default=50_000)
+    parser.add_argument("--horizon", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=100, help="of each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device = pick_device(args.device)
+    words = backend.configure(device, 1, "float32")
+    dataset = load_dataset(args.dataset)
+    config = Dynamics.fit_config(DynamicsSettings(members=args.members, hidden=args.hidden), dataset)
+    algorithm = Dynamics(config, dataset.spec)
+    source = algorithm.sampler().prepare(dataset.to(device))
+    state = first_state(algorithm, [Replica(0)])
+    state = torch.utils._pytree.tree_map(lambda x: x.to(device), state)
+    step = make_step(algorithm, source, batch_size=config.batch_size, replicas=1, mode=args.mode)
+    held = {"state": state, "sums": {}, "at": 0}
+
+    def ours() -> None:
+        held["state"], held["sums"] = step.run(held["state"], held["sums"], held["at"], args.updates)
+        held["at"] += args.updates
+
+    loop = Loop(algorithm, source, device)
+
+    def theirs() -> None:
+        for _ in range(args.updates):
+            loop.update()
+
+    model = algorithm.model
+    tree = {k: torch.as_tensor(v).to(device) for k, v in data_range(dataset).items()}
+    tree |= {"params": {k: v[0] for k, v in held["state"].params["dynamics"].items()}, "mean": source.mean, "std": source.std}
+    tree |= {"elites": torch.arange(config.elites, device=device), "scale": torch.ones(model.out_dim, device=device)}
+    observations = dataset.columns["observations"].to(device)
+    weight = torch.randn(args.replicas, dataset.spec.observation_dim, dataset.spec.action_dim, device=device)
+
+    def roll(replicas: int, uncertain: bool) -> Callable[[], None]:
+        keys = torch.stack([rng.make_key(i) for i in range(replicas)]).to(device)
+        what = measure("aleatoric") if uncertain else None
+
+        def one(key: torch.Tensor, actor: torch.Tensor) -> torch.Tensor:
+            rows = rng.randint(key, (args.rollouts,), len(observations))
+            start = observations[rows]
+            act = lambda o, past, k: (o @ actor).tanh()  # noqa: E731
+            return branched(model, tree, act, start, model.first_past(start), args.horizon, key, measure=what).rewards.mean()
+
+        def run() -> None:
+            with torch.no_grad():
+                vmap(one)(keys, weight[:replicas]) if replicas > 1 else one(keys[0], weight[0])
+
+        return run
+
+    parts = {
+        "update, all members at once": ours,
+        "update, a loop over members": theirs,
+        "roll-outs, every member": roll(1, True),
+        "roll-outs, one elite for each row": roll(1, False),
+        f"roll-outs, every member, {args.replicas} replicas": roll(args.replicas, True),
+        f"roll-outs, one elite for each row, {args.replicas} replicas": roll(args.replicas, False),
+    }
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    for name in list(parts)[:2]:
+        parts[name]()  # compiles
+    for _ in range(args.rounds):
+        for name, run in parts.items():
+            times[name].append(seconds(run, device))
+    middle = {name: statistics.median(t) for name, t in times.items()}
+    names = list(parts)
+    ratio = statistics.median(b / a for a, b in zip(times[names[0]], times[names[1]], strict=True))
+    lines = [
+        f"{words}, torch {torch.__version__}, {args.mode}; {args.members} members of {' x '.join(map(str, args.hidden))}, batches of "
+        f"{config.batch_size}; {dataset.spec.name}. Medians of {args.rounds} interleaved rounds.",
+        "",
+        "| what | time | per second |",
+        "|---|---|---|",
+    ]
+    for name in names:
+        if name.startswith("update"):
+            lines.append(f"| {name} | {1e3 * middle[name] / args.updates:.1f} ms | {args.updates / middle[name]:.0f} updates |")
+        else:
+            count = args.rollouts * args.horizon * (args.replicas if "replicas" in name else 1)
+            lines.append(
+                f"| {name} ({args.rollouts:,} x {args.horizon}) | {middle[name]:.2f} s | {count / middle[name]:,.0f} transitions |"
+            )
+    lines += ["", f"All members at once against the loop: {ratio:.1f} times as fast."]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if args.out:
+        header = "# What a world model costs\n\n`python scripts/bench_world_model.py --out docs/benchmarks/world-models-speed.md`\n\n"
+        args.out.write_text(header + text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

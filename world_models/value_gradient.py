@@ -1,0 +1,142 @@
+"""How much each entry of a next observation matters to the values of a trained agent: the weights of a model's errors in VaGraM.
+
+"Value Gradient weighted Model-Based Reinforcement Learning" (Voelcker et al., 2022, arXiv 2204.01464): to first order an error e of the
+next observation changes the value by grad V(s') e, and the bound that is made small weighs each squared error with the squared slope.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+from torch.utils import _pytree as pytree
+
+from offrl import checkpoint, registry
+from offrl.algorithm import Algorithm, TrainState
+from offrl.backbones.critics import CriticAlgorithm
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.engine import acting_part
+from offrl.errors import UserError
+from offrl.replicas import for_replica
+from offrl.runs import Run
+from offrl.step import select
+
+CHUNK = 4096  # rows at once
+MEASURED = 20_000  # rows, evenly spread, that say how large slopes are
+
+
+class Values(NamedTuple):
+    """The critics of a run's replicas, without those that diverged."""
+
+    members: list[tuple[Algorithm, TrainState]]
+    spec: DataSpec  # of the data that they were trained on
+    identity: str  # the same for the same tensors
+
+
+def load(path: str, here: DataSpec) -> Values:
+    """The critics of the newest checkpoint of the run at `path`, on the CPU, for data of `here`.
+
+    Raises UserError where there is no run, its agent observes something else, it has no critics or no checkpoint (policy files hold none),
+    or all its replicas diverged.
+    """
+    where = f"value_run={path}"
+    if not path:
+        raise UserError("loss=value_gradient weighs errors by the values of a trained agent: name its run, algo.value_run=runs/...")
+    try:
+        run = Run(path)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    saved = run.record["identity"]["algo"]
+    kind = registry.get("algo", saved["name"])
+    if not kind.valuing:
+        able = [name for name, other in registry.names("algo").items() if other.valuing]
+        raise UserError(f"{where}: {saved['name']} learns no values; take a run of {', '.join(able)}")
+    found = checkpoint.load_latest(run.dir)
+    if found is None:
+        raise UserError(f"{where} has no checkpoint, so its critics are gone: a policy file holds none; train it again")
+    tensors, meta = found
+    spec = DataSpec.from_json(run.record["spec"])
+    if spec.observation_shape != here.observation_shape:
+        raise UserError(
+            f"{where}: its agent observes {spec.observation_shape}, and {here.name} has {here.observation_shape}: take a run on data of "
+            "the same environment"
+        )
+    try:
+        algorithm = kind(kind.Config(**saved), spec)
+    except TypeError as error:
+        raise UserError(f"{where} does not fit this version of offrl ({error}); train it again") from None
+    first = acting_part(algorithm, algorithm.init(0))
+    template = pytree.tree_map(lambda x: x.expand(len(run.replicas), *x.shape), first)
+    state = checkpoint.unflatten({"state": template}, tensors, f"the checkpoint of step {meta['step']:,} in {path}")["state"]
+    alive = torch.nonzero(tensors["alive"]).squeeze(-1).tolist()
+    if not alive:
+        raise UserError(f"{where}: all replicas of that run diverged; its values say nothing")
+    members = [(for_replica(algorithm, run.replicas[i]), select(state, i)) for i in alive]
+    return Values(members, spec, str(meta["sha256"])[:16])
+
+
+def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Tensor:
+    """The gradient of V(s) = Q(s, pi(s)) of each critic at observations [B, O] in the agent's own units: [E, B, O].
+
+    pi is the greedy policy, through which the gradient goes as well. One critic, E = 1, for an algorithm that has its own idea of a value.
+    """
+
+    def values(at: Tensor) -> Tensor:
+        actions, _ = algorithm.act(state, algorithm.start(len(at)), at, state.key, explore=False)
+        if isinstance(algorithm, CriticAlgorithm):
+            return algorithm.values(state.params["critic"], at, actions)
+        found = algorithm.value_of(state, at, actions)
+        assert found is not None, "load refuses algorithms without values"
+        return found.unsqueeze(0)
+
+    pulled: Any = vjp(values, observations)
+    out, back = pulled
+    each = torch.eye(len(out), device=out.device, dtype=out.dtype)
+    return torch.stack([back(one.unsqueeze(-1).expand_as(out).contiguous())[0] for one in each])
+
+
+def squares(values: Values, dataset: Dataset, rows: Tensor) -> Tensor:
+    """The squared gradients at the next observations of `rows`, the mean over critics and replicas, in the units of `dataset`: [R, O]."""
+    there, here = values.spec, dataset.spec
+    device, width = rows.device, here.observation_dim
+
+    def moments(spec: DataSpec) -> tuple[Tensor, Tensor]:
+        if spec.observation_mean is None or spec.observation_std is None:
+            return torch.zeros(width, device=device), torch.ones(width, device=device)
+        return torch.tensor(spec.observation_mean, device=device), torch.tensor(spec.observation_std, device=device)
+
+    (mean, std), (own_mean, own_std) = moments(here), moments(there)
+    flat = dataset.columns["next_observations"].reshape(len(dataset), width)
+    members = [(a, pytree.tree_map(lambda x: x.to(device), state)) for a, state in values.members]
+    found = []
+    for part in rows.split(CHUNK):
+        theirs = (flat[part].float() * std + mean - own_mean) / own_std
+        each = [slopes(algorithm, state, theirs).square().mean(0) for algorithm, state in members]
+        found.append(torch.stack(each).mean(0) * (std / own_std).square())  # the chain rule
+    return torch.cat(found) if found else torch.zeros(0, width, device=device)
+
+
+def weights(value_run: str, dataset: Dataset, rows: Tensor, quantile: float = 0.95) -> Tensor:
+    """What the squared errors at `rows` are multiplied by: [R, O + 1] float32.
+
+    The reward's, the last, is 1. Of the next observation they are the squared slopes of the value, of mean 1 over the data's rows and
+    dimensions. quantile: gradients longer than this quantile of their lengths are shortened to it; 1: none. Raises UserError, see `load`.
+    """
+    values = load(value_run, dataset.spec)
+    everything = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
+    some = everything[torch.linspace(0, len(everything) - 1, min(len(everything), MEASURED), device=everything.device).long()]
+    sample = squares(values, dataset, some)
+    limit = sample.sum(-1).quantile(quantile) if quantile < 1.0 else sample.new_tensor(torch.inf)
+
+    def shortened(square: Tensor) -> Tensor:
+        length = square.sum(-1, keepdim=True)
+        return square * (limit / length.clamp(min=1e-30)).clamp(max=1.0)
+
+    level = shortened(sample).mean()
+    if not bool(torch.isfinite(level)) or not float(level) > 0.0:
+        what = "do not change with the observation" if float(level) == 0.0 else "are not finite"
+        raise UserError(f"value_run={value_run}: the values of that run {what}: they say nothing about what matters")
+    found = shortened(squares(values, dataset, rows)) / level
+    return torch.cat([found, torch.ones_like(found[:, :1])], -1)
