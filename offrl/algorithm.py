@@ -89,7 +89,7 @@ class Algorithm(ABC):
         return 0
 
     def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        """What happens before update number `step`, a multiple of `interval`, and before the first: roll-outs in a model, a look at held-out data.
+        """What happens before update `step`, a multiple of `interval`, and before the first: roll-outs, a look at held-out data.
 
         Pure like `update`, but never compiled, so it may take long and depend on `step`; it alone may change `frozen`. source: what the
         sampler prepared.
@@ -100,7 +100,9 @@ class Algorithm(ABC):
         """[] bool: training this replica further changes nothing that counts; a run ends early when all of them say so. None: never."""
         return None
 
-    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+    def deliver(  # noqa: B027 - most algorithms leave nothing but policies
+        self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool
+    ) -> None:
         """Write what a finished run leaves besides its policies, unless it is there. state: of those `replicas`, which did not diverge,
         on the CPU."""
 
@@ -135,6 +137,10 @@ class Algorithm(ABC):
         """What the state carries besides parameters, at the start: `TrainState.extra`."""
         return {}
 
+    def reserve(self) -> Tree:
+        """What updates only read, at the start: `TrainState.frozen`. No policy file holds it."""
+        return {}
+
     def init(self, seed: int) -> TrainState:
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
         with torch.random.fork_rng(devices=[]):
@@ -146,7 +152,7 @@ class Algorithm(ABC):
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.targets},
             opt={n: self.optimizer(n).init(p) for n, p in params.items()},
             extra=self.extras(params),
-            frozen={},
+            frozen=self.reserve(),
             step=torch.zeros((), dtype=torch.int64),
             key=rng.make_key(seed),
         )

@@ -26,7 +26,8 @@ from offrl.settings import check
 
 # names and paths: taken as they stand on the command line, whatever characters they hold
 PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
-         "resume", "config", "suite", "launcher", "env", "policy", "out", "returns", "world_model", "algo.world_model", "algo.value_run")  # fmt: skip
+         "resume", "config", "suite", "launcher", "env", "policy", "out", "returns", "world_model", "algo.world_model",
+         "algo.value_run")  # fmt: skip
 OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
 
 

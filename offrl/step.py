@@ -245,7 +245,7 @@ class Step:
         CUDA graph. `hyper`: in place of the step's own.
         """
         hyper = self.hyper if hyper is None else hyper
-        period, last = self.algorithm.period, step + count
+        last = step + count
         while step < last:
             end = last
             if self.interval:

@@ -274,7 +274,7 @@ class _Loop:
                 if self.rescored or (not self.alive.any() and self.step < self.end):
                     self._save()
                 if self.world.first:
-                    for replica, policy in zip(self.replicas, self.policies() if self.algorithm.acting else []):
+                    for replica, policy in zip(self.replicas, self.policies(), strict=True) if self.algorithm.acting else ():
                         policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
                     good = torch.nonzero(self.alive).squeeze(-1)
                     states = pytree.tree_map(lambda x: x[good], self.engine.state())

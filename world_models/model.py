@@ -1,8 +1,8 @@
 """A trained model of an environment: what it predicts, how an outcome is drawn from it, and the file it lives in.
 
 A `WorldModel` is pure functions of a tree of tensors, so that one model is shared by all replicas of a run, or, where an algorithm trains
-the model itself (RAMBO), each replica hands in parameters of its own. Observations are in the units of the data set that the model was trained
-on (normalised if those were), actions in [-1, 1] or int64, rewards as the data set's transforms made them.
+the model itself (RAMBO), each replica hands in parameters of its own. Observations are in the units of the data set that the model was
+trained on (normalised if those were), actions in [-1, 1] or int64, rewards as the data set's transforms made them.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class WorldModel:
             order = torch.arange(rows, device=observations.device)
         else:
             order = rng.uniform(deal, (rows,)).argsort()
-        order = torch.cat([order, order[: -rows % many]])  # as many for each
+        order = order[torch.arange(-(-rows // many) * many, device=order.device) % rows]  # as many for each
         x = self.inputs(observations, actions, past)[order].reshape(many, -1, self.in_dim)
         params = {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()}
         raw = self.raw(params, tree, x)
@@ -199,7 +199,7 @@ class WorldModel:
         """A drawn next observation [B, O] and reward [B], cut off at the allowed range, with known rewards and terminations put in."""
         low, high = tree["low"], tree["high"]
         inside = following.nan_to_num(0.0).clamp(low, high)
-        clipped = (inside != following).any(-1)
+        clipped = ((inside != following) & (low < high)).any(-1)  # what never changed in the data is as it was
         if self._rewards is not None:
             rewards = self.transformed(self._rewards(*self.recorded(observations, actions, inside)))
         if self._ends is not None:

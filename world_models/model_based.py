@@ -202,15 +202,11 @@ class ModelBased(SoftActorCritic):
             at += math.prod(shape)
         return found
 
-    def init(self, seed: int) -> TrainState:
+    def reserve(self) -> Tree:
         width = max(end for _, end, _, _ in self.layout.values())
+        none = torch.zeros((), dtype=torch.int64)
         # one row more, for what is thrown away
-        ring = {
-            "rows": torch.zeros(self.capacity + 1, width),
-            "at": torch.zeros((), dtype=torch.int64),
-            "count": torch.zeros((), dtype=torch.int64),
-        }
-        return super().init(seed)._replace(frozen={"ring": ring})
+        return {"ring": {"rows": torch.zeros(self.capacity + 1, width), "at": none, "count": none.clone()}}
 
     def push(self, ring: Tree, imagined: Imagined) -> Tree:
         """The ring with the valid rows of roll-outs [H, B] added, the oldest ones overwritten."""

@@ -109,4 +109,4 @@ def _parts(dataset: Dataset, trained: Trained) -> Any:
     nothing = torch.zeros(0, dtype=torch.int64)
     if not bool(dataset.columns["successor_known"].any()):
         raise UserError(f"{dataset.spec.name} has no row whose next observation is known: nothing to measure a model on")
-    return Split(nothing, nothing, torch.arange(dataset.num_episodes))
+    return Split(nothing, nothing, torch.arange(dataset.num_episodes), nothing)

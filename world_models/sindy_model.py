@@ -19,7 +19,7 @@ from offrl.errors import UserError
 from offrl.registry import register
 from offrl.replicas import Replica
 from offrl.settings import setting
-from offrl.world_models import sindy
+from offrl.world_models import sindy, starts
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, Split, data_range, split
 from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load, save
 
@@ -162,12 +162,14 @@ class Sindy(Algorithm):
         tree, notes = sindy.fit(s, model.encode(a), rewards, nexts, self.config, replica.seed)
         for part in ("dynamics", "reward"):
             tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
-        tree |= {**data_range(dataset), "elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
+        tree |= {**data_range(dataset), **starts.sample(model, dataset)}
+        tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
         tree["scale"] = quality.scales(model, tree, dataset, parts.held)
         held = model.predict(tree, flat["observations"][parts.held], actions[parts.held], flat["observations"][:0])
         errors = (held.mean - flat["next_observations"][parts.held]).square().mean((-2, -1))
         about = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
         meta = {"data": about, "held_out": errors.tolist(), "seed": replica.seed, "updates": 0, "epochs": 0, "notes": list(notes)}
+        meta["longest"] = int(dataset.episode_lengths().max())
         save(path, model, tree, meta)
 
 

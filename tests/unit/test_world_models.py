@@ -64,7 +64,9 @@ def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.Capture
 def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from offrl.world_models.model_based import ModelBased
 
-    monkeypatch.setattr(ModelBased, "dynamics", {k.removeprefix("algo."): v for k, v in MODEL.items() if k != "compile"} | {"max_epochs": 2})
+    monkeypatch.setattr(
+        ModelBased, "dynamics", {k.removeprefix("algo."): v for k, v in MODEL.items() if k != "compile"} | {"max_epochs": 2}
+    )
     data = arrays()
     first = offrl.train("mopo", data, seeds=1, steps=8, runs_dir=str(tmp_path), settings=AGENT, **QUIET)
     (model,) = tmp_path.glob("dynamics-*")
@@ -125,7 +127,7 @@ def test_a_model_of_other_transforms_is_refused_and_of_other_data_named(tmp_path
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     run = trained(tmp_path, arrays())
     bc = offrl.train("bc", arrays(), seeds=1, steps=4, runs_dir=str(tmp_path), name="bc", settings={"algo.hidden": [8]}, **QUIET)
-    with pytest.raises(UserError, match="it is a run of bc.*algo=dynamics"):
+    with pytest.raises(UserError, match=r"it is a run of bc.*algo=dynamics"):
         load(bc.dir)
     with pytest.raises(UserError, match="is no world model"):
         load(next((bc.dir / "policies").iterdir()))
@@ -163,8 +165,10 @@ def test_no_row_of_an_episode_kept_apart_is_trained_on() -> None:
     episode = torch.searchsorted(data.episode_start, torch.cat([parts.train, parts.held]), right=True) - 1
     assert len(parts.test) == 6 and not torch.isin(episode, parts.test).any()
     assert not torch.isin(parts.train, parts.held).any()
+    flags = np.ones(1, bool), np.zeros(1, bool)
+    one = Dataset.from_arrays(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros(1), *flags, action_low=-1.0, action_high=1.0)
     with pytest.raises(UserError, match="too few"):
-        split(Dataset.from_arrays(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros(1), np.ones(1, bool), np.zeros(1, bool), action_low=-1.0, action_high=1.0), DynamicsSettings())  # fmt: skip
+        split(one, DynamicsSettings())
 
 
 def test_a_model_that_looks_back_trains_agents_too(tmp_path: Path) -> None:
@@ -195,3 +199,13 @@ def test_a_learned_termination_sees_the_ends_of_data_without_next_observations(t
     likely = prediction.ending.mean(0).sigmoid()
     assert likely[parts.ends].mean() > likely[parts.train].mean() + 0.3
     assert prediction.mean.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_a_roll_out_of_few_rows_asks_elites_alone(tmp_path: Path, rows: int) -> None:
+    from offrl import rng
+
+    model = load(trained(tmp_path, arrays()).dir)
+    o, a = torch.zeros(rows, 3), torch.zeros(rows, 1)
+    found = model.model.sample(model.tree, o, a, model.model.first_past(o), rng.make_key(0))
+    assert found.next_observations.shape == (rows, 3) and found.rewards.shape == (rows,)
