@@ -40,7 +40,7 @@ def disagreements(source: Any, observations: np.ndarray, actions: np.ndarray) ->
         ({"threshold": "quantile"}, lambda u: np.quantile(u, 0.95)),
         ({"threshold": "quantile", "threshold_scale": 1.0}, lambda u: u.max()),
     ],
-    ids=str,
+    ids=lambda x: "" if callable(x) else str(x),
 )
 def test_limits(settings: dict[str, Any], limit: Any, tmp_path: Path) -> None:
     algorithm, _, source = make(tmp_path, **settings)
