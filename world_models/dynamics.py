@@ -353,6 +353,7 @@ class Dynamics(Algorithm):
                 mine = self.review(mine, source)[0]
             tree = {**self.tree(mine), **data_range(dataset), **starts.sample(self.model, dataset), "scale": torch.ones(self.model.out_dim)}
             tree["scale"] = quality.scales(self.model, tree, dataset, parts.held)
+            tree["levels"] = quality.levels(self.model, tree, dataset, parts.held)
             meta = {
                 "data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint},
                 "held_out": mine.extra["error"].tolist(),

@@ -81,6 +81,11 @@ def coverage(level: Tensor) -> Tensor:
     return torch.stack([(level <= p).float().mean(0) for p in LEVELS], -1)
 
 
+def recalibrated(level: Tensor, asked: Tensor | None) -> Tensor:
+    """`coverage` of the intervals that are asked for at the levels [D, L] of `levels`; None: at LEVELS themselves."""
+    return coverage(level) if asked is None else (level.unsqueeze(-1) <= asked).float().mean(0)
+
+
 def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     """The factor for each output's standard deviation, [D], with which central intervals cover best what they should at `rows`.
 
@@ -115,6 +120,19 @@ def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     return torch.exp(best(coarse + torch.linspace(-step, step, 41).unsqueeze(-1)))
 
 
+def levels(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
+    """For each output the level at which to ask for a central interval so that it covers each of LEVELS at `rows`: [D, L].
+
+    The quantiles of `central`, which is what recalibrated regression comes to for central intervals (arXiv 1807.00263, algorithm 1): errors
+    with heavier tails than a Gaussian's need another factor at each level, and `scales` has one. From fewer than FEWEST rows: LEVELS.
+    """
+    wanted = torch.tensor(LEVELS)
+    if len(rows) < FEWEST:
+        return wanted.expand(model.out_dim, -1).clone()
+    held, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
+    return torch.quantile(central(held, tree["scale"]), wanted, dim=0).T.contiguous()
+
+
 def nll(held: Held, scale: Tensor | float = 1.0) -> Tensor:
     """-log of the mixture's density at what came, mean over rows, [D], in nats."""
     std = held.std.double() * scale
@@ -141,6 +159,7 @@ def one_step(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str
         "scale": scale.tolist(),
         "coverage": coverage(central(held)).tolist(),
         "coverage_calibrated": coverage(central(held, scale)).tolist(),
+        "coverage_recalibrated": recalibrated(central(held, scale), tree.get("levels")).tolist(),
     }
 
 

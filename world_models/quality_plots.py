@@ -73,7 +73,11 @@ def _explained(axes: Any, result: Mapping[str, Any]) -> None:
 def _coverage(axes: Any, result: Mapping[str, Any]) -> None:
     levels = 100.0 * np.array(result["levels"])
     axes.plot([0, 100], [0, 100], color=GREY, linestyle=(0, (5, 4)), linewidth=1.2)
-    lines = (("coverage", COLOURS[1], "as learnt"), ("coverage_calibrated", COLOURS[0], "calibrated"))
+    lines = (
+        ("coverage", COLOURS[1], "as learnt"),
+        ("coverage_calibrated", COLOURS[2], "scaled"),
+        ("coverage_recalibrated", COLOURS[0], "recalibrated"),
+    )
     for key, colour, label in lines if result["own_deviations"] else lines[1:]:
         values = 100.0 * np.array([m["one_step"][key] for m in result["models"]]).mean(0)  # [D, L]
         low, middle, high = np.quantile(values, 0.1, 0), values.mean(0), np.quantile(values, 0.9, 0)

@@ -21,7 +21,7 @@ from offrl.world_models.model import FOLDER, Tree
 from offrl.world_models.quality import LEVELS, Sample, dimensions, measured, own_deviations, sample
 
 NUMBERS, PICTURE = "model.json", "model.png"
-FORMAT = 1  # raise it when the numbers change meaning
+FORMAT = 2  # raise it when the numbers change meaning
 MOST_LINES = 20  # dimensions in the table
 SHOWN_STEPS = (1, 2, 5, 10, 20, 50)
 
@@ -131,7 +131,7 @@ def show(result: Mapping[str, Any]) -> None:
     names, models = result["dimensions"], result["models"]
     likelihood = "nll" if result["own_deviations"] else "nll_calibrated"
     r2, change, rmse, nll = (averaged(result, "one_step", k) for k in ("r2", "r2_change", "rmse", likelihood))
-    before, after = (averaged(result, "one_step", k)[:, LEVELS.index(0.9)] for k in ("coverage", "coverage_calibrated"))
+    before, after = (averaged(result, "one_step", k)[:, LEVELS.index(0.9)] for k in ("coverage", "coverage_recalibrated"))
     order = list(range(len(names)))
     hardest = len(order) > MOST_LINES
     if hardest:
@@ -154,7 +154,7 @@ def show(result: Mapping[str, Any]) -> None:
     several = f", mean of {len(models)} models" if len(models) > 1 else ""
     few = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations" if hardest else ""
     title = f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{few}"
-    headers = ["", "RMSE", "R2", "R2 of change", "NLL", "in 90% interval", "calibrated"]
+    headers = ["", "RMSE", "R2", "R2 of change", "NLL", "in 90% interval", "recalibrated"]
     if not result["own_deviations"]:  # what is before calibration means nothing
         headers, rows = headers[:6], [[*row[:5], row[6]] for row in rows]
     print_table(headers, rows, title)

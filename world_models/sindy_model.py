@@ -165,6 +165,7 @@ class Sindy(Algorithm):
         tree |= {**data_range(dataset), **starts.sample(model, dataset)}
         tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
         tree["scale"] = quality.scales(model, tree, dataset, parts.held)
+        tree["levels"] = quality.levels(model, tree, dataset, parts.held)
         held = model.predict(tree, flat["observations"][parts.held], actions[parts.held], flat["observations"][:0])
         errors = (held.mean - flat["next_observations"][parts.held]).square().mean((-2, -1))
         about = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}

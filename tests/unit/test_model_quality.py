@@ -88,6 +88,20 @@ def test_scales_make_intervals_cover_what_they_should():
     assert quality.scales(Exact(), TREE, data, rows[: quality.FEWEST - 1]).tolist() == [1.0] * 3
 
 
+def test_levels_recalibrate_what_no_factor_can():
+    data = episodes(60)
+    rows, model = data.transition_rows(), Exact(NOISE, wrong=2 * NOISE)  # elites that disagree more than they err: too narrow and too wide
+    half = torch.arange(len(rows)) % 2 == 0
+    tree = {**TREE, "scale": quality.scales(model, TREE, data, rows[half])}
+    asked = quality.levels(model, tree, data, rows[half])
+    held, _ = quality.look(model, tree, data, rows[~half])
+    level = quality.central(held, tree["scale"])
+    after, before = (quality.recalibrated(level, x)[:2].numpy() for x in (asked, None))
+    wanted = np.tile(quality.LEVELS, (2, 1))
+    assert after == pytest.approx(wanted, abs=0.06) and np.abs(before - wanted).max() > 2 * np.abs(after - wanted).max()
+    assert torch.equal(quality.levels(model, tree, data, rows[:5]), torch.tensor(quality.LEVELS).expand(3, -1))
+
+
 def test_scales_of_a_mixture_and_of_what_has_no_error():
     # elites that lie 0.4 apart around the truth, of whose errors they know nothing: two spikes would match some levels, and be unlikely
     data = episodes(30)
