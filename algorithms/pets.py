@@ -147,7 +147,7 @@ class PETS(Dynamics):
         check_plan(c)
         modules = super().build()
         # without what is the planner's: this is what the model's file describes
-        self.model = WorldModel(DynamicsSettings(**{n: getattr(c, n) for n in MODEL}), self.spec)
+        self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
         return modules
 
     @classmethod

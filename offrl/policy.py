@@ -153,7 +153,7 @@ class TrainedPolicy:
             raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
         algorithm_class = registry.get("algo", meta["config"]["name"])
         algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
-        algorithm.reserve = dict  # type: ignore[method-assign]  # no policy needs it, and it may be large
+        algorithm.reserve = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
         template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})
         return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"])

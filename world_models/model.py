@@ -66,10 +66,10 @@ class WorldModel:
         self.members, self.history = config.members, config.history
         self.out_dim = spec.observation_dim + 1
         self.action_width = spec.num_actions if spec.discrete else spec.action_dim
-        self.learns_ending = config.termination == "learned"
+        self.learns_ending = config.termination in ("learned", "auto")  # auto: not settled yet; `fit_config` does
         self.learns_variance = getattr(config, "loss", "likelihood") == "likelihood"
-        self._ends = None if config.termination == "learned" else registry.get("termination", config.termination)
-        self._rewards = None if config.reward == "learned" else registry.get("reward", config.reward)
+        self._ends = None if self.learns_ending else registry.get("termination", config.termination)
+        self._rewards = None if config.reward in ("learned", "auto") else registry.get("reward", config.reward)
         with torch.random.fork_rng(devices=[]):
             self.network = self.build()
         self._units: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
