@@ -317,7 +317,7 @@ def with_model(config: PETSConfig, dataset: Dataset) -> PETSConfig:
     """`config` with the settings of the model that it names. Raises UserError for one that cannot be planned in, and for settings of
     the model's that are given beside it."""
     trained = fitting(config.world_model, dataset.spec)
-    if not isinstance(trained.model, WorldModel):
+    if trained.model.kind != "ensemble":
         kind = trained.meta["model"]
         raise UserError(f"algo.world_model={config.world_model} is a model of kind {kind}; algo=pets plans in those of algo=dynamics")
     first, there = PETSConfig(), trained.model.config

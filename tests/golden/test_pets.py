@@ -266,3 +266,15 @@ def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
         kind.fit_config(kind.Config(loss="squared"), dataset, {"penalty": [0.0, 1.0]})
     with pytest.raises(UserError, match="plan_elites=30 is more"):
         make(plan_population=20, plan_elites=30)
+
+
+def test_other_kinds_of_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SINDy's model has an ensemble's methods, but no networks to plan in."""
+    from offrl.algorithms import pets
+    from offrl.world_models.sindy_model import SindyModel, SindySettings
+
+    spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,))
+    model = SindyModel(SindySettings(termination="never"), spec)
+    monkeypatch.setattr(pets, "fitting", lambda path, spec: SimpleNamespace(model=model, meta={"model": "sindy"}))
+    with pytest.raises(UserError, match="of kind sindy"):
+        pets.with_model(pets.PETSConfig(world_model="x"), SimpleNamespace(spec=spec))  # type: ignore[arg-type]
