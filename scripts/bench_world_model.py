@@ -127,7 +127,11 @@ def main() -> None:
 
         def run() -> None:
             with torch.no_grad():
-                vmap(one)(keys, weight[:replicas]) if replicas > 1 else one(keys[0], weight[0])
+                if device.type == "cpu":  # one after the other, as `offrl.step` has them there
+                    for n in range(replicas):
+                        one(keys[n], weight[n])
+                else:
+                    vmap(one)(keys, weight[:replicas])
 
         return run
 
