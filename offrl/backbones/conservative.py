@@ -7,6 +7,7 @@ implementation by young-geng that CORL and Cal-QL build on; the first authors' c
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -125,9 +126,9 @@ class SoftMaximum(SoftActorCritic):
         q = self.head.mean(self.apply("critic", critic, inputs.flatten(1, 2))).reshape(size, many, rows)
         return ((q - q.detach()) * free.gather(1, index)).mean(1)
 
+    @abstractmethod
     def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """The penalty, summed over critics, with its weight."""
-        raise NotImplementedError
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         loss, metrics = super().critic_loss(critic, state, batch, key)
