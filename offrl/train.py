@@ -276,9 +276,7 @@ class _Loop:
                 if self.world.first:
                     for replica, policy in zip(self.replicas, self.policies(), strict=True) if self.algorithm.acting else ():
                         policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
-                    good = torch.nonzero(self.alive).squeeze(-1)
-                    states = pytree.tree_map(lambda x: x[good], self.engine.state())
-                    self.algorithm.deliver(self.run_dir, [self.replicas[i] for i in good.tolist()], states, self.dataset, config.quiet)
+                    self._deliver()
                 if trained or self.rescored:
                     self.log.hparams({**vars(config.algo), "dataset": self.spec.name, "steps": self.step})
             finally:
@@ -323,8 +321,17 @@ class _Loop:
             if self.step < self.end:
                 self.log.progress(self.step, self.rate, self.last_score)
 
+    def _deliver(self) -> None:
+        """What the algorithm leaves besides policies; most leave nothing, and then no state is gathered for it."""
+        if type(self.algorithm).deliver is not Algorithm.deliver:
+            good = torch.nonzero(self.alive).squeeze(-1)
+            states = pytree.tree_map(lambda x: x[good], self.engine.state())
+            self.algorithm.deliver(self.run_dir, [self.replicas[i] for i in good.tolist()], states, self.dataset, self.config.quiet)
+
     def _finished(self) -> bool:
         """Whether the algorithm says of every replica that is trained that it needs no more updates."""
+        if type(self.algorithm).finished is Algorithm.finished:
+            return False  # not asked: the replicas may be in other processes
         flags = self.engine.finished()
         return flags is not None and bool((flags | ~self.alive).all())
 
