@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from offrl.errors import UserError, nearest
-from offrl.evaluate import Policy
+from offrl.evaluate import Policy, observe
 
 FORMS = "an SB3 .zip, an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
 
@@ -94,6 +94,9 @@ class ObjectPolicy:
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserError(f"{self.where}: step must return (actions, carry), it returned a {type(result).__name__}")
         return np.asarray(result[0]), result[1]
+
+    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
+        return guarded(self.where, observe, self.policy, carry, rewards)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:

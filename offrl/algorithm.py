@@ -114,6 +114,10 @@ class Algorithm(ABC):
         dist = self.apply("actor", state.params["actor"], obs)
         return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
 
+    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+        """The carry once it is known what the actions just taken earned: [B], in the units of the rewards trained on."""
+        return carry
+
     def value_of(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has none.
 

@@ -53,6 +53,13 @@ class Values(Protocol):
         """Such values in the units of the environment's rewards, for episodes of these lengths."""
 
 
+def observe(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
+    """The carry once `policy` was told what its last actions earned, [E] in the environment's units. For all who step an environment: most
+    policies do not listen, and have no `observe(carry, rewards)`."""
+    listen = getattr(policy, "observe", None)
+    return carry if listen is None else listen(carry, rewards)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of N policies over E episodes each."""
@@ -196,6 +203,7 @@ class Evaluator:
             if t == 0 and isinstance(games.policy, Values):
                 value = games.policy.value(rows, np.asarray(actions))
             self._turn(games, actions, t)
+            carry = observe(games.policy, carry, games.rewards)
             if progress is not None:
                 progress(tally.finished, tally.returns.size)
             if not games.at:
@@ -217,6 +225,7 @@ class Evaluator:
             return f"(seed {games.seed}, episode {e}, step {t})"
 
         n, tally = games.n, games.tally
+        games.rewards = np.zeros(self.config.episodes)
         actions, finite = self._actions(raw)
         if not finite.all():
             for e in [e for e in games.at if not finite[e]]:
@@ -244,7 +253,7 @@ class Evaluator:
         if not good.all():
             counted, gains, rows = [e for e, ok in zip(at, good, strict=True) if ok], gains[good], rows[good]
             successes = None if successes is None else successes[good]
-        games.rows[counted] = rows
+        games.rows[counted], games.rewards[counted] = rows, gains
         tally.returns[n, counted] += gains
         tally.discounted[n, counted] += games.discount**t * gains
         if successes is not None:
@@ -302,6 +311,7 @@ class _Games:
     handles: list[Any] = field(default_factory=list)  # of the running episodes, for
     stepper: PlainStepper | FastStepper = field(init=False)
     rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros where no episode runs
+    rewards: np.ndarray = field(init=False)  # [E] of the last step; likewise
 
     def end(self, e: int) -> None:
         """Episode e is over."""

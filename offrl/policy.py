@@ -74,6 +74,18 @@ class TrainedPolicy:
         actions, carry = algorithm.act(self.state, carry, obs, key, explore=explore)
         return self._to_environment(actions), carry
 
+    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
+        """The carry once the actions of the last `step` have earned `rewards` [E], in the units of the recorded ones."""
+        if not self.listens:
+            return carry
+        spec = self.algorithm.spec
+        return self.algorithm.observe(carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32))
+
+    @property
+    def listens(self) -> bool:
+        """Whether what it does depends on the rewards of the episode so far."""
+        return type(self.algorithm).observe is not Algorithm.observe
+
     def _from_environment(self, observations: np.ndarray) -> Tensor:
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), self.algorithm.spec.observation_dim)
         return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
@@ -111,13 +123,16 @@ class TrainedPolicy:
         return np.clip(scaled, self.low, self.high)
 
     def reset(self) -> None:
-        """Forget the episode so far; `act` starts a new one. Needed only by policies with a memory."""
+        """Forget the episode so far; the next `act` starts a new one. Needed only by policies with a memory."""
         self._carry, self._t = None, 0
 
-    def act(self, observation: Any, explore: bool = False) -> np.ndarray:
+    def act(self, observation: Any, explore: bool = False, reward: Any = None) -> np.ndarray:
         """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`.
 
-        Raises UserError for an observation of another shape, or one that holds NaN or infinity.
+        `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy that `listens`, such as
+        one that was asked for a return, from its second step on.
+
+        Raises UserError for an observation of another shape, or one that holds NaN or infinity, and where such a reward is missing.
         """
         array = np.asarray(observation, np.float32)
         shape = self.algorithm.spec.observation_shape
@@ -129,6 +144,13 @@ class TrainedPolicy:
         batch = array if batched else array[None]
         if self._t == 0:
             self._carry = self.start(len(batch))
+        elif self.listens:
+            if reward is None:
+                raise UserError(
+                    f"a policy of {self.algorithm.config.name} must know what its last action earned: act(observation, reward=...); "
+                    "call reset() where a new episode starts"
+                )
+            self._carry = self.observe(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
         actions, self._carry = self.step(self._carry, batch, self._t, explore)
         self._t += 1
         return actions if batched else actions[0]

@@ -207,6 +207,17 @@ def bernoulli(key: Tensor, shape: tuple[int, ...], probability: float) -> Tensor
     return uniform(key, shape) < probability
 
 
+def keep(key: Tensor, shape: tuple[int, ...], rate: float) -> Tensor:
+    """False for a share `rate` of the entries, to a multiple of 2**-16; bool [*shape].
+
+    Four entries share one word: for large dropout masks.
+    """
+    count = math.prod(shape)
+    words = bits(key, (-(-count // 4),))
+    parts = torch.stack([words & 0xFFFF, _shift(words, 16) & 0xFFFF, _shift(words, 32) & 0xFFFF, _shift(words, 48)], -1)
+    return (parts.flatten()[:count] >= round(rate * (1 << 16))).reshape(shape)
+
+
 def categorical(key: Tensor, logits: Tensor) -> Tensor:
     """One draw per row of unnormalised log-probabilities [..., K], by the Gumbel trick; int64 [...]."""
     noise = (_shift(bits(key, tuple(logits.shape)), 32).float() + 0.5) * 2.0**-32

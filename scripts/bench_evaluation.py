@@ -29,7 +29,7 @@ from offrl.data.dataset import DataSpec
 from offrl.environments import make_env
 from offrl.evalconfig import EvalConfig
 from offrl.evalpool import EvaluationPool
-from offrl.evaluate import Evaluator, plain_products, reset_seed
+from offrl.evaluate import Evaluator, observe, plain_products, reset_seed
 from offrl.policy import TrainedPolicy
 from offrl.runs import Run
 from offrl.tasks import Task
@@ -74,6 +74,7 @@ def by_vector(vector: SyncVectorEnv, policies: Sequence[TrainedPolicy], config: 
             actions = np.clip(raw, space.low, space.high).astype(space.dtype)
             observations, rewards, terminated, truncated, _ = vector.step(actions)
             returns[n] += np.where(running, rewards, 0.0)
+            carry = observe(policy, carry, np.where(running, rewards, 0.0))
             running &= ~(terminated | truncated)
             steps += config.episodes
             if not running.any():

@@ -31,6 +31,7 @@ import torch  # noqa: E402
 from offrl import backend, ope  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
 from offrl.engine import LocalEngine, Plan, first_state  # noqa: E402
+from offrl.evaluate import observe  # noqa: E402
 from offrl.ope.candidates import find_runs, run_candidates  # noqa: E402
 from offrl.ope.fqe import FQE, Scale, standardised  # noqa: E402
 from offrl.ope.metrics import regret, spearman  # noqa: E402
@@ -94,11 +95,13 @@ def play(env_id: str, policy: Any, episodes: int) -> tuple[float, float]:
     carry = policy.start(episodes)
     for t in range(1_000):
         actions, carry = policy.step(carry, observations, t)
+        rewards = np.zeros(episodes)
         for i in np.flatnonzero(alive):
-            observations[i], reward, over, _, _ = envs[i].step(actions[i])
-            returns[i] += float(reward)
-            discounted[i] += DISCOUNT**t * float(reward)
+            observations[i], rewards[i], over, _, _ = envs[i].step(actions[i])
             alive[i] = not over
+        returns += rewards
+        discounted += DISCOUNT**t * rewards
+        carry = observe(policy, carry, rewards)
         if not alive.any():
             break
     return float(returns.mean()), float(discounted.mean())

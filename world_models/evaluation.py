@@ -17,6 +17,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
+from offrl.evaluate import observe
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import combine
 from offrl.ope.problem import Estimates, Problem, raw_observations, scale
@@ -150,6 +151,7 @@ def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.nd
         lengths, clipped = lengths + alive, clipped + (alive & outcome.clipped.cpu().numpy())
         alive = alive & ~outcome.terminations.cpu().numpy()
         past = model.later_past(past, observations, actions)
+        carry = observe(policy, carry, np.where(alive, recorded, 0.0))
         observations, weight = outcome.next_observations, weight * settings.discount
     shape = (members, count)
     return Played(total.reshape(shape), lengths.reshape(shape), clipped.reshape(shape))

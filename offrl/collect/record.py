@@ -17,7 +17,7 @@ from offrl.collect.episodes import Episode, first_rows, read_shards, shards, wri
 from offrl.collect.place import Stop
 from offrl.collect.world import World
 from offrl.errors import UserError, warn
-from offrl.evaluate import Policy
+from offrl.evaluate import Policy, observe
 from offrl.physics import mujoco_warnings
 from offrl.progress import Progress
 from offrl.sb3 import Actor
@@ -147,13 +147,15 @@ class Stage:
             else:
                 actions, carry = policy.step(carry, rows, t, explore=explore)  # type: ignore[call-arg]
             actions, log = self._perturbed(self._checked(actions, running), rng), None if self.noise or not explore else log
+            gained = np.zeros(count)
             for e in list(running):
                 env = self.envs[e]
                 env.log_prob = None if log is None else float(log[e])
-                rows[e], _, terminated, truncated, _ = env.step(actions[e])
+                rows[e], gained[e], terminated, truncated, _ = env.step(actions[e])
                 if terminated or truncated:
                     running.remove(e)
                     rows[e] = 0
+            carry = observe(policy, carry, gained)
             t += 1
         return [episode for episode in self.ended if episode is not None]
 

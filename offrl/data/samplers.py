@@ -145,7 +145,7 @@ class TransitionSampler:
                 columns[name] = _column(dataset, name)
         if not len(rows):
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
-        weighted, rows, following = _by_weight(dataset, rows, following)
+        weighted, rows, following = by_weight(dataset, rows, following)
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
         packed = None
         if not dataset.mapped:
@@ -178,7 +178,7 @@ def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows, rows + (~last[rows]).long()
 
 
-def _by_weight(dataset: Dataset, rows: Tensor, following: Tensor | None) -> tuple[Episodes | None, Tensor, Tensor | None]:
+def by_weight(dataset: Dataset, rows: Tensor, following: Tensor | None) -> tuple[Episodes | None, Tensor, Tensor | None]:
     """How to draw from `rows`; those whose episode has weight 0 are left out. Raises UserError where none is left."""
     if dataset.weights is None:
         return None, rows, following

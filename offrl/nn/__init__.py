@@ -4,6 +4,7 @@ from offrl.nn.ensemble import EnsembleLinear, EnsembleMLP
 from offrl.nn.heads import HEADS, Bootstrap, Scalar, ValueHead, make_head
 from offrl.nn.mlp import MLP, Linear, initialise
 from offrl.nn.policies import Categorical, Deterministic, Gaussian, Policy, TanhGaussian, make_policy
+from offrl.nn.transformer import Transformer
 
 __all__ = [
     "HEADS",
@@ -18,6 +19,7 @@ __all__ = [
     "Policy",
     "Scalar",
     "TanhGaussian",
+    "Transformer",
     "ValueHead",
     "initialise",
     "make_head",

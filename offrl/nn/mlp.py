@@ -14,7 +14,7 @@ from offrl import rng
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
 
 
-INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero")
+INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero", "gpt")
 
 
 def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = False, actor: bool = False) -> None:
@@ -24,6 +24,7 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
     weights as "torch" with biases of 0.1, output layers uniform in +-0.003, of a policy +-0.001 (SAC-N, EDAC and ReBRAC's code).
     "small_head": critics orthogonal with an output layer of gain 0.01, policies as "torch" with an output layer by Xavier of gain 0.01
     (CQL's code). "truncated": normal with standard deviation bound / 2, cut off at twice that, biases 0 (PETS' code). "zero": both 0.
+    "gpt": normal with standard deviation 0.02, biases 0 (GPT-2's code).
     """
     if init not in INITS:
         raise ValueError(f"init is {init!r}; it must be one of {', '.join(INITS)}")
@@ -44,6 +45,8 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
             bias.fill_(0.1 if init == "fixed_bias" else 0.0)
         if init == "fixed_bias":
             weight.uniform_(-bound, bound)
+        elif init == "gpt":
+            weight.normal_(0.0, 0.02)
         elif init == "truncated":
             nn.init.trunc_normal_(weight, 0.0, 0.5 * bound, -bound, bound)
         elif init == "orthogonal" or (init == "small_head" and not actor):

@@ -16,6 +16,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.mmap import free_bytes
 from offrl.data.transforms import returns_to_go
 from offrl.errors import UserError
+from offrl.evaluate import observe
 
 ROWS = 16_384  # observations that a memoryless policy is given at once
 EPISODES = 1_024  # episodes that a policy with a memory walks through side by side
@@ -205,6 +206,8 @@ def _by_episodes(
     """Walk through whole episodes as recorded, so that the memory holds what the data's policy saw; one step past the end where known."""
     start, end = dataset.episode_start.numpy(), dataset.episode_end.numpy()
     known = dataset.columns["successor_known"].numpy()
+    spec = dataset.spec
+    rewards = (dataset.columns["rewards"].double().numpy() - spec.reward_shift) / (spec.reward_scale or 1.0)  # as recorded
     order = np.argsort(start - end, kind="stable")
     more = {"explore": True} if explore else {}
     for first in range(0, len(order), EPISODES):
@@ -219,6 +222,9 @@ def _by_episodes(
             beyond = ended & known[starts + lengths - 1]
             rows[beyond] = following[starts[beyond] + t - 1]
             actions, carry = policy.step(carry, rows, t, **more)
+            gained = np.zeros(len(episodes))
+            gained[alive] = rewards[starts[alive] + t]
+            carry = observe(policy, carry, gained)
             scaled = scale(name, actions, len(rows), dataset, alive | beyond)
             here[starts[alive] + t] = scaled[alive]
             after[starts[beyond] + t - 1] = scaled[beyond]

@@ -32,6 +32,7 @@ LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics":
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "dt": {"dropout": 0.0, "context": 2},
     "edac": {"polyak": 0.05, "critics": 3},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
@@ -58,6 +59,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
     "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
+    "dt": [{"padding": "left", "policy": "gaussian"}],
     "combo": [{"kit_compat": True, "pushed": "model"}],
     "dynamics": [{"history": 2, "loss": "squared"}],
     "mobile": [{"smallest_target": 0.0}],
@@ -88,6 +90,12 @@ SMALL: dict[str, Any] = {
     "plan_elites": 4,
     "plan_iterations": 2,
     "plan_particles": 2,
+    # transformers
+    "width": 16,
+    "layers": 2,
+    "heads": 2,
+    "context": 3,
+    "warmup_steps": 0,
 }
 
 

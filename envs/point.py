@@ -1,0 +1,48 @@
+"""The environment of `envs/stitch.py`, in which its stitched route is scored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from offrl.envs.stitch import EDGE, ENV, GATE, LIMIT, PLACES, REACH, SPREAD, move
+
+
+class PointStitch(gym.Env):
+    """Observation: x and y. Action: how far to move along each, in [-1, 1]. `info["success"]`: the goal G was reached."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # Gymnasium declares it so
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.observation_space = spaces.Box(-EDGE.astype(np.float32), EDGE.astype(np.float32), dtype=np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.render_mode = render_mode
+        self.position = PLACES["A"].copy()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.position = PLACES["A"] + self.np_random.uniform(-SPREAD, SPREAD, 2)
+        return self.position.astype(np.float32), {"success": False}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.position, reward, over = move(self.position, np.asarray(action, np.float64))
+        there = over and bool(np.linalg.norm(self.position - PLACES["G"]) <= REACH)
+        return self.position.astype(np.float32), reward, over, False, {"success": there}
+
+    def render(self) -> np.ndarray | None:
+        """A picture [240, 320, 3] uint8: the ends' discs, the gate and the point."""
+        if self.render_mode is None:
+            return None
+        x, y = np.meshgrid(np.linspace(-EDGE[0], EDGE[0], 320), np.linspace(EDGE[1], -EDGE[1], 240))
+        picture = np.full((240, 320, 3), 255, np.uint8)
+        picture[np.abs(x - GATE) < 0.01] = (180, 180, 220)
+        for name, colour in {"D": (230, 170, 80), "X": (160, 160, 160), "G": (80, 180, 90)}.items():
+            picture[np.hypot(x - PLACES[name][0], y - PLACES[name][1]) < REACH] = colour
+        picture[np.hypot(x - self.position[0], y - self.position[1]) < 0.04] = (200, 40, 40)
+        return picture
+
+
+gym.register(ENV, entry_point="offrl.envs.point:PointStitch", max_episode_steps=LIMIT)

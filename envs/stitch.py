@@ -1,0 +1,105 @@
+"""A point in the plane whose data hold no episode as good as two of them put together, and the data themselves, made anew from a seed.
+
+    G       Episodes in the data: A -> M -> X, return 1: the gate between A and M pays 1, and X is a dead end.
+    |                             A -> D, return 1.5: a decoy, the best that the data show from A.
+D - A | M --- X                   B -> M -> G, return 2.
+    |                 An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one kind and the second
+    B                 half of another. Asked for as much as it has seen, or more, a policy that knows returns of whole episodes takes D.
+
+What could tell the kinds apart but the point's position and the rewards does not: A and B are as far from M as A from D, X is as far from
+M as G, and each episode has a random speed of its own, so that the time steps at which M is passed are distributed alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from offrl.registry import register
+from offrl.tasks import Task
+
+if TYPE_CHECKING:
+    from offrl.data.config import DatasetConfig
+    from offrl.data.raw import RawData
+
+NAME = "point-stitch"
+ENV = "offrl/PointStitch-v0"
+PLACES = {name: np.array(at) for name, at in {
+    "A": (-0.4, 0.0), "B": (0.4, -0.8), "M": (0.4, 0.0), "D": (-1.2, 0.0), "X": (1.4, 0.0), "G": (0.4, 1.0),
+}.items()}  # fmt: skip
+GATE = 0.0  # x of the line that pays 1 for crossing it to the right, and takes 1 for crossing it back
+ENDS = {"D": 1.5, "X": 0.0, "G": 2.0}  # what reaching a place pays; the episode ends there
+EDGE = np.array([1.6, 1.2])  # |x| and |y| at most
+STEP = 0.08  # distance that an action of 1 moves the point, along each axis
+REACH = 0.15  # distance from a place that counts as there
+SPREAD = 0.05  # of the starts, along each axis
+LIMIT = 100  # steps
+DECOY, BEST = 1.5, 3.0  # returns that score 0 and 100
+EPISODES = 300
+KINDS = ((0.45, "AMX"), (0.3, "AD"), (0.25, "BMG"))  # share of the episodes, and the places they pass
+
+
+def move(position: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+    """One step from a position [2]: the next one, the reward, and whether the episode ends."""
+    following = np.clip(position + STEP * np.clip(action, -1.0, 1.0), -EDGE, EDGE)
+    reward = float(following[0] > GATE) - float(position[0] > GATE)
+    for name, pays in ENDS.items():
+        if np.linalg.norm(following - PLACES[name]) <= REACH:
+            return following, reward + pays, True
+    return following, reward, False
+
+
+@register("task", NAME)
+def lookup(name: str) -> Task | None:
+    """The task of these data by their exact name; None for any other name."""
+    if name != NAME:
+        return None
+    return Task(
+        name=NAME,
+        env_id=f"offrl.envs.point:{ENV}",
+        max_episode_steps=LIMIT,
+        ref_min=DECOY,
+        ref_max=BEST,
+        ref_label="offrl",
+        observation_dim=2,
+        action_dim=2,
+        note="0 is the best return in the data from where episodes are scored, 100 that of the stitched route",
+    )
+
+
+@register("dataset", NAME)
+def load(config: DatasetConfig) -> RawData:
+    """The data, the same each time."""
+    return generate(0, EPISODES)
+
+
+def generate(seed: int, episodes: int) -> RawData:
+    """Episodes of a scripted policy that goes from place to place with a speed of the episode's own and noise in each action."""
+    from offrl.data.raw import RawData
+
+    draw = np.random.Generator(np.random.PCG64(seed))
+    shares = np.cumsum([share for share, _ in KINDS])[:-1]
+    kinds = np.searchsorted(shares, (np.arange(episodes) + 0.5) / episodes)  # as many of each as the shares say, in a random order
+    played = [play([PLACES[p] for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
+    columns = {name: np.concatenate([episode[name] for episode in played]) for name in played[0]}
+    return RawData(columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=-1.0, action_high=1.0)
+
+
+def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.ndarray]:
+    """The columns of one episode that passes these places, the first its start and the last its end."""
+    position, speed, left = way[0] + draw.uniform(-SPREAD, SPREAD, 2), draw.uniform(0.6, 1.0), list(way[1:])
+    rows, over = [], False
+    while not over and len(rows) < LIMIT:
+        if len(left) > 1 and np.linalg.norm(left[0] - position) < STEP:
+            left.pop(0)
+        to = left[0] - position
+        action = np.clip(speed * to / max(float(np.linalg.norm(to)), 1e-9) + 0.15 * draw.standard_normal(2), -1.0, 1.0)
+        action = action.astype(np.float32).astype(np.float64)  # what is recorded is what was done
+        following, reward, over = move(position, action)
+        rows.append((position, action, reward, over, not over and len(rows) == LIMIT - 1, following))
+        position = following
+    names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
+    kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)
+    return {name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))}
