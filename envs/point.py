@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.stitch import EDGE, ENV, GATE, LIMIT, PLACES, REACH, SPREAD, move
+from offrl.envs.stitch import EDGE, ENV, LIMIT, PLACES, REACH, SPREAD, move
 
 
 class PointStitch(gym.Env):
@@ -33,12 +33,11 @@ class PointStitch(gym.Env):
         return self.position.astype(np.float32), reward, over, False, {"success": there}
 
     def render(self) -> np.ndarray | None:
-        """A picture [240, 320, 3] uint8: the ends' discs, the gate and the point."""
+        """A picture [240, 320, 3] uint8: the ends' discs and the point."""
         if self.render_mode is None:
             return None
         x, y = np.meshgrid(np.linspace(-EDGE[0], EDGE[0], 320), np.linspace(EDGE[1], -EDGE[1], 240))
         picture = np.full((240, 320, 3), 255, np.uint8)
-        picture[np.abs(x - GATE) < 0.01] = (180, 180, 220)
         for name, colour in {"D": (230, 170, 80), "X": (160, 160, 160), "G": (80, 180, 90)}.items():
             picture[np.hypot(x - PLACES[name][0], y - PLACES[name][1]) < REACH] = colour
         picture[np.hypot(x - self.position[0], y - self.position[1]) < 0.04] = (200, 40, 40)

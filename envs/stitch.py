@@ -1,13 +1,14 @@
 """A point in the plane whose data hold no episode as good as two of them put together, and the data themselves, made anew from a seed.
 
-    G       Episodes in the data: A -> M -> X, return 1: the gate between A and M pays 1, and X is a dead end.
+    G       Episodes in the data: A -> M -> X, return 1, all of it earned before M: X is a dead end.
     |                             A -> D, return 1.5: a decoy, the best that the data show from A.
-D - A | M --- X                   B -> M -> G, return 2.
-    |                 An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one kind and the second
-    B                 half of another. Asked for as much as it has seen, or more, a policy that knows returns of whole episodes takes D.
+D - A - M - X                     B -> M -> G, return 2, all of it earned after M.
+        |             An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one kind and the second
+        B             half of another. Asked for as much as it has seen, or more, a policy that knows returns of whole episodes takes D.
 
-What could tell the kinds apart but the point's position and the rewards does not: A and B are as far from M as A from D, X is as far from
-M as G, and each episode has a random speed of its own, so that the time steps at which M is passed are distributed alike.
+A step earns by how much it climbs a hill (`height`), so no way round and round pays. What could tell the kinds apart but the point's
+position and the rewards does not: A and B are as far from M as A from D, X is as far from M as G, and each episode has a random speed of
+its own, so that the time steps at which M is passed are distributed alike.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ ENV = "offrl/PointStitch-v0"
 PLACES = {name: np.array(at) for name, at in {
     "A": (-0.4, 0.0), "B": (0.4, -0.8), "M": (0.4, 0.0), "D": (-1.2, 0.0), "X": (1.4, 0.0), "G": (0.4, 1.0),
 }.items()}  # fmt: skip
-GATE = 0.0  # x of the line that pays 1 for crossing it to the right, and takes 1 for crossing it back
-ENDS = {"D": 1.5, "X": 0.0, "G": 2.0}  # what reaching a place pays; the episode ends there
+ENDS = ("D", "X", "G")  # an episode ends where one of them is reached
+# height of the hill where y <= 0: all of it is climbed outside the reach of A, M and the ends; and of the ridge from M to G, on top of that
+ALONG_X = (-1.05, -0.45, -0.35, 0.25), (1.5, 0.0, 0.0, 1.0)
+ALONG_Y = (0.15, 0.85), (0.0, 2.0)
+RIDGE = 0.15  # half its width; beside it the height falls off within about as much
 EDGE = np.array([1.6, 1.2])  # |x| and |y| at most
 STEP = 0.08  # distance that an action of 1 moves the point, along each axis
 REACH = 0.15  # distance from a place that counts as there
@@ -41,14 +45,18 @@ EPISODES = 300
 KINDS = ((0.45, "AMX"), (0.3, "AD"), (0.25, "BMG"))  # share of the episodes, and the places they pass
 
 
+def height(position: np.ndarray) -> float:
+    """How high the hill is at a position [2]."""
+    x, y = position
+    beside = max(0.0, abs(x - PLACES["G"][0]) - RIDGE) / RIDGE
+    return float(np.interp(x, *ALONG_X) + np.interp(y, *ALONG_Y) * np.exp(-(beside**2)))
+
+
 def move(position: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
     """One step from a position [2]: the next one, the reward, and whether the episode ends."""
     following = np.clip(position + STEP * np.clip(action, -1.0, 1.0), -EDGE, EDGE)
-    reward = float(following[0] > GATE) - float(position[0] > GATE)
-    for name, pays in ENDS.items():
-        if np.linalg.norm(following - PLACES[name]) <= REACH:
-            return following, reward + pays, True
-    return following, reward, False
+    over = any(np.linalg.norm(following - PLACES[name]) <= REACH for name in ENDS)
+    return following, height(following) - height(position), over
 
 
 @register("task", NAME)

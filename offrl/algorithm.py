@@ -145,6 +145,14 @@ class Algorithm(ABC):
         """What updates only read, at the start: `TrainState.frozen`. No policy file holds it."""
         return {}
 
+    def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a policy file must hold besides parameters, so that the policy acts elsewhere: tensors, and what JSON holds. Most hold nothing."""
+        return {}, {}
+
+    @classmethod
+    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:  # noqa: B027 - see `luggage`
+        """Take what `luggage` gave out of a policy file, before the algorithm of that file is made."""
+
     def init(self, seed: int) -> TrainState:
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
         with torch.random.fork_rng(devices=[]):

@@ -23,10 +23,12 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    weight_decay: float = 0.0  # AdamW: subtracts learning_rate * weight_decay * parameter
+    weight_decay: float = 0.0  # AdamW: subtracts learning_rate * weight_decay * parameter,
+    decayed: frozenset[str] | None = None  # of the parameters of these names; None: of all
     clip_norm: float = 0.0  # largest norm of the whole gradient; 0: no clipping
     schedule: str = "constant"  # constant | cosine: to 0 after `decay_steps` updates | linear: to 0
     decay_steps: int = 0
+    floor: float = 0.0  # the schedule's factor stays at this where it would fall below
     warmup_steps: int = 0  # linear from 0
 
     def __post_init__(self) -> None:
@@ -41,6 +43,8 @@ class Adam:
         if self.schedule != "constant":
             done = (count / self.decay_steps).clamp(max=1.0)
             factor = 0.5 * (1.0 + torch.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
+            if self.floor:
+                factor = factor.clamp(min=self.floor)
         if self.warmup_steps:
             factor = factor * ((count + 1.0) / self.warmup_steps).clamp(max=1.0)
         return factor * self.learning_rate
@@ -69,7 +73,7 @@ class Adam:
             g = grads[k]
             new_mu[k] = m = torch.lerp(mu[k], g, 1.0 - self.beta1)
             new_nu[k] = v = nu[k] * self.beta2 + (1.0 - self.beta2) * g * g
-            if self.weight_decay:
+            if self.weight_decay and (self.decayed is None or k in self.decayed):
                 p = p * (1.0 - rate * self.weight_decay)
             new_params[k] = p - step_size * m / (v.sqrt() * correction + self.eps)
         return new_params, {"mu": new_mu, "nu": new_nu, "count": count}

@@ -20,6 +20,7 @@ from offrl.errors import UserError
 from offrl.evaluate import DISCOUNT
 from offrl.optim import Params
 
+LUGGAGE = "luggage/"  # before names of tensors that `Algorithm.luggage` gave
 KEYS = 1_000  # steps of an episode whose keys are made at once
 
 
@@ -165,7 +166,9 @@ class TrainedPolicy:
             "spec": algorithm.spec.to_json(),
         }
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.acting})
-        checkpoint.write(Path(path), checkpoint.flatten(acting), meta)
+        luggage, about = algorithm.luggage()
+        carried = {LUGGAGE + name: tensor for name, tensor in luggage.items()}
+        checkpoint.write(Path(path), {**checkpoint.flatten(acting), **carried}, {**meta, **({"luggage": about} if about else {})})
 
     @classmethod
     def load(cls, path: str | Path) -> TrainedPolicy:
@@ -174,7 +177,13 @@ class TrainedPolicy:
         if meta.get("kind") != "policy":
             raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
         algorithm_class = registry.get("algo", meta["config"]["name"])
-        algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
+        if "luggage" in meta:
+            carried = {name.removeprefix(LUGGAGE): tensor for name, tensor in tensors.items() if name.startswith(LUGGAGE)}
+            algorithm_class.receive(carried, meta["luggage"])
+        # where something lay when it was trained is nothing to a policy
+        places = {f.name for f in dataclasses.fields(algorithm_class.Config) if f.metadata.get("place")}
+        settings = {name: value for name, value in meta["config"].items() if name not in places}
+        algorithm = algorithm_class(algorithm_class.Config(**settings), DataSpec.from_json(meta["spec"]))
         algorithm.reserve = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
         template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})

@@ -6,6 +6,7 @@ Shapes in comments: B batch, K steps of context, D width, E episodes side by sid
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Carry, Metrics, TrainState
+from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
 from offrl.backbones.asking import Asking, AskingSettings
 from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch, Sampler
@@ -28,8 +29,8 @@ OUTER = 1_000  # folded into the key of the dropout of embeddings; the transform
 
 
 @dataclass
-class SequenceSettings(AskingSettings):
-    """Settings of DT and its descendants; the defaults are the authors' for D4RL's locomotion tasks."""
+class WindowSettings:
+    """Settings of transformers over steps; the defaults are DT's authors' for D4RL's locomotion tasks."""
 
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
     weight_decay: float = setting(1e-4, "AdamW's decay of all parameters", low=0.0)
@@ -96,17 +97,22 @@ class StepPolicy(nn.Module):
         return self.head(self.steps(tokens, timesteps, valid, key)[self.read])
 
 
+@dataclass
+class SequenceSettings(AskingSettings, WindowSettings):
+    """Settings of DT and of its descendants that are asked for a return."""
+
+
 @dataclass(frozen=True)
 class History:
     """What a policy remembers of E episodes, all at the same time step: the last K steps as columns of a batch without padding."""
 
     window: Batch  # [E, n, ...] observations, actions, rewards (in training units), returns_to_go, timesteps
-    remaining: Tensor  # [E] of the return asked for, in the units of the recorded rewards
+    remaining: Tensor  # [E] of the return asked for, in the units of the recorded rewards; 0 where none is asked for
     t: int = 0
 
 
-class SequenceAlgorithm(Asking):
-    """Learns to act from the last K steps and the return asked for. A subclass says what the tokens are.
+class WindowAlgorithm(Algorithm):
+    """Learns to act from the last K steps. A subclass says what the tokens are.
 
     The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows are padded and
     masked; when acting, the first windows are as short as the episode.
@@ -125,21 +131,13 @@ class SequenceAlgorithm(Asking):
             config = dataclasses.replace(config, max_timestep=max(longest, limit))
         return config
 
+    @abstractmethod
     def sizes(self) -> dict[str, int]:
         """The kinds of tokens in their order, and how many numbers each has."""
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.encoded_action_dim}
 
+    @abstractmethod
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         """The tokens [B, K, size] by kind. Where the policy acts, the current step's action and reward are zeros."""
-        return {
-            "return": self.scaled(batch[RETURNS]).unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.encode(batch["actions"]),
-        }
-
-    def scaled(self, returns: Tensor) -> Tensor:
-        """Returns as networks see them."""
-        return returns / self.config.return_scale
 
     def sampler(self) -> Sampler:
         return SequenceSampler(self.config.context, left=self.config.padding == "left")
@@ -175,7 +173,7 @@ class SequenceAlgorithm(Asking):
             RETURNS: torch.zeros(batch, 0),
             STEPS: torch.zeros(batch, 0, dtype=torch.int64),
         }
-        return History(window, torch.full((batch,), float(self.config.target_return)))
+        return History(window, torch.zeros(batch))
 
     def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         window = self.enter(state, carry, obs)
@@ -185,16 +183,20 @@ class SequenceAlgorithm(Asking):
 
     def enter(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
         """The window once the episodes are at `obs` [E, O], where no action is chosen yet."""
-        past, back = carry.window, self.config.context - 1
-        now = {
+        back = self.config.context - 1
+        kept = {name: column[:, max(0, column.shape[1] - back) :] for name, column in carry.window.items()}
+        return {name: torch.cat([kept[name], x.unsqueeze(1)], 1) for name, x in self.now(state, carry, obs).items()}
+
+    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
+        """This step's entry in each column of the window, [E, ...]."""
+        actions = carry.window["actions"]
+        return {
             "observations": obs,
-            "actions": past["actions"].new_zeros(len(obs), *past["actions"].shape[2:]),
+            "actions": actions.new_zeros(len(obs), *actions.shape[2:]),
             "rewards": torch.zeros(len(obs)),
             RETURNS: carry.remaining,
             STEPS: torch.full((len(obs),), carry.t),
         }
-        kept = {name: column[:, max(0, column.shape[1] - back) :] for name, column in past.items()}
-        return {name: torch.cat([column, now[name].unsqueeze(1)], 1) for name, column in kept.items()}
 
     def last(self, state: TrainState, window: Batch) -> tuple[Tensor, ...]:
         """The distribution of the action at the window's last step, [E, ...]."""
@@ -206,9 +208,31 @@ class SequenceAlgorithm(Asking):
         return History(with_last(window, "actions", actions), carry.remaining, carry.t + 1)
 
     def observe(self, carry: Carry, rewards: Tensor) -> Carry:
-        return dataclasses.replace(
-            carry, window=with_last(carry.window, "rewards", rewards), remaining=carry.remaining - self.recorded(rewards)
-        )
+        return dataclasses.replace(carry, window=with_last(carry.window, "rewards", rewards))
+
+
+class SequenceAlgorithm(Asking, WindowAlgorithm):
+    """Learns to act from the last K steps and the return asked for, with DT's tokens unless a subclass has others."""
+
+    def sizes(self) -> dict[str, int]:
+        return {"return": 1, "observation": self.spec.observation_dim, "action": self.encoded_action_dim}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        return {
+            "return": self.scaled(batch[RETURNS]).unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.encode(batch["actions"]),
+        }
+
+    def scaled(self, returns: Tensor) -> Tensor:
+        """Returns as networks see them."""
+        return returns / self.config.return_scale
+
+    def start(self, batch: int) -> Carry:
+        return dataclasses.replace(super().start(batch), remaining=torch.full((batch,), float(self.config.target_return)))
+
+    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+        return dataclasses.replace(super().observe(carry, rewards), remaining=carry.remaining - self.recorded(rewards))
 
 
 def with_last(window: Batch, name: str, values: Tensor) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,13 +51,13 @@ class SequenceSampler:
     returns_to_go is the undiscounted sum of the recorded rewards from this step to the episode's end, rewards are the transformed ones.
     Episodes of which the data lack the end (`Dataset.complete`) have no such sum; they are left out, unless there are no others.
 
-    length: K. extra: more columns. made: columns [R, ...] of all rows of the data that an algorithm made itself, float32.
+    length: K. extra: more columns. made: gives columns that an algorithm makes itself, float32 or int64, for all R rows of the data.
     """
 
     length: int
     extra: tuple[str, ...] = ()
     left: bool = False
-    made: Mapping[str, Tensor] = field(default_factory=dict)
+    made: Callable[[Dataset], Mapping[str, Tensor]] | None = None
 
     def prepare(self, dataset: Dataset) -> Sequences:
         """Raises UserError for a column that the data lack, and where no episode may be drawn."""
@@ -76,7 +76,7 @@ class SequenceSampler:
             if name not in dataset.columns:
                 raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack")
             columns[name] = dataset.columns[name]
-        own = {RETURNS: recorded_returns_to_go(dataset), **self.made}
+        own = {RETURNS: recorded_returns_to_go(dataset), **(self.made(dataset) if self.made else {})}
         made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in own.items()} | {STEPS: steps}
         packed = None
         if not dataset.mapped:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import checkpoint, registry, rng
 from offrl.algorithm import Algorithm, TrainState
+from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import normalize_observations
 from offrl.step import Step, make_step, select, stack
@@ -27,12 +28,18 @@ from offrl.world_models.model import save
 FITTED = ("sindy",)  # by one regression, not by updates: tests of their own
 ALGORITHMS = {name: kind for name, kind in registry.names("algo").items() if name not in FITTED}
 BATCH = 32
-IMITATION = ("bc", "recoil")  # clone the data's actions, whatever their rewards
+IMITATION = ("bc", "diffusion_bc", "dpt", "recoil")  # clone the data's actions, whatever their rewards
+DESCENDANTS = ("edt", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "dpt": {"width": 32, "context": 2, "policy": "deterministic"},
     "dt": {"dropout": 0.0, "context": 2},
+    "edt": {"dropout": 0.0, "context": 2, "stride": 1},
+    "modt": {"dropout": 0.0, "context": 2},
+    "qdt": {"dropout": 0.0, "context": 2, "values_steps": 700, "conservative_weight": 0.1},
+    "vadt": {"dropout": 0.0, "context": 2, "values_steps": 2000, "temperature": 10.0, "value_learning_rate": 3e-3},
     "edac": {"polyak": 0.05, "critics": 3},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
@@ -53,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     },
     "sac_n": {"polyak": 0.05, "critics": 3},
     "td3_bc": {"polyak": 0.05},
+    "tt": {"bins": 12, "context": 2, "dropout": 0.0, "action_cdf": 0.0, "plan_horizon": 2, "beam_width": 16},
     "xql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -61,12 +69,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
     "dt": [{"padding": "left", "policy": "gaussian"}],
     "combo": [{"kit_compat": True, "pushed": "model"}],
+    "dpt": [{"policy": "deterministic", "shuffle": False, "dropout": 0.2}],
     "dynamics": [{"history": 2, "loss": "squared"}],
     "mobile": [{"smallest_target": 0.0}],
     "mopo": [{"candidates": 2, "lookahead": 2, "uncertainty": "density"}, {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4}],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
     "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
+    "tt": [{"discretizer": "uniform", "bin_value": "mean", "terminal_reward": -9.0, "plan_every": 2, "plan_longest": 3, "plan_context": 2}],
 }
 
 
@@ -84,17 +94,27 @@ SMALL: dict[str, Any] = {
     "rollout_every": 4,
     "retain": 2,
     "backup_samples": 2,
+    # transformers with another algorithm's values
+    "value_hidden": [32, 32],
+    "value_batch_size": 128,
+    "samples": 2,
+    "regions": 4,
     "clone_epochs": 0,
     "plan_horizon": 3,
     "plan_population": 16,
     "plan_elites": 4,
     "plan_iterations": 2,
     "plan_particles": 2,
+    # diffusion
+    "embedding": 16,
+    "denoising_steps": 4,
     # transformers
     "width": 16,
     "layers": 2,
     "heads": 2,
     "context": 3,
+    "bins": 9,
+    "beam_width": 3,
     "warmup_steps": 0,
 }
 
@@ -115,10 +135,13 @@ class Case:
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
+        if "values" in known:  # what is trained first
+            run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(scratch()), quiet=True, compile="eager", device="cpu")
+            config = kind.prerequisites(run, dataset).algo
         return kind(kind.fit_config(config, dataset), dataset.spec)
 
 
-BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete else [False])]
+BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete and n not in DESCENDANTS else [False])]
 ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
 ACTING = [c for c in ALL if ALGORITHMS[c.name].acting]  # the others are trained for something else, such as world models
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
@@ -133,8 +156,17 @@ def data(discrete: bool) -> Dataset:
     bounds = {"num_actions": 3} if discrete else {"action_low": [-2.0, 0.0], "action_high": [2.0, 4.0]}
     flags = np.arange(n) % 40 == 39, np.arange(n) % 100 == 89
     expert = {"expert": np.arange(n) < 90}  # for algorithms that imitate one
+    expert |= {"tasks": np.arange(n) // 120, "optimal_actions": actions[::-1].copy()}  # for those that learn many tasks
     dataset = Dataset.from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds, **expert)  # type: ignore[arg-type]
     return normalize_observations(dataset)
+
+
+@functools.lru_cache
+def scratch() -> Path:
+    """A folder of this session."""
+    folder = Path(tempfile.mkdtemp(prefix="offrl-conformance-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 _models: dict[str, str] = {}
@@ -143,14 +175,13 @@ _models: dict[str, str] = {}
 def world_model(dataset: Dataset) -> str:
     """The file of a small model of `dataset`, trained once in a session."""
     if dataset.fingerprint not in _models:
-        folder = Path(tempfile.mkdtemp(prefix="offrl-models-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         algorithm = Case("dynamics").make(dataset, epoch=100, learning_rate=3e-3, batch_size=128, test_share=0.0)
         state, _ = train(algorithm, [0], 401, batch_size=1, dataset=dataset)
         mine = select(state, 0)
         tree = {**algorithm.tree(mine), **data_range(dataset), "scale": torch.ones(dataset.spec.observation_dim + 1)}  # type: ignore[attr-defined]
-        save(folder / "0.safetensors", algorithm.model, tree, {"held_out": mine.extra["error"].tolist()})  # type: ignore[attr-defined]
-        _models[dataset.fingerprint] = str(folder / "0.safetensors")
+        path = scratch() / f"{dataset.fingerprint}.safetensors"
+        save(path, algorithm.model, tree, {"held_out": mine.extra["error"].tolist()})  # type: ignore[attr-defined]
+        _models[dataset.fingerprint] = str(path)
     return _models[dataset.fingerprint]
 
 

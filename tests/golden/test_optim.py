@@ -62,6 +62,20 @@ def test_equals_torch_optim(weight_decay: float, betas: tuple[float, float]) -> 
     assert float((params["w"] - reference["w"]).abs().max()) > 0.1  # it went somewhere
 
 
+def test_decays_the_named_parameters_only() -> None:
+    params, inputs = problem(0)
+    leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
+    groups = [{"params": [leaves["w"]], "weight_decay": 0.3}, {"params": [leaves["b"]], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.02)
+    for x in inputs:
+        optimizer.zero_grad()
+        loss(leaves, x).backward()
+        optimizer.step()
+    named = ours(Adam(learning_rate=0.02, weight_decay=0.3, decayed=frozenset({"w"})), params, inputs)
+    same(named, {k: v.detach() for k, v in leaves.items()})
+    assert float((named["b"] - ours(Adam(learning_rate=0.02, weight_decay=0.3), params, inputs)["b"]).abs().max()) > 1e-3
+
+
 def test_first_update_is_one_learning_rate_long() -> None:
     """By hand: m / (1 - beta1) = g and v / (1 - beta2) = g**2, so the step is lr * sign(g)."""
     params, grads = {"x": torch.tensor([1.0, 2.0, 3.0])}, {"x": torch.tensor([0.3, -7.0, 0.0])}
@@ -80,6 +94,8 @@ def test_first_update_is_one_learning_rate_long() -> None:
         ({}, {0: 1.0, 10**6: 1.0}),
         ({"schedule": "cosine", "decay_steps": 100}, {0: 1.0, 25: 0.853553, 50: 0.5, 75: 0.146447, 100: 0.0, 250: 0.0}),
         ({"schedule": "linear", "decay_steps": 100}, {0: 1.0, 25: 0.75, 99: 0.01, 100: 0.0, 101: 0.0}),
+        ({"schedule": "cosine", "decay_steps": 100, "floor": 0.1}, {0: 1.0, 25: 0.853553, 75: 0.146447, 90: 0.1, 100: 0.1, 250: 0.1}),
+        ({"schedule": "cosine", "decay_steps": 10, "floor": 0.1, "warmup_steps": 4}, {0: 0.25, 1: 0.487764, 9: 0.1, 20: 0.1}),
         ({"warmup_steps": 4}, {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 50: 1.0}),
         ({"schedule": "linear", "decay_steps": 10, "warmup_steps": 4}, {0: 0.25, 1: 0.45, 2: 0.6, 3: 0.7, 4: 0.6, 10: 0.0}),
     ],

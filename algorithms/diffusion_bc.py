@@ -1,0 +1,121 @@
+"""Behaviour cloning by a diffusion model of the action (DDPM: Ho et al., 2020, arXiv 2006.11239), which keeps apart what the data do in
+one state at different times, where a mean would lie between. As the behaviour policy of MBRCSL's code (arXiv 2310.19308)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Tree
+from offrl.data.samplers import Batch
+from offrl.nn.denoiser import Denoiser
+from offrl.optim import Adam, Params
+from offrl.registry import register
+from offrl.settings import setting
+
+OFFSET, LARGEST = 0.008, 0.999  # of the cosine schedule, and of its betas (arXiv 2102.09672, section 3.2)
+
+
+@dataclass
+class DiffusionBCConfig:
+    """Settings of diffusion behaviour cloning; the defaults are those of MBRCSL's code."""
+
+    name: str = "diffusion_bc"
+    learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
+    weight_decay: float = setting(1e-6, "AdamW's decay of all parameters", low=0.0)
+    batch_size: int = setting(256, "transitions in a batch", low=1)
+    hidden: list[int] = setting([512, 512, 512], "widths of the residual blocks", low=1)
+    denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1)
+    embedding: int = setting(256, "width of the embedding of a denoising step", low=4)
+    polyak: float = setting(
+        1e-4, "rate at which the averaged network, which acts, follows the trained one; at first 9 / (10 + updates), where that is more",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    greedy: str = setting(
+        "mean",
+        "acting without exploration, as when scored: mean: all noise is 0, which ends near the heaviest mode; sample: an action is drawn",
+        choices=("mean", "sample"),
+    )
+
+
+@register("algo", "diffusion_bc")
+class DiffusionBC(Algorithm):
+    """Minimise |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|**2 (equation 14), mean over actions, steps t and noise e."""
+
+    Config = DiffusionBCConfig
+    discrete = False
+
+    def build(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        return {"actor": Denoiser(s.observation_dim, s.action_dim, c.hidden, c.embedding // 2 * 2)}
+
+    def optimizer(self, name: str) -> Adam:
+        return Adam(self.config.learning_rate, weight_decay=self.config.weight_decay)
+
+    def extras(self, params: dict[str, Params]) -> Tree:
+        return {"average": {name: value.clone() for name, value in params["actor"].items()}}
+
+    # ---- learning
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        actions = batch["actions"]
+        choose, draw = rng.split(key)
+        step = rng.randint(choose, (actions.shape[0],), self.config.denoising_steps)
+        noise = rng.normal(draw, tuple(actions.shape))
+        left = signal(step, self.config.denoising_steps).unsqueeze(-1)
+        noisy = left.sqrt() * actions + (1.0 - left).sqrt() * noise
+        loss = (self.apply("actor", actor, noisy, step, batch["observations"]) - noise).square().mean()
+        return loss, {"actor/loss": loss}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        state, metrics = self.descend(state, "actor", self.actor_loss, batch, key)
+        rate = (9.0 / (10.0 + state.step)).clamp(min=self.config.polyak)
+        average = {name: torch.lerp(v, state.params["actor"][name], rate) for name, v in state.extra["average"].items()}
+        return state._replace(extra={**state.extra, "average": average}), metrics
+
+    # ---- acting
+
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        return self.denoise(state.extra["average"], obs, key if explore or self.config.greedy == "sample" else None), carry
+
+    def denoise(self, actor: Params, observations: Tensor, key: Tensor | None) -> Tensor:
+        """Actions [B, A] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2); None: all of it is 0.
+
+        The action that each step believes in is cut off at the range, as in the appendix's code.
+        """
+        steps, shape = self.config.denoising_steps, (observations.shape[0], self.spec.action_dim)
+        keys = None if key is None else rng.split(key, steps + 1)
+        x = observations.new_zeros(shape) if keys is None else rng.normal(keys[steps], shape)
+        for t in reversed(range(steps)):
+            step = torch.full((shape[0],), t, device=observations.device)
+            noise = self.apply("actor", actor, x, step, observations)
+            now, mean, believed, spread = transition(t, steps)
+            x = mean * x + believed * ((x - math.sqrt(1.0 - now) * noise) / math.sqrt(now)).clamp(-1.0, 1.0)
+            if keys is not None and t > 0:
+                x = x + spread * rng.normal(keys[t], shape)
+        return x.clamp(-1.0, 1.0)
+
+
+def cosine(at: float, steps: int) -> float:
+    """How much of the action's variance is left, up to a factor, where `at` of `steps` are done (arXiv 2102.09672, equation 17)."""
+    return math.cos((at / steps + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0) ** 2
+
+
+def signal(step: Tensor, steps: int) -> Tensor:
+    """abar_t = prod (1 - beta_i), i <= t, for steps t [B] from 0 to steps - 1: float32 [B]. Only the last beta is cut off."""
+    angle = ((step + 1) / steps + OFFSET) / (1.0 + OFFSET) * (math.pi / 2.0)
+    last = (1.0 - LARGEST) * cosine(steps - 1, steps)
+    return torch.where(step + 1 < steps, torch.cos(angle) ** 2, last) / cosine(0, steps)
+
+
+def transition(t: int, steps: int) -> tuple[float, float, float, float]:
+    """Of the step back from t: abar_t; what the mean takes of the noisy action and of the one believed in; and the standard deviation."""
+    before = cosine(t, steps) / cosine(0, steps)
+    beta = min(1.0 - cosine(t + 1, steps) / cosine(t, steps), LARGEST)
+    now = before * (1.0 - beta)
+    mean, believed = math.sqrt(1.0 - beta) * (1.0 - before) / (1.0 - now), math.sqrt(before) * beta / (1.0 - now)
+    return now, mean, believed, math.sqrt(beta * (1.0 - before) / (1.0 - now))

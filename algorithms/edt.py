@@ -1,0 +1,152 @@
+"""Elastic Decision Transformer: "Elastic Decision Transformer" (Wu, Wang and Hamaya, 2023, arXiv 2307.02484)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offrl import losses, rng
+from offrl.algorithm import Carry, Metrics, TrainState
+from offrl.backbones.asking import round_digits
+from offrl.backbones.sequence import History, StepPolicy, WindowAlgorithm, WindowSettings, masked_mean, with_last
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Batch
+from offrl.data.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
+from offrl.nn.transformer import Affine
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class EDTConfig(WindowSettings):
+    """Settings of EDT; the defaults are the authors' for D4RL's locomotion tasks, but for the width, which is DT's."""
+
+    name: str = "edt"
+    layers: int = setting(4, "its blocks", low=1)
+    heads: int = setting(4, "its attention heads", low=1)
+    activation: str = setting("gelu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
+    return_expectile: float = setting(0.99, "of the returns from a history: the one that is estimated and asked for", low=0.0, high=1.0)
+    return_bins: int = setting(60, "values that a return can have as the network sees it", low=2)
+    return_range: list[float] = setting([], "smallest and largest return to go, as recorded; []: the data's")
+    best_weight: float = setting(0.5, "weight of the loss of the largest return", low=0.0)
+    bins_weight: float = setting(0.001, "weight of the cross-entropy of the return's bin", low=0.0)
+    next_weight: float = setting(1.0, "weight of the squared error of the next observation", low=0.0)
+    stride: int = setting(2, "steps between the lengths of history that are tried when acting: context, context - stride, ...", low=1)
+    expert_temperature: float = setting(
+        0.0,
+        "ask for a return drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) (published: 10); "
+        "0: ask for the expectile",
+        low=0.0,
+    )
+
+
+class EDTNet(StepPolicy):
+    """The policy, the returns that histories promise, and the next observation."""
+
+    def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any) -> None:
+        super().__init__(sizes, config, spec, read="return", post_norm=True)
+        self.best = Affine(config.width, 1)
+        self.bins = Affine(config.width, config.return_bins)
+        self.next = Affine(config.width, spec.observation_dim)
+
+    def forward(  # type: ignore[override]
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
+        """(action's distribution, largest return [B, K] in [-1, 1], logits of its bins [B, K, bins], next observation [B, K, O])."""
+        h = self.steps(tokens, timesteps, valid, key)
+        seen = h["observation"]
+        return self.head(h["return"]), self.best(seen).squeeze(-1), self.bins(seen), self.next(h["reward"])
+
+
+@register("algo", "edt")
+class EDT(WindowAlgorithm):
+    """A policy that shortens its history where a shorter one promises more, and so leaves a bad past behind.
+
+    Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest return to go, an
+    expectile of it (equation 3); of several lengths of history the policy takes the one with the largest estimate, and asks for that.
+    """
+
+    Config = EDTConfig
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        config = super().fit_config(config, dataset, grid)
+        if not config.return_range:
+            whole = torch.zeros(dataset.num_episodes, dtype=torch.bool)
+            whole[drawn_episodes(dataset).cpu()] = True
+            returns = recorded_returns_to_go(dataset)[torch.repeat_interleave(whole, dataset.episode_lengths().cpu())]
+            low, high = round_digits(float(returns.min())), round_digits(float(returns.max()))
+            config = dataclasses.replace(config, return_range=[low, high if high > low else low + 1.0])
+        return config
+
+    def build(self) -> dict[str, nn.Module]:
+        return {"actor": EDTNet(self.sizes(), self.config, self.spec)}
+
+    def sizes(self) -> dict[str, int]:
+        return {"observation": self.spec.observation_dim, "return": 1, "action": self.encoded_action_dim, "reward": 1}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        bins = self.config.return_bins
+        return {
+            "observation": batch["observations"],
+            "return": 2.0 * self.bin_of(batch[RETURNS]).float().unsqueeze(-1) / (bins - 1) - 1.0,
+            "action": self.encode(batch["actions"]),
+            "reward": batch["rewards"].unsqueeze(-1),
+        }
+
+    def place(self, returns: Tensor) -> Tensor:
+        """Returns as a share of their range, 0 to 1."""
+        low, high = self.config.return_range
+        return ((returns - low) / (high - low)).clamp(0.0, 1.0)
+
+    def bin_of(self, returns: Tensor) -> Tensor:
+        """The bin of each return, int64."""
+        return (self.place(returns) * (self.config.return_bins - 1)).round().long()
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        c, valid, returns = self.config, batch[VALID], batch[RETURNS]
+        dist, best, bins, following = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
+        imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
+        error = 2.0 * self.place(returns) - 1.0 - best
+        promise = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
+        chance = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
+        entropy = masked_mean(-chance, valid)
+        # what comes after a window's last step is not in it
+        model = masked_mean((following[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1])
+        loss = imitation + c.best_weight * promise + c.bins_weight * entropy + c.next_weight * model
+        return loss, {"actor/loss": imitation, "actor/return": promise, "actor/return_bins": entropy, "actor/next": model}
+
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(state, carry, obs)
+        draw, choose = rng.split(key)
+        asked, valid = self.search(state, window, draw)
+        window = with_last(window, RETURNS, asked)
+        dist, *_ = self.apply("actor", state.params["actor"], self.tokens(window), window[STEPS], valid, None)
+        last = tuple(x[:, -1] for x in dist)
+        actions = self.policy.sample(last, choose) if explore else self.policy.mode(last)
+        return actions, History(with_last(window, "actions", actions), carry.remaining, carry.t + 1)
+
+    def search(self, state: TrainState, window: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The return to ask for [E], as recorded, and which steps of the window are looked at [E, n]: of all lengths the best."""
+        c, (episodes, steps) = self.config, window[STEPS].shape
+        device = window[STEPS].device
+        lengths = torch.arange(steps, 0, -c.stride, device=device)
+        looked = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
+        every = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
+        valid = looked.repeat(episodes, 1)
+        _, best, bins, _ = self.apply("actor", state.params["actor"], self.tokens(every), every[STEPS], valid, None)
+        promised = best[:, -1].unflatten(0, (episodes, -1))
+        found = promised.argmax(-1)  # among equals the longest
+        share = 0.5 * (promised.amax(-1) + 1.0)
+        if c.expert_temperature:
+            logits = bins[:, -1].unflatten(0, (episodes, -1))[torch.arange(episodes, device=device), found]
+            scale = torch.linspace(0.0, 1.0, c.return_bins, device=device)
+            share = scale[rng.categorical(key, logits.log_softmax(-1) + c.expert_temperature * scale)]
+        low, high = c.return_range
+        return low + share * (high - low), looked[found]

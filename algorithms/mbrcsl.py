@@ -1,0 +1,184 @@
+"""MBRCSL: "Free from Bellman Completeness: Trajectory Stitching via Model-based Return-conditioned Supervised Learning" (Zhou et al.,
+2023, arXiv 2310.19308)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl import parts, registry, rng
+from offrl.backbones.asking import round_digits
+from offrl.backbones.outcome import OutcomeConditioned, OutcomeSettings
+from offrl.data.dataset import Dataset
+from offrl.data.once import once
+from offrl.data.samplers import Batch, Sampler
+from offrl.data.sequences import Sequences, SequenceSampler, drawn_episodes
+from offrl.errors import UserError
+from offrl.registry import register
+from offrl.settings import setting
+from offrl.world_models import imagined, provide
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
+
+SEED = 0  # of the episodes: the same ones serve all seeds, as the model and the behaviour policy do
+
+
+@dataclass
+class MBRCSLConfig(OutcomeSettings):
+    """Settings of MBRCSL; the defaults are the authors' for their point maze, but for fewer episodes at most (theirs: 200,000)."""
+
+    name: str = "mbrcsl"
+    learning_rate: float = setting(5e-5, "AdamW's learning rate", low=0.0)
+    weight_decay: float = setting(0.1, "AdamW's decay of all parameters", low=0.0)
+    policy: str = setting(
+        "deterministic",
+        "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood",
+        choices=("deterministic", "gaussian", "tanh_gaussian"),
+    )
+    world_model: str = setting(
+        "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
+    )
+    members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
+    behaviour: str = setting("", "a trained run whose policy plays in the model; empty: diffusion_bc is trained first", place=True)
+    behaviour_steps: int | None = setting(
+        None, "updates of the behaviour policy that is trained first; null: as many as this run has", low=1, place=True
+    )
+    behaviour_hidden: list[int] = setting([512, 512, 512], "widths of its hidden layers", low=1, place=True)
+    behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True)
+    rollouts: int = setting(10_000, "episodes played in the model at most", low=1, place=True)
+    rollout_batch: int = setting(200, "episodes played at a time", low=1, place=True)
+    wanted: int = setting(100, "no more are played once so many promise more than the data's best return", low=1, place=True)
+    horizon: int | None = setting(None, "steps of such an episode at most; null: the data's longest episode", low=1, place=True)
+    range_margin: float = setting(
+        0.0, "imagined observations are cut off where they leave the data's range by so many times its width", low=0.0, place=True
+    )
+    imagined: str = setting("", "a file of such episodes that an earlier run kept; empty: they are played first", place=True)
+    imagined_id: str = setting("", "which episodes those are; filled in")
+    real_share: float = setting(0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class BothSource:
+    """Imagined episodes, and the data where they are drawn from too."""
+
+    imagined: Sequences
+    real: Sequences | None
+
+
+@dataclass(frozen=True)
+class BothSampler:
+    """Steps of imagined episodes, and `real_share` of the data's."""
+
+    algorithm: MBRCSL
+    inner: SequenceSampler = SequenceSampler(1)  # noqa: RUF009 - frozen
+
+    def prepare(self, dataset: Dataset) -> BothSource:
+        c = self.algorithm.config
+        episodes = imagined.read(c.imagined, dataset.spec)[0].to(dataset.device)
+        return BothSource(self.inner.prepare(episodes), self.inner.prepare(dataset) if c.real_share else None)
+
+    def __call__(self, source: BothSource, key: Tensor, batch_size: int) -> Batch:
+        if source.real is None:
+            return self.inner(source.imagined, key, batch_size)
+        real, fake = rng.split(key)
+        few = int(batch_size * self.algorithm.config.real_share)
+        both = self.inner(source.real, real, few), self.inner(source.imagined, fake, batch_size - few)
+        return {name: torch.cat([part[name] for part in both]) for name in both[0]}
+
+
+@register("algo", "mbrcsl")
+class MBRCSL(OutcomeConditioned):
+    """Learns from whole episodes that a clone of the data's behaviour plays in a learnt model, those that promise more than any in the
+    data; and asks for the most that one of them promises (algorithm 1). Where the data's episodes cross, imagined ones change over.
+
+    Before a run come three parts, each used again by runs with the same settings: a model, a behaviour policy, and the episodes.
+    """
+
+    Config = MBRCSLConfig
+    discrete = False
+
+    @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        """Train what is not named, play, and note which episodes came of it."""
+        c = config.algo
+        path = c.imagined or str(play(config, dataset))
+        about = imagined.about_file(path, dataset.spec)
+        return dataclasses.replace(config, algo=dataclasses.replace(c, imagined=path, imagined_id=about["sha256"][:16]))
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """`config` with what the best imagined episode promises as the return to ask for."""
+        if config.imagined and config.target_return is None:
+            best = imagined.about_file(config.imagined, dataset.spec)["best"]
+            config = dataclasses.replace(config, target_return=round_digits(best))
+        return super().fit_config(config, dataset, grid)
+
+    def sampler(self) -> Sampler:
+        return BothSampler(self)
+
+
+def play(config: TrainConfig, dataset: Dataset) -> Path:
+    """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
+    from offrl.train import pick_device
+
+    c, spec = config.algo, dataset.spec
+    if spec.discrete:
+        raise UserError(f"{c.name} needs continuous actions and {spec.name} has discrete ones")
+    trained = provide.named(c.world_model or str(provide.train(config, dataset, {"members": c.members})), dataset)
+    part = parts.named(c.behaviour or str(clone(config, dataset)), dataset, "behaviour")
+    if not part.algorithm.acting or part.algorithm.start(1) is not None:
+        raise UserError(
+            f"algo.behaviour={c.behaviour}: {part.algorithm.config.name} {'remembers' if part.algorithm.acting else 'does not act'}; "
+            "episodes are played by a policy without a memory, such as diffusion_bc or bc"
+        )
+    horizon = c.horizon or int(dataset.episode_lengths().max())
+    settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "wanted", "range_margin")}
+    which = [trained.identity, part.identity, dataset.fingerprint, horizon, settings]
+    name = "".join(x if x.isalnum() or x in "-_." else "-" for x in spec.name)
+    digest = hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()[:10]
+    path = Path(config.runs_dir) / f"imagined-{name}-{digest}.safetensors"
+    device = pick_device(config.device)
+
+    def make() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        there, data = trained.to(device), dataset.to(device)
+        margin = c.range_margin * (there.tree["high"] - there.tree["low"])
+        tree = {**there.tree, "low": there.tree["low"] - margin, "high": there.tree["high"] + margin}
+        state = pytree.tree_map(lambda x: x.to(device), part.state)
+
+        def act(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
+            return part.algorithm.act(state, None, observations, key, explore=True)[0]
+
+        with torch.no_grad():
+            columns, about = imagined.collect(
+                there.model, tree, act, data, rng.make_key(SEED, device),
+                threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()), horizon=horizon, batch=c.rollout_batch,
+                wanted=c.wanted, most=c.rollouts, tell=None if config.quiet else lambda text: print(text, flush=True),
+            )  # fmt: skip
+        from_ = {"world_model": trained.identity, "behaviour": part.identity, "data": dataset.fingerprint}
+        about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **from_}
+        return {name: column.cpu().contiguous() for name, column in columns.items()}, about
+
+    _, about = once(path, make, f"the imagined episodes {path}", config.quiet)
+    if not path.is_file():
+        raise UserError(f"{path} could not be written; choose another runs_dir=")
+    told = imagined.say(about, c.name)
+    if not config.quiet:
+        print(told, flush=True)
+    return path
+
+
+def clone(config: TrainConfig, dataset: Dataset) -> Path:
+    """The run of the behaviour policy, trained now unless it is there."""
+    c, kind = config.algo, registry.get("algo", "diffusion_bc")
+    algo = kind.Config(hidden=list(c.behaviour_hidden), learning_rate=c.behaviour_learning_rate)
+    return parts.train_first(config, dataset, algo, c.behaviour_steps or config.steps, "behaviour-diffusion_bc", "behaviour")

@@ -1,0 +1,99 @@
+"""Q-learning Decision Transformer (Yamagata et al., 2022, arXiv 2209.03993): DT on returns to go that values have mended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl import parts, registry
+from offrl.backbones.asking import round_digits
+from offrl.backbones.sequence import SequenceAlgorithm, SequenceSettings
+from offrl.backbones.valued import Valued, ValuedSettings, v_of_policy
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Sampler
+from offrl.data.sequences import RETURNS, drawn_episodes
+from offrl.errors import UserError
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class QDTConfig(ValuedSettings, SequenceSettings):
+    """Settings of QDT."""
+
+    name: str = "qdt"
+    samples: int = setting(10, "actions of the values' policy whose mean Q is the value of a state", low=1)
+    conservative_weight: float = setting(5.0, "of the CQL that is trained where values= names no run", low=0.0)
+    discount: float = setting(0.99, "the same CQL's discount factor", low=0.0, high=1.0)
+    value_hidden: list[int] = setting([256, 256], "widths of the same CQL's hidden layers", low=1)
+    value_batch_size: int = setting(256, "transitions in a batch of the same CQL", low=1)
+
+
+def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """R_t = r_t + max(R_{t+1}, V(s_{t+1})) inside each episode, from its end backwards (section 4); float64 [R].
+
+    values [R]: V of each row's own observation. What may follow an episode's last row counts nothing.
+    """
+    out = rewards.astype(np.float64)
+    order = np.argsort(start - end, kind="stable")  # longest first, so that the episodes still running are a prefix
+    last, lengths = end[order] - 1, (end - start)[order]
+    for back in range(1, int(lengths[0])):
+        rows = last[lengths > back] - back
+        out[rows] += np.maximum(out[rows + 1], values[rows + 1])
+    return out
+
+
+@register("algo", "qdt")
+class QDT(Valued, SequenceAlgorithm):
+    """DT that learns from returns which a good policy could have earned from where the data went, by CQL's values.
+
+    CQL bounds values from below, so a return is only ever raised to what is likely to be had. Asking for a return works as in DT, with
+    the largest mended return from a first step as the default.
+    """
+
+    Config = QDTConfig
+    suitable = "cql, or another actor-critic"
+
+    @classmethod
+    def teacher(cls, config: Any) -> Any:
+        c, kind = config, registry.get("algo", "cql")
+        return kind.Config(
+            conservative_weight=c.conservative_weight, discount=c.discount, hidden=list(c.value_hidden), batch_size=c.value_batch_size
+        )
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        asked = config.target_return
+        config = super().fit_config(config, dataset, grid)
+        if asked is None and config.values:
+            first = dataset.episode_start[drawn_episodes(dataset)].cpu()
+            best = float(mended(parts.load(config.values, dataset.spec, "values"), dataset, config.samples)[first].max())
+            config = dataclasses.replace(config, target_return=round_digits(best))
+        return config
+
+    def sampler(self) -> Sampler:
+        return dataclasses.replace(super().sampler(), made=self.judge)  # type: ignore[type-var]
+
+    def judge(self, dataset: Dataset) -> dict[str, Tensor]:
+        """The mended returns to go of every row."""
+        return {RETURNS: mended(self.part, dataset, self.config.samples)}
+
+
+def mended(part: parts.Part, dataset: Dataset, samples: int) -> Tensor:
+    """`relabel`ed returns to go of every row, [R] float32, in the units of the recorded rewards."""
+    spec = dataset.spec
+    if spec.reward_shift:
+        raise UserError(
+            "qdt compares values with returns as recorded, and dataset.reward_shift adds to one but not the other: leave it at 0"
+        )
+    observations = dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
+    values = v_of_policy(part, observations, samples).double().numpy()
+    rewards = dataset.columns["rewards"].cpu().double().numpy()
+    found = relabel(rewards, values, dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy())
+    return torch.from_numpy((found / (spec.reward_scale or 1.0)).astype(np.float32))

@@ -1,0 +1,123 @@
+"""V-ADT: "Rethinking Decision Transformer via Hierarchical Reinforcement Learning" (Ma et al., 2023, arXiv 2311.00267)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from offrl import losses, parts, registry
+from offrl.algorithm import Carry, TrainState, Tree
+from offrl.backbones.asking import round_digits
+from offrl.backbones.sequence import History, WindowAlgorithm, WindowSettings
+from offrl.backbones.valued import Valued, ValuedSettings, q_of_data
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Batch, Sampler
+from offrl.errors import UserError
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
+
+PROMPTS, ADVANTAGES = "prompts", "advantages"
+
+
+@dataclass
+class VADTConfig(ValuedSettings, WindowSettings):
+    """Settings of V-ADT."""
+
+    name: str = "vadt"
+    temperature: float = setting(3.0, "multiplies the advantage in the exponent of each step's weight; larger is greedier", low=0.0)
+    largest_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+    prompt_scale: float | None = setting(
+        None, "values are divided by this before the network sees them (published: 1); null: their spread over the data", low=1e-9
+    )
+    expectile: float = setting(0.7, "of the IQL that is trained where values= names no run", low=0.0, high=1.0)
+    discount: float = setting(0.99, "the same IQL's discount factor", low=0.0, high=1.0)
+    value_hidden: list[int] = setting([256, 256], "widths of the same IQL's hidden layers", low=1)
+    value_batch_size: int = setting(256, "transitions in a batch of the same IQL", low=1)
+    value_learning_rate: float = setting(3e-4, "the same IQL's learning rate", low=0.0)
+
+
+@register("algo", "vadt")
+class VADT(Valued, WindowAlgorithm):
+    """A high level says what is to be earned: Q(s, a) of the data while it learns, V(s) when it acts; a transformer does it.
+
+    Tokens (value and observation together, action) of each step. Imitation is weighted by exp(temperature (Q - V)), equation 8; V and Q
+    are IQL's.
+    """
+
+    Config = VADTConfig
+    suitable = "iql, xql or f_dvl"
+
+    @classmethod
+    def teacher(cls, config: Any) -> Any:
+        c, kind = config, registry.get("algo", "iql")
+        return kind.Config(
+            expectile=c.expectile,
+            temperature=c.temperature,
+            discount=c.discount,
+            hidden=list(c.value_hidden),
+            batch_size=c.value_batch_size,
+            learning_rate=c.value_learning_rate,
+        )
+
+    @classmethod
+    def accept(cls, part: parts.Part) -> None:
+        super().accept(part)
+        if "value" not in part.state.params:
+            raise UserError(f"algo.values: {part.algorithm.config.name} learns no V; use a run of {cls.suitable}")
+
+    @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        config = super().prerequisites(config, dataset)
+        if config.algo.prompt_scale is None:
+            spread = float(q_of_data(parts.load(config.algo.values, dataset.spec, "values"), dataset).std())
+            config = dataclasses.replace(config, algo=dataclasses.replace(config.algo, prompt_scale=round_digits(spread) or 1.0))
+        return config
+
+    def build(self) -> Any:
+        settings = self.config.values_settings or {"name": "iql"}
+        kind = registry.get("algo", settings["name"])
+        self.critic = kind(kind.Config(**settings), self.spec)
+        return super().build()
+
+    def extras(self, params: dict[str, Params]) -> Tree:
+        """V, which acts but does not learn."""
+        # a policy's file holds it, and names no run
+        state = self.part.state if self.config.values else self.critic.init(0)
+        return {"value": state.params["value"]}
+
+    def sizes(self) -> dict[str, int]:
+        return {"observation": 1 + self.spec.observation_dim, "action": self.encoded_action_dim}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        prompts = batch[PROMPTS].unsqueeze(-1) / (self.config.prompt_scale or 1.0)
+        return {"observation": torch.cat([prompts, batch["observations"]], -1), "action": self.encode(batch["actions"])}
+
+    def sampler(self) -> Sampler:
+        return dataclasses.replace(super().sampler(), made=self.judge)  # type: ignore[type-var]
+
+    @torch.no_grad()
+    def judge(self, dataset: Dataset) -> dict[str, Tensor]:
+        """Q and the advantage Q - V of every row."""
+        part = self.part
+        q = q_of_data(part, dataset)
+        observations = dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
+        v = torch.cat([part.algorithm.v(part.state.params["value"], some) for some in observations.split(16_384)])  # type: ignore[attr-defined]
+        return {PROMPTS: q, ADVANTAGES: q - v}
+
+    def weight(self, state: TrainState, batch: Batch) -> Tensor:
+        return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.largest_weight)
+
+    def start(self, batch: int) -> Carry:
+        carry = super().start(batch)
+        return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(batch, 0)})
+
+    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
+        return {**super().now(state, carry, obs), PROMPTS: self.critic.v(state.extra["value"], obs)}

@@ -1,0 +1,112 @@
+"""A point in the plane and a goal that it is not shown, which makes a task: the point robot of offline meta-RL (arXiv 1903.08254; as in
+Meta-DT, arXiv 2410.11448)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from offrl.registry import register
+from offrl.tasks import Task
+
+if TYPE_CHECKING:
+    from offrl.data.config import DatasetConfig
+    from offrl.data.raw import RawData
+
+NAME = "point-robot"
+ENV = "offrl/PointRobot-v0"
+LIMIT, REACH = 20, 0.1  # steps; the longest move along each axis
+TASKS, EPISODES = 45, 40  # in the data
+QUALITY = (0.0, 0.2, 0.5, 1.0)  # standard deviations of where the data's episodes go instead of the goal
+NOISE = 0.03  # of their actions
+
+
+def goal_of(task: int) -> np.ndarray:
+    """The goal [2] of the task of that number, uniform in [-1, 1]**2."""
+    return np.random.default_rng([2, task]).uniform(-1.0, 1.0, 2)
+
+
+def best(position: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """The optimal action [..., 2] at positions [..., 2]."""
+    return np.clip(goal - position, -REACH, REACH)
+
+
+class PointRobot(gym.Env):
+    """Observation: x and y. Action: how far to move along each, in [-0.1, 0.1]. Reward: minus the distance from the goal. It begins at 0 and
+    never ends by itself.
+
+    task: the number of the goal; None: another one in each episode, of those that are `held_out`.
+    """
+
+    held_out = range(1_000_000, 2_000_000)
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
+
+    def __init__(self, task: int | None = None, render_mode: str | None = None) -> None:
+        self.task, self.render_mode = task, render_mode
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Box(-REACH, REACH, (2,), np.float32)
+        self.goal, self.position = goal_of(task or 0), np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        number = self.task
+        if number is None:
+            number = int(self.np_random.integers(self.held_out.start, self.held_out.stop))
+        self.goal, self.position = goal_of(number), np.zeros(2)
+        return self.position.astype(np.float32), {"task": number}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.position = self.position + np.clip(np.asarray(action, np.float64), -REACH, REACH)
+        return self.position.astype(np.float32), -float(np.linalg.norm(self.position - self.goal)), False, False, {}
+
+
+gym.register(ENV, entry_point="offrl.envs.point_robot:PointRobot", max_episode_steps=LIMIT)
+
+
+@register("task", NAME)
+def lookup(name: str) -> Task | None:
+    """The task of these data by their exact name; None for any other name."""
+    if name != NAME:
+        return None
+    return Task(name=NAME, env_id=f"offrl.envs.point_robot:{ENV}", max_episode_steps=LIMIT, observation_dim=2, action_dim=2)
+
+
+@register("dataset", NAME)
+def load(config: DatasetConfig) -> RawData:
+    """Goals and ways there, the same data each time."""
+    return generate(0, TASKS, EPISODES)
+
+
+def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = QUALITY) -> RawData:
+    """`episodes` in each of the tasks 0, ..., `tasks` - 1 of a point that goes, with noise, somewhere near the goal: how near on average is
+    drawn for each episode from `quality`. Columns tasks and optimal_actions as well."""
+    from offrl.data.raw import RawData
+
+    draw = np.random.Generator(np.random.PCG64(seed))
+    number = np.repeat(np.arange(tasks), episodes)
+    goal = np.stack([goal_of(n) for n in range(tasks)])[number]
+    aim = goal + draw.choice(quality, (len(number), 1)) * draw.standard_normal(goal.shape)
+    position, parts = np.zeros_like(goal), []
+    for _ in range(LIMIT):
+        action = np.clip(best(position, aim) + NOISE * draw.standard_normal(goal.shape), -REACH, REACH)
+        after = position + action
+        parts.append((position, action, after, -np.linalg.norm(after - goal, axis=-1), best(position, goal)))
+        position = after
+    observations, actions, following, rewards, labels = (np.stack([p[i] for p in parts], 1) for i in range(5))
+    rows = len(number) * LIMIT
+    columns = {
+        "observations": observations.reshape(rows, 2).astype(np.float32),
+        "next_observations": following.reshape(rows, 2).astype(np.float32),
+        "actions": actions.reshape(rows, 2).astype(np.float32),
+        "rewards": rewards.reshape(rows).astype(np.float32),
+        "terminations": np.zeros(rows, bool),
+        "truncations": np.arange(rows) % LIMIT == LIMIT - 1,
+        "tasks": np.repeat(number, LIMIT),
+        "optimal_actions": labels.reshape(rows, 2).astype(np.float32),
+    }
+    return RawData(
+        columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=np.float32(-REACH), action_high=np.float32(REACH)
+    )

@@ -1,0 +1,285 @@
+"""Language models as trunks: read from Hugging Face's format, frozen, and adapted by LoRA (Hu et al., 2021, arXiv 2106.09685).
+
+Packages transformers and peft (extra `text`). Weights are read from safetensors files alone, and no code that comes with a model is run.
+Shapes in comments: B batch, T tokens, D width, H heads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import importlib
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offrl.errors import UserError
+
+SCRATCH = "scratch"
+SEED = 0  # of the weights of a model from scratch
+FILES = [
+    "config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+]
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_known: dict[str, Language] = {}  # read in this process, by identity
+
+
+@functools.cache
+def packages() -> tuple[Any, Any]:
+    """(transformers, peft). Raises UserError where they are not installed."""
+    found = []
+    for name in ("transformers", "peft"):
+        try:
+            found.append(importlib.import_module(name))
+        except ImportError as error:
+            raise UserError(f"language models need the package {name} ({error}): pip install 'offrl[text]'") from None
+    transformers = found[0]
+    transformers.AttentionInterface.register("offrl", _attention)
+    return transformers, found[1]
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **rest: Any
+) -> tuple[Tensor, Tensor]:
+    """GPT-2's attention, with the dropout of its weights in the module that the trunk has replaced."""
+    weights = (query @ key.transpose(-1, -2) * scaling + attention_mask).softmax(-1)
+    weights = module.attn_dropout(weights.to(value.dtype))
+    return (weights @ value).transpose(1, 2), weights
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Without progress bars and advice of transformers and peft."""
+    log = packages()[0].utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+@dataclass(eq=False)
+class Language:
+    """A causal language model, read once in a process. Whoever uses it shares its memory, which nobody changes."""
+
+    model: Any  # transformers' PreTrainedModel, float32: with its head, or without where it came with a policy
+    identity: str  # a checksum of its files, or of what was made
+    place: str  # a folder, or a name on the Hub; empty where it lies nowhere
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.place:
+            return open_again, (self.place, self.identity)
+        words = {id(p) for p in self.base.get_input_embeddings().parameters()}
+        return unpack, ({n: p.detach() for n, p in self.base.named_parameters() if id(p) not in words}, self.architecture(), self.identity)
+
+    @property
+    def base(self) -> Any:
+        """The model without its head."""
+        return self.model.base_model
+
+    @property
+    def config(self) -> Any:
+        """transformers' description of it."""
+        return self.base.config
+
+    @property
+    def width(self) -> int:
+        """D"""
+        return int(self.config.hidden_size)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were learnt."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def architecture(self) -> dict[str, Any]:
+        """Its config.json without words."""
+        return {**json.loads(self.config.to_json_string(use_diff=False)), "vocab_size": 1, **dict.fromkeys(TOKENS)}
+
+    def copied(self) -> Any:
+        """Modules of its own around the same tensors."""
+        shared = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
+        return copy.deepcopy(self.model, shared)
+
+
+# ---- finding one
+
+
+def find(name: str) -> Language:
+    """The language model in a folder (config.json and *.safetensors), or of that name on the Hugging Face Hub. Raises UserError."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _read(folder, str(folder.resolve()))
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UserError(f"algo.lm={name}: there is no such folder; name one with config.json and *.safetensors, or algo.lm={SCRATCH}")
+    packages()
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        try:
+            found = hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True)
+        except Exception:  # not in the cache, or only in part
+            found = hub.snapshot_download(name, allow_patterns=FILES)
+    except Exception as error:  # whatever the network does
+        raise UserError(
+            f"algo.lm={name}: no such folder here, and the Hugging Face Hub did not give it ({str(error).strip().splitlines()[0]}); "
+            f"download it where there is a network and name its folder, or take algo.lm={SCRATCH}"
+        ) from None
+    return _read(Path(found), name)
+
+
+def _read(folder: Path, place: str) -> Language:
+    config, weights = folder / "config.json", sorted(folder.glob("*.safetensors"))
+    if not config.is_file():
+        raise UserError(f"algo.lm={folder}: it has no config.json; name a folder that a Hugging Face model was saved in")
+    if not weights:
+        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"))
+        why = f" but {', '.join(others)}, which may hold code and is not read" if others else ""
+        raise UserError(
+            f"algo.lm={folder}: it has no *.safetensors{why}; save the model with model.save_pretrained(FOLDER, safe_serialization=True)"
+        )
+    digest = hashlib.sha256()
+    try:
+        for path in (config, *weights):
+            with open(path, "rb") as file:
+                while block := file.read(1 << 24):
+                    digest.update(block)
+    except OSError as error:
+        raise UserError(f"algo.lm={folder}: {path.name} cannot be read ({error.strerror})") from None
+    identity = digest.hexdigest()[:16]
+    if identity not in _known:
+        _known[identity] = Language(_load(folder), identity, place)
+    return _known[identity]
+
+
+def _load(folder: Path) -> Any:
+    transformers, _ = packages()
+    with silent(), torch.random.fork_rng(devices=[]):
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # not JSON, or an architecture that transformers does not know
+            raise UserError(f"algo.lm={folder}: config.json describes no model known here ({_first(error)})") from None
+        if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False):
+            raise UserError(f"algo.lm={folder}: a model of type {config.model_type} is no causal language model")
+        try:
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
+                attn_implementation=_implementation(config), output_loading_info=True,
+            )  # fmt: skip
+        except Exception as error:  # damaged files, tensors of other shapes
+            raise UserError(f"algo.lm={folder}: its weights cannot be read as a {config.model_type} ({_first(error)})") from None
+    lacking = [*map(str, report["missing_keys"]), *(str(m[0]) for m in report["mismatched_keys"])]
+    lacking = [name for name in lacking if not name.startswith(("lm_head.", "embed_out."))]  # a head is needed for text alone
+    if lacking:
+        raise UserError(f"algo.lm={folder}: its files lack {len(lacking)} weights that config.json asks for, such as {sorted(lacking)[0]}")
+    return _settled(model)
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _implementation(config: Any) -> str:
+    """Which attention: one in plain operations, with a mask of any kind."""
+    return "offrl" if config.model_type == "gpt2" else "eager"
+
+
+def _settled(model: Any) -> Any:
+    """In evaluation mode, so that all dropout is this module's, and frozen."""
+    return model.eval().requires_grad_(False)
+
+
+def scratch(width: int, layers: int, heads: int, activation: str) -> Language:
+    """A GPT-2 of random weights, always the same ones for the same sizes. It has no tokens. Raises UserError."""
+    transformers, _ = packages()
+    if width % heads:
+        raise UserError(f"algo.width={width} is no multiple of algo.heads={heads}")
+    config = transformers.GPT2Config(
+        vocab_size=1, n_embd=width, n_layer=layers, n_head=heads, activation_function=activation, bos_token_id=None, eos_token_id=None,
+        attn_implementation="offrl",
+    )  # fmt: skip
+    with silent(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = _settled(transformers.GPT2LMHeadModel(config))
+    digest = hashlib.sha256(json.dumps([width, layers, heads, activation]).encode())
+    for parameter in model.parameters():
+        digest.update(parameter.numpy().tobytes())
+    identity = f"{SCRATCH}-{digest.hexdigest()[:16]}"
+    return _known.setdefault(identity, Language(model, identity, ""))
+
+
+def known(identity: str) -> Language | None:
+    """One that was read or made in this process."""
+    return _known.get(identity)
+
+
+def open_again(place: str, identity: str) -> Language:
+    """The model at `place`, which must be the one it was. Raises UserError."""
+    language = _known.get(identity) or find(place)
+    if language.identity != identity:
+        raise UserError(f"the language model at {place} is not the one that was trained with ({language.identity} there, {identity} then)")
+    return language
+
+
+def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str) -> Language:
+    """A model without its head, from its architecture and what of its tensors is there."""
+    if identity not in _known:
+        transformers, _ = packages()
+        config = transformers.AutoConfig.for_model(**about)
+        with silent(), torch.random.fork_rng(devices=[]):
+            model = transformers.AutoModel.from_config(config, attn_implementation=_implementation(config), dtype=torch.float32)
+        own = dict(model.named_parameters())
+        for name, value in tensors.items():
+            own[name].data = value.detach().clone()
+        _known[identity] = Language(_settled(model), identity, "")
+    return _known[identity]
+
+
+def tokens(language: Language, path: str) -> Tensor:
+    """A text file as the model's tokens, int64 [N]. Raises UserError."""
+    transformers, _ = packages()
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"algo.text={path} cannot be read as UTF-8 text ({error})") from None
+    if not language.place:
+        raise UserError(f"algo.text={path}: a model from scratch has no tokens; leave algo.text out, or name a model that was trained")
+    with silent():
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(_folder(language.place), local_files_only=True, trust_remote_code=False)
+            found = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+        except Exception as error:
+            raise UserError(f"algo.text={path}: no tokenizer could be read in {language.place} ({_first(error)})") from None
+    if len(found) and int(found.max()) >= language.config.vocab_size:
+        raise UserError(f"algo.text={path}: the tokenizer in {language.place} has more tokens than its model")
+    return found
+
+
+def _folder(place: str) -> str:
+    if Path(place).is_dir():
+        return place
+    return str(importlib.import_module("huggingface_hub").snapshot_download(place, allow_patterns=FILES, local_files_only=True))
+
+
+def digest(values: Tensor) -> str:
+    """A short checksum of tokens."""
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,128 @@
+"""Whole episodes that a behaviour policy plays in a model, those that promise more than any in the data, kept in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offrl import checkpoint, rng
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.errors import UserError, warn
+from offrl.world_models.model import Tree
+from offrl.world_models.rollout import Act, Imagined, branched
+
+KIND, FORMAT = "episodes", 1
+Tell = Callable[[str], None]
+Kept = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def collect(
+    model: Any,
+    tree: Tree,
+    act: Act,
+    dataset: Dataset,
+    key: Tensor,
+    *,
+    threshold: float,
+    horizon: int,
+    batch: int,
+    wanted: int,
+    most: int,
+    tell: Tell | None = None,
+) -> Kept:
+    """Play from first observations of the data, `batch` episodes at a time, until `wanted` have a return above `threshold`, or `most` are
+    played; and where none has, take the `wanted` ones with the largest returns, with a warning.
+
+    An episode lasts until the model ends it, or `horizon` steps. Returns are in the units of the recorded rewards. Columns as `save` takes
+    them: observations [R, O], actions [R, A], rewards [R] in training units, next_observations [R, O], terminations bool [R], lengths [E]
+    int64 and returns [E]; and what to say of them.
+    """
+    first = dataset.episode_start
+    observations = dataset.columns["observations"].reshape(len(dataset), -1)[first].float()
+    past = model.first_past(observations)
+    kept: list[dict[str, Tensor]] = []
+    best: dict[str, Tensor] | None = None  # so far, of those that do not beat the data
+    played = beat = 0
+    while played < most and beat < wanted:
+        begin, go = rng.split(rng.fold_in(key, played // batch))
+        rows = rng.randint(begin, (batch,), len(first))
+        whole = branched(model, tree, act, observations[rows], past[rows], horizon, go)
+        returns = episode_returns(whole, dataset.spec)
+        better = returns > threshold
+        kept.append(choose(whole, returns, torch.nonzero(better).squeeze(-1)))
+        played, beat = played + batch, beat + int(better.sum())
+        if not beat:
+            top = returns.topk(min(wanted, batch)).indices
+            best = merge([*([best] if best else []), choose(whole, returns, top)], wanted)
+        if tell is not None:
+            tell(f"{played:,} episodes played in the model, {beat:,} above the data's best return {threshold:g} (until {wanted:,} are)")
+    found = merge(kept) if beat else best
+    assert found is not None
+    about = {"played": played, "beat": beat, "threshold": threshold, "best": float(found["returns"].max())}
+    return found, about
+
+
+def episode_returns(whole: Imagined, spec: DataSpec) -> Tensor:
+    """[B] sums of the rewards of roll-outs [H, B], in the units of the recorded ones."""
+    rewards = (whole.rewards - spec.reward_shift) / (spec.reward_scale or 1.0)
+    return (rewards.double() * whole.valid).sum(0).float()
+
+
+def choose(whole: Imagined, returns: Tensor, which: Tensor) -> dict[str, Tensor]:
+    """Roll-outs number `which` [n] of [H, B] as columns, one after another, without what comes after their ends."""
+    valid = whole.valid[:, which].T  # [n, H]
+    names = ("observations", "actions", "rewards", "next_observations", "terminations")
+    columns = {name: getattr(whole, name)[:, which].transpose(0, 1)[valid] for name in names}
+    return {**columns, "lengths": valid.sum(1), "returns": returns[which]}
+
+
+def merge(parts: list[dict[str, Tensor]], most: int | None = None) -> dict[str, Tensor]:
+    """Episodes of several parts, one after another; of more than `most` those with the largest returns."""
+    both = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if most is None or len(both["returns"]) <= most:
+        return both
+    keep = torch.zeros(len(both["returns"]), dtype=torch.bool, device=both["returns"].device)
+    keep[both["returns"].topk(most).indices] = True
+    rows = keep.repeat_interleave(both["lengths"])
+    return {name: column[keep if name in ("lengths", "returns") else rows] for name, column in both.items()}
+
+
+def say(about: Mapping[str, Any], name: str) -> str:
+    """What was found, in a line. A warning where nothing beats the data."""
+    played, beat, threshold, best = (about[k] for k in ("played", "beat", "threshold", "best"))
+    if not beat:
+        warn(
+            f"{name}: none of {played:,} episodes played in the model promises more than the data's best return {threshold:g}: it learns "
+            f"from the best of them, which promise up to {best:.4g}, and will not do better than the data. More may: algo.rollouts="
+        )
+    return f"{beat:,} of {played:,} episodes played in the model beat the data's best return {threshold:g}; the best promises {best:.4g}"
+
+
+def about_file(path: str | Path, spec: DataSpec) -> dict[str, Any]:
+    """What a file of episodes says of them. Raises UserError where it is none, or does not fit data of `spec`."""
+    return read(path, spec)[1]
+
+
+def read(path: str | Path, spec: DataSpec) -> tuple[Dataset, dict[str, Any]]:
+    """The episodes in a file as a data set of `spec`, and what is said of them. Raises UserError as `about_file`."""
+    if not Path(path).is_file():
+        raise UserError(f"imagined={path}: there is no such file; leave it out, and the episodes are played anew")
+    columns, about = checkpoint.read(Path(path))
+    if about.get("kind") != KIND or about.get("format") != FORMAT:
+        raise UserError(f"imagined={path} is no file of episodes of this version of offrl; leave it out, and they are played anew")
+    own = DataSpec.from_json(about["spec"])
+    for name in ("observation_shape", "action_dim", "action_low", "action_high", "observation_mean", "reward_scale", "reward_shift"):
+        if getattr(own, name) != getattr(spec, name):
+            raise UserError(f"imagined={path}: made of data with another {name} than {spec.name} has; leave it out")
+    lengths, returns = columns.pop("lengths"), columns.pop("returns")
+    end = lengths.cumsum(0)
+    count, every = len(columns["rewards"]), torch.ones(len(lengths), dtype=torch.bool)
+    ends = torch.zeros(count, dtype=torch.bool)
+    ends[end - 1] = True
+    columns["truncations"] = ends & ~columns["terminations"]
+    columns["successor_known"] = torch.ones(count, dtype=torch.bool)
+    return Dataset(columns, end - lengths, end, spec, raw_returns=returns.double(), complete=every), about
