@@ -1,0 +1,364 @@
+"""The Decision Transformer and its descendants against float64 NumPy and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from offrl import registry, rng
+from offrl.algorithms.modt import kmeans, shortest
+from offrl.algorithms.qdt import relabel
+from offrl.data.dataset import Dataset
+from offrl.data.sequences import SequenceSampler, windows
+from offrl.data.transforms import scale_rewards
+from offrl.errors import UserError
+from offrl.nn import Transformer
+from offrl.nn.transformer import visible
+from offrl.policy import TrainedPolicy
+
+LENGTHS = (3, 6, 2)
+
+
+def data(discrete: bool = False, **more: Any) -> Dataset:
+    """Episodes of 3, 6 and 2 rows; the first two end in a terminal, the last by time."""
+    g, n = np.random.default_rng(0), sum(LENGTHS)
+    ends = np.cumsum(LENGTHS) - 1
+    terminations, truncations = np.zeros(n, bool), np.zeros(n, bool)
+    terminations[ends[:2]], truncations[ends[2]] = True, True
+    actions = g.integers(0, 3, n) if discrete else g.uniform(-1, 1, (n, 2))
+    bounds: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
+    rewards = np.arange(n, dtype=float)
+    return Dataset.from_arrays(g.normal(size=(n, 3)), actions, rewards, terminations, truncations, **bounds, **more)
+
+
+def make(name: str, dataset: Dataset, **settings: Any) -> Any:
+    kind = registry.get("algo", name)
+    small = {"width": 8, "layers": 2, "heads": 2, "context": 4, "dropout": 0.0, "warmup_steps": 0, "batch_size": 5}
+    return kind(kind.fit_config(kind.Config(**{**small, **settings}), dataset), dataset.spec)
+
+
+def batch_of(algorithm: Any, dataset: Dataset, begin: list[int]) -> dict[str, Tensor]:
+    sampler = algorithm.sampler()
+    return windows(sampler.prepare(dataset), torch.tensor(begin), sampler.length, sampler.left)
+
+
+# ---- the transformer
+
+
+def layer_norm(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def affine(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def reference(x: np.ndarray, p: dict[str, np.ndarray], layers: int, heads: int, valid: np.ndarray, post_norm: bool = False) -> np.ndarray:
+    """Token by token, head by head."""
+    batch, tokens, width = x.shape
+    size = width // heads
+    for i in range(layers):
+        at = f"blocks.{i}"
+        qkv = affine(x if post_norm else layer_norm(x, p, f"{at}.norm1"), p, f"{at}.qkv")
+        seen = np.zeros_like(x)
+        for b in range(batch):
+            for t in range(tokens):
+                may = [s for s in range(t + 1) if valid[b, s] or s == t]
+                for h in range(heads):
+                    part = slice(h * size, (h + 1) * size)
+                    q = qkv[b, t, part]
+                    k, v = (qkv[b, may][:, offset + h * size : offset + (h + 1) * size] for offset in (width, 2 * width))
+                    scores = np.exp(k @ q / math.sqrt(size))
+                    seen[b, t, part] = scores / scores.sum() @ v
+        x = x + affine(seen, p, f"{at}.out")
+        if post_norm:
+            x = layer_norm(x, p, f"{at}.norm1")
+        up = np.maximum(affine(x if post_norm else layer_norm(x, p, f"{at}.norm2"), p, f"{at}.up"), 0.0)
+        x = x + affine(up, p, f"{at}.down")
+        if post_norm:
+            x = layer_norm(x, p, f"{at}.norm2")
+    return x if post_norm else layer_norm(x, p, "norm")
+
+
+def scramble(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Parameters far from their small initial values, also as NumPy's."""
+    g = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=g)
+    return {name: v.detach().double().numpy() for name, v in module.named_parameters()}
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_transformer(post_norm: bool) -> None:
+    net = Transformer(8, 2, 2, activation="relu", post_norm=post_norm)
+    p = scramble(net)
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+    valid = torch.tensor([[True] * 5, [True, True, False, False, False], [False, False, True, True, True]])
+    out = net(x, visible(valid, 5))
+    expected = reference(x.double().numpy(), p, 2, 2, valid.numpy(), post_norm)
+    np.testing.assert_allclose(out.detach().numpy()[valid], expected[valid.numpy()], atol=2e-5)
+    net.zero_grad()  # under the transforms of training attention is written out: the same
+    slow = torch.func.functional_call(net, dict(net.named_parameters()), (x, visible(valid, 5)))
+    plain = torch.func.vmap(lambda v: net(v.unsqueeze(0), visible(torch.ones(1, 5, dtype=torch.bool), 5)))(x)
+    torch.testing.assert_close(slow, out)
+    torch.testing.assert_close(plain[0, 0], out[0], atol=1e-5, rtol=0)
+
+
+def test_cached_decoding_is_full_recomputation() -> None:
+    net = Transformer(16, 3, 4)
+    scramble(net)
+    x = torch.randn(2, 11, 16, generator=torch.Generator().manual_seed(0))
+    whole, parts, cache = net(x), [], ()
+    for first, last in ((0, 4), (4, 5), (5, 9), (9, 11)):
+        y, cache = net.extend(x[:, first:last], cache)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=0)
+
+
+def test_dropout_has_its_rate_and_its_key() -> None:
+    keep = rng.keep(rng.make_key(1), (301, 401), 0.1)
+    assert float((~keep).float().mean()) == pytest.approx(0.1, abs=0.005)
+    net, x = Transformer(8, 1, 1, dropout=0.5), torch.randn(3, 8).expand(2, 3, 8)
+    scramble(net)
+    a, b, other = (net(x, None, rng.make_key(seed)) for seed in (0, 0, 1))
+    assert torch.equal(a, b) and not torch.equal(a, other) and not torch.equal(a[0], a[1])
+
+
+# ---- windows
+
+
+def test_windows_stay_in_their_episode() -> None:
+    dataset = data()
+    returns = [3, 3, 2, 33, 30, 26, 21, 15, 8, 19, 10]  # of rewards 0 1 2 | 3 4 5 6 7 8 | 9 10
+    for left in (False, True):
+        sampler = SequenceSampler(4, left=left)
+        batch = windows(sampler.prepare(dataset), torch.tensor([1, 3, 7, 10]), 4, left)
+        rows = [[1, 2], [3, 4, 5, 6], [7, 8], [10]]
+        for b, expected in enumerate(rows):
+            at = [False] * (4 - len(expected)) + [True] * len(expected) if left else [True] * len(expected) + [False] * (4 - len(expected))
+            assert batch["valid"][b].tolist() == at
+            mask = batch["valid"][b]
+            assert batch["returns_to_go"][b][mask].tolist() == [returns[r] for r in expected]
+            assert batch["rewards"][b][mask].tolist() == expected
+            assert batch["timesteps"][b][mask].tolist() == [r - (0 if r < 3 else 3 if r < 9 else 9) for r in expected]
+            assert torch.equal(batch["observations"][b][mask], dataset.columns["observations"][expected])
+            for name, column in batch.items():
+                if name != "valid":
+                    assert not column[b][~mask].any(), name
+
+
+def test_returns_are_of_recorded_rewards_and_whole_episodes() -> None:
+    dataset = scale_rewards(data(), 0.5, -1.0)
+    batch = windows(SequenceSampler(1).prepare(dataset), torch.tensor([3]), 1)
+    assert float(batch["returns_to_go"]) == 33.0 and float(batch["rewards"]) == 0.5
+    cut = dataclasses.replace(data(), complete=torch.tensor([True, False, True]))
+    source = SequenceSampler(2).prepare(cut)
+    assert source.count == 5 and windows(source, torch.tensor([3]), 2)["rewards"].tolist() == [[9.0, 10.0]]
+
+
+def test_rows_are_drawn_by_the_weight_of_their_episode() -> None:
+    dataset = dataclasses.replace(data(), weights=torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64))
+    sampler = SequenceSampler(1)
+    batch = sampler(sampler.prepare(dataset), rng.make_key(0), 8000)
+    share = torch.bincount(batch["rewards"].flatten().long(), minlength=11) / 8000
+    np.testing.assert_allclose(share[:3], 0.25, atol=0.02)
+    np.testing.assert_allclose(share[3:9], 0.0)
+    np.testing.assert_allclose(share[9:], 0.125, atol=0.02)
+    with pytest.raises(UserError, match="no whole episode has a weight above 0"):
+        sampler.prepare(dataclasses.replace(dataset, weights=torch.zeros(3, dtype=torch.float64)))
+
+
+# ---- DT
+
+
+def dt_actions(p: dict[str, np.ndarray], batch: dict[str, Tensor], scale: float) -> np.ndarray:
+    """tanh of the head at each observation's token, [B, K, A], by NumPy."""
+    b = {k: v.double().numpy() for k, v in batch.items()}
+    time = p["steps.time.weight"][batch["timesteps"].numpy()]
+    kinds = ("return", b["returns_to_go"][..., None] / scale), ("observation", b["observations"]), ("action", b["actions"])
+    tokens = [affine(x, p, f"steps.embed.{kind}") + time for kind, x in kinds]
+    x = layer_norm(np.stack(tokens, 2).reshape(len(time), -1, time.shape[-1]), p, "steps.norm")
+    trunk = {k.removeprefix("steps.trunk."): v for k, v in p.items()}
+    h = reference(x, trunk, 2, 2, np.repeat(b["valid"] > 0, 3, 1))
+    return np.tanh(affine(h[:, 1::3], p, "head.net.head"))
+
+
+def test_dt_loss() -> None:
+    dataset = data()
+    algorithm = make("dt", dataset)
+    assert algorithm.config.target_return == 33.0 == algorithm.config.return_scale and algorithm.config.max_timestep == 6
+    p = scramble(algorithm.modules["actor"])
+    params = {k: torch.tensor(v, dtype=torch.float32) for k, v in p.items()}
+    batch = batch_of(algorithm, dataset, [0, 1, 4, 8, 10])
+    loss, _ = algorithm.actor_loss(params, algorithm.init(0), batch, None)
+    error = ((dt_actions(p, batch, 33.0) - batch["actions"].numpy()) ** 2).mean(-1)
+    assert float(loss) == pytest.approx(error[batch["valid"].numpy()].mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dt", "edt", "modt"])
+def test_no_action_sees_itself_or_what_comes_later(name: str) -> None:
+    dataset = data()
+    algorithm = make(name, dataset)
+    scramble(algorithm.modules["actor"])
+    state = algorithm.init(0)
+    state = state._replace(params={"actor": {k: v.detach() for k, v in algorithm.modules["actor"].named_parameters()}})
+    batch = batch_of(algorithm, dataset, [3, 4])
+
+    def actions(changed: dict[str, Tensor]) -> Tensor:
+        out = algorithm.apply("actor", state.params["actor"], algorithm.tokens(changed), changed["timesteps"], changed["valid"], None)
+        return (out[0] if isinstance(out[0], tuple) else out)[0].detach()
+
+    before = actions(batch)
+    for name_, step in (("actions", 2), ("observations", 3), ("returns_to_go", 3), ("rewards", 2)):
+        other = {**batch, name_: batch[name_].clone()}
+        other[name_][:, step] += 1.0
+        after = actions(other)
+        first = step if name_ in ("observations", "returns_to_go") else step + 1
+        assert torch.equal(before[:, :first], after[:, :first]), name_
+        if name_ in algorithm.sizes() or name_ != "rewards":
+            assert not torch.allclose(before[:, 3], after[:, 3], atol=1e-6), name_
+
+
+@pytest.mark.parametrize("name", ["dt", "edt", "modt"])
+@pytest.mark.parametrize("discrete", [False, True])
+def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
+    """Step by step through an episode longer than the context, the policy gives what the network gives for the whole window, padded on
+    either side."""
+    dataset = data(discrete)
+    if discrete and name == "modt":
+        pytest.skip("continuous actions only")
+    algorithm = make(name, dataset, **({"stride": 99} if name == "edt" else {}))  # one length of history: all of it
+    scramble(algorithm.modules["actor"])
+    actor = {k: v.detach() for k, v in algorithm.modules["actor"].named_parameters()}
+    state = algorithm.init(0)._replace(params={"actor": actor})
+    policy = TrainedPolicy(algorithm, state, 0)
+    observations, rewards = dataset.columns["observations"][3:9].numpy(), dataset.columns["rewards"][3:9].numpy()
+    carry, left = policy.start(1), float(getattr(algorithm.config, "target_return", 0.0))
+    past: list[dict[str, Tensor]] = []
+    for t in range(6):
+        action, after = policy.step(carry, observations[t : t + 1], t)
+        row = {name_: column[:, -1] for name_, column in after.window.items()}
+        if name != "edt":
+            assert float(row["returns_to_go"]) == pytest.approx(left)
+        past.append(row)
+        recent = past[-4:]
+        for leading in (False, True):
+            batch = {}
+            for key in row:
+                column = torch.stack([r[key] for r in recent], 1)
+                padding = column.new_zeros(1, 4 - len(recent), *column.shape[2:])
+                batch[key] = torch.cat([padding, column] if leading else [column, padding], 1)
+            batch["valid"] = torch.tensor([[False] * (4 - len(recent)) + [True] * len(recent)])
+            batch["valid"] = batch["valid"] if leading else batch["valid"].flip(1)
+            out = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
+            dist = out[0] if isinstance(out[0], tuple) else out
+            expected = algorithm.policy.mode(tuple(x[:, -1 if leading else len(recent) - 1] for x in dist))
+            np.testing.assert_allclose(action, expected.numpy(), atol=1e-5)
+        carry = policy.observe(after, rewards[t : t + 1])
+        past[-1]["rewards"] = torch.tensor(rewards[t : t + 1])
+        left -= float(rewards[t])
+
+
+def test_a_policy_that_was_asked_for_a_return_wants_to_know_its_rewards() -> None:
+    algorithm = make("dt", scale_rewards(data(), 2.0, 1.0), target_return=10.0)
+    policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    assert policy.listens
+    policy.act(np.zeros(3))
+    with pytest.raises(UserError, match=r"reward=\.\.\."):
+        policy.act(np.zeros(3))
+    policy.act(np.zeros(3), reward=4.0)  # as recorded
+    policy.act(np.zeros(3), reward=1.0)
+    assert policy._carry.window["returns_to_go"].tolist() == [[10.0, 6.0, 5.0]]
+    policy.reset()
+    policy.act(np.zeros(3))
+    assert policy._carry.window["returns_to_go"].tolist() == [[10.0]]
+
+
+# ---- descendants
+
+
+def test_edt_losses() -> None:
+    dataset = data()
+    algorithm = make("edt", dataset, return_expectile=0.9, return_bins=5)
+    assert algorithm.config.return_range == [2.0, 33.0]
+    returns = torch.tensor([2.0, 33.0, 17.5, -5.0, 40.0])
+    assert algorithm.bin_of(returns).tolist() == [0, 4, 2, 0, 4]
+    net = algorithm.modules["actor"]
+    scramble(net)
+    actor = {k: v.detach() for k, v in net.named_parameters()}
+    batch = batch_of(algorithm, dataset, [0, 4])
+    (mean,), best, bins, following = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
+    loss, metrics = algorithm.actor_loss(actor, algorithm.init(0), batch, None)
+    valid = batch["valid"].numpy()
+    share = (batch["returns_to_go"].double().numpy() - 2.0) / 31.0
+    error = 2 * share - 1 - best.double().numpy()
+    promise = (np.where(error > 0, 0.9, 0.1) * error**2)[valid].mean()
+    logits = bins.double().numpy()
+    entropy = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, np.round(share * 4).astype(int)[..., None], -1)[..., 0]
+    imitation = ((mean - batch["actions"]).double().numpy() ** 2).mean(-1)[valid].mean()
+    gap = ((following[:, :-1] - batch["observations"][:, 1:]).double().numpy() ** 2).mean(-1)
+    model = gap[valid[:, 1:] & valid[:, :-1]].mean()
+    for name, value in (("loss", imitation), ("return", promise), ("return_bins", entropy[valid].mean()), ("next", model)):
+        assert float(metrics[f"actor/{name}"]) == pytest.approx(value, rel=1e-4), name
+    assert float(loss) == pytest.approx(imitation + 0.5 * promise + 0.001 * entropy[valid].mean() + model, rel=1e-4)
+
+
+def test_edt_takes_the_history_that_promises_most() -> None:
+    dataset = data()
+    algorithm = make("edt", dataset, stride=1)
+    scramble(algorithm.modules["actor"])
+    actor = {k: v.detach() for k, v in algorithm.modules["actor"].named_parameters()}
+    state = algorithm.init(0)._replace(params={"actor": actor})
+    g = torch.Generator().manual_seed(0)
+    shapes = {"observations": (8, 4, 3), "actions": (8, 4, 2), "rewards": (8, 4), "returns_to_go": (8, 4)}
+    window = {k: torch.randn(shape, generator=g) for k, shape in shapes.items()} | {"timesteps": torch.arange(4).expand(8, 4)}
+    asked, looked = algorithm.search(state, window, rng.make_key(0))
+    chosen = set()
+    for e in range(8):
+        promised = []
+        for length in (4, 3, 2, 1):  # alone, and cut off in fact
+            short = {k: v[e : e + 1, 4 - length :] for k, v in window.items()}
+            promised.append(float(algorithm.apply("actor", actor, algorithm.tokens(short), short["timesteps"], None, None)[1][0, -1]))
+        best = int(np.argmax(promised))
+        low, high = algorithm.config.return_range
+        assert float(asked[e]) == pytest.approx(low + 0.5 * (promised[best] + 1) * (high - low), rel=1e-4)
+        assert looked[e].tolist() == [i >= best for i in range(4)]
+        chosen.add(best)
+    assert len(chosen) > 1
+
+
+def test_shortest_combination_of_gradients() -> None:
+    """Of two orthogonal gradients of lengths 1 and 2 the point of the segment nearest to 0 has weights 0.8 and 0.2."""
+    np.testing.assert_allclose(shortest(torch.tensor([[1.0, 0.0], [0.0, 2.0]])), [0.8, 0.2], atol=1e-5)
+    np.testing.assert_allclose(shortest(torch.tensor([[1.0, 0.0], [3.0, 0.0], [2.0, 1.0]])), [1.0, 0.0, 0.0], atol=1e-5)
+    slopes = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
+    weights = shortest(slopes, 500)
+    combined = weights @ slopes
+    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5) and bool((weights >= 0).all())
+    assert bool((slopes @ combined >= combined @ combined - 1e-2).all())  # no loss grows along it
+
+
+def test_regions_are_clusters() -> None:
+    g = torch.Generator().manual_seed(0)
+    means = torch.tensor([[-0.8, -0.8], [0.8, 0.8], [0.8, -0.8]])
+    points = torch.cat([m + 0.05 * torch.randn(100, 2, generator=g) for m in means])
+    centres = kmeans(points, 3)
+    order = torch.cdist(means, centres).argmin(-1)
+    assert sorted(order.tolist()) == [0, 1, 2]
+    np.testing.assert_allclose(centres[order], means, atol=0.03)
+    assert torch.equal(kmeans(points, 3), centres)
+
+
+def test_qdt_mends_returns() -> None:
+    rewards = np.array([1.0, 0.0, 0.0, 2.0, 5.0])
+    values = np.array([9.0, 4.0, 1.0, 0.0, 3.0])
+    found = relabel(rewards, values, np.array([0, 3]), np.array([3, 5]))
+    # from the end: 0; 0 + max(0, 1); 1 + max(1, 4) | 5; 2 + max(5, 3)
+    assert found.tolist() == [5.0, 1.0, 0.0, 7.0, 5.0]
