@@ -146,11 +146,11 @@ class Algorithm(ABC):
         return {}
 
     def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a policy file must hold besides parameters, so that the policy acts elsewhere: tensors, and what JSON holds. Most hold nothing."""
+        """What a policy file holds besides parameters, for the policy to act elsewhere: tensors, and what JSON holds. Mostly nothing."""
         return {}, {}
 
-    @classmethod
-    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:  # noqa: B027 - see `luggage`
+    @classmethod  # noqa: B027 - see `luggage`
+    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Take what `luggage` gave out of a policy file, before the algorithm of that file is made."""
 
     def init(self, seed: int) -> TrainState:

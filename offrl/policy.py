@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ class TrainedPolicy:
     def listens(self) -> bool:
         """Whether what it does depends on the rewards of the episode so far."""
         return type(self.algorithm).observe is not Algorithm.observe
+
+    def asking(self, target_return: float) -> TrainedPolicy:
+        """The same policy, asked for another return in the units of the recorded rewards. Raises UserError where it takes no such wish."""
+        name = self.algorithm.config.name
+        if not hasattr(self.algorithm.config, "target_return"):
+            raise UserError(f"a policy of {name} cannot be asked for a return: only return-conditioned ones can, such as dt or rvs")
+        if not math.isfinite(target_return):
+            raise UserError(f"target_return={target_return} is no number to ask for")
+        other = copy.copy(self)
+        other.algorithm = copy.copy(self.algorithm)
+        other.algorithm.config = dataclasses.replace(self.algorithm.config, target_return=float(target_return))
+        other._ready = None
+        other.reset()
+        return other
 
     def _from_environment(self, observations: np.ndarray) -> Tensor:
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), self.algorithm.spec.observation_dim)

@@ -25,6 +25,7 @@ from offrl.variants import difference
 if TYPE_CHECKING:
     import torch
 
+    from offrl.asked import Achieved
     from offrl.data.dataset import Dataset
     from offrl.evaluate import Evaluation
     from offrl.policy import TrainedPolicy
@@ -262,6 +263,42 @@ class Run:
         `env`: a Gymnasium id, "auto" (the data set's), a function that makes an environment, or None for the one that the run was scored
         in. Raises UserError where there is none, or it does not fit the data.
         """
+        return self._score([self._load(r) for r in self.replicas], episodes, seed, env, parallel, max_steps)
+
+    def ask(
+        self,
+        target_returns: Sequence[float] | None = None,
+        episodes: int = 10,
+        seed: int = 0,
+        env: Any = None,
+        parallel: int = 64,
+        max_steps: int | None = None,
+    ) -> Achieved:
+        """Score return-conditioned policies for several returns that they are asked for, in the units of the recorded rewards.
+
+        `target_returns`: None spreads them over the data's. The other arguments as in `evaluate`. Raises UserError for policies that
+        cannot be asked.
+        """
+        from dataclasses import fields, replace
+
+        from offrl.asked import Achieved, spread_targets
+
+        data = self.record["data"]
+        targets = spread_targets(data["return_min"], data["return_max"]) if target_returns is None else [float(t) for t in target_returns]
+        policies = [self._load(r) for r in self.replicas]
+        many = len(policies)
+        whole = self._score([p.asking(t) for t in targets for p in policies], episodes, seed, env, parallel, max_steps)
+
+        def part(i: int) -> Evaluation:
+            rows = slice(i * many, (i + 1) * many)
+            arrays = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name not in ("label", "faults")}
+            return replace(whole, **{name: None if a is None else a[rows] for name, a in arrays.items()})
+
+        return Achieved(tuple(targets), tuple(self.replicas), tuple(part(i) for i in range(len(targets))))
+
+    def _score(
+        self, policies: Sequence[TrainedPolicy], episodes: int, seed: int, env: Any, parallel: int, max_steps: int | None
+    ) -> Evaluation:
         from offrl.data.dataset import DataSpec
         from offrl.evalconfig import EvalConfig
         from offrl.evalpool import evaluate_parallel
@@ -276,7 +313,7 @@ class Run:
         if task is None:
             raise UserError(f"{self.dir}: there is no environment to score in; name one: offrl evaluate {self.dir} env=ID")
         check_fit(spec, task)
-        return evaluate_parallel([self._load(r) for r in self.replicas], [r.seed for r in self.replicas], task, config)
+        return evaluate_parallel(policies, [p.seed for p in policies], task, config)
 
     def export(
         self,

@@ -37,7 +37,8 @@ def collect(
     """Play from first observations of the data, `batch` episodes at a time, until `wanted` have a return above `threshold`, or `most` are
     played; and where none has, take the `wanted` ones with the largest returns, with a warning.
 
-    An episode lasts until the model ends it, or `horizon` steps. Returns are in the units of the recorded rewards. Columns as `save` takes
+    An episode lasts until the model ends it, or `horizon` steps. Its rewards are those that the model's elites expect on the way that was
+    drawn, not drawn ones: the largest of many noisy sums would promise what nobody can earn. Returns are in the units of the recorded rewards. Columns as `save` takes
     them: observations [R, O], actions [R, A], rewards [R] in training units, next_observations [R, O], terminations bool [R], lengths [E]
     int64 and returns [E]; and what to say of them.
     """
@@ -50,7 +51,7 @@ def collect(
     while played < most and beat < wanted:
         begin, go = rng.split(rng.fold_in(key, played // batch))
         rows = rng.randint(begin, (batch,), len(first))
-        whole = branched(model, tree, act, observations[rows], past[rows], horizon, go)
+        whole = expected(model, tree, branched(model, tree, act, observations[rows], past[rows], horizon, go))
         returns = episode_returns(whole, dataset.spec)
         better = returns > threshold
         kept.append(choose(whole, returns, torch.nonzero(better).squeeze(-1)))
@@ -64,6 +65,16 @@ def collect(
     assert found is not None
     about = {"played": played, "beat": beat, "threshold": threshold, "best": float(found["returns"].max())}
     return found, about
+
+
+def expected(model: Any, tree: Tree, whole: Imagined) -> Imagined:
+    """Roll-outs with the mean of the elites' rewards, where those are learnt."""
+    if not model.learns_reward:
+        return whole
+    found = []
+    for observations, actions, past in zip(whole.observations, whole.actions, whole.past, strict=True):
+        found.append(model.predict(tree, observations, actions, past).reward[tree["elites"]].mean(0))
+    return whole._replace(rewards=torch.stack(found))
 
 
 def episode_returns(whole: Imagined, spec: DataSpec) -> Tensor:

@@ -70,6 +70,7 @@ class WorldModel:
         self.learns_variance = getattr(config, "loss", "likelihood") == "likelihood"
         self._ends = None if self.learns_ending else registry.get("termination", config.termination)
         self._rewards = None if config.reward in ("learned", "auto") else registry.get("reward", config.reward)
+        self.learns_reward = self._rewards is None
         with torch.random.fork_rng(devices=[]):
             self.network = self.build()
         self._units: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {}

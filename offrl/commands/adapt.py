@@ -95,7 +95,9 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
         rows.append([name, str(len(each)), *(interval_text(mean_interval(values[:, p])) for p in points)])
     unit = "episode" if episodes > 1 else "step"
     print_table(
-        ["learner", "policies", *(f"{unit} {x[p]}" for p in points)], rows, f"{what}: mean over {len(numbers)} tasks, 95% interval over them"
+        ["learner", "policies", *(f"{unit} {x[p]}" for p in points)],
+        rows,
+        f"{what}: mean over {len(numbers)} tasks, 95% interval over them",
     )
     print(f"{out / 'in_context.csv'}\n{out / 'in_context.png'}")
     return played

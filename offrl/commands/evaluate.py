@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, warn
 from offrl.settings import describe, setting
@@ -23,6 +23,11 @@ class EvaluateConfig:
     env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     parallel: int = setting(64, "environments alive at once in one process; never changes a score", low=1)
+    target_returns: list[Any] = setting(
+        [],
+        "returns to ask return-conditioned policies for, all at once: [1000,2000,3000], or auto, spread over the data's; "
+        "writes RUN/target_returns.csv and .png",
+    )
     video: bool = setting(False, "true: film the first episodes, all policies in one picture, to RUN/videos/*.mp4")
     video_episodes: int = setting(1, "how many episodes are filmed, one file each", low=1)
     fps: int = setting(30, "pictures a second at most, at real speed", low=1)
@@ -42,8 +47,12 @@ def run(arguments: list[str]) -> int:
     from offrl.stats import mean_interval
 
     values = {k.removeprefix("eval."): v for k, v in parse(arguments[1:]).items()}
+    if values.get("target_returns") == "auto":
+        values["target_returns"] = ["auto"]
     config = fill(EvaluateConfig(), values, "evaluate")
     trained = Run(arguments[0])
+    if config.target_returns:
+        return _ask(trained, config)
     video = config.video and _can_film()
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     drawing = os.environ.get("MUJOCO_GL")
@@ -63,6 +72,31 @@ def run(arguments: list[str]) -> int:
     # where MuJoCo's back end failed to load it was said, and set to "disable" (see offrl.environments.import_mujoco)
     if video and os.environ.get("MUJOCO_GL") == drawing:
         _film(trained, config, result)
+    return 0
+
+
+def _ask(trained: Run, config: EvaluateConfig) -> int:
+    """Score the policies for each of the returns; a table, a CSV file and a picture."""
+    from offrl import asked
+    from offrl.logging import interval_text, print_table
+
+    if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
+        raise UserError("target_returns is auto, or a list of numbers: target_returns=[1000,2000,3000]")
+    targets = None if config.target_returns == ["auto"] else config.target_returns
+    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
+    achieved = trained.ask(targets, **scoring)
+    for where in achieved.cells.values():
+        returns, scores = achieved.means(where), achieved.scores(where)
+        rows = [
+            [f"{target:g}", interval_text(returns[i]), *([] if scores is None else [interval_text(scores[i])])]
+            for i, target in enumerate(achieved.targets)
+        ]
+        cell = achieved.replicas[where[0]].cell
+        headers = ["asked", "return [95% interval]", *([] if scores is None else ["score [95% interval]"])]
+        print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
+    title = f"{trained.algorithm} on {trained.dataset}"
+    for path in asked.write(achieved, trained.dir, title, trained.record["data"].get("return_max")):
+        print(path)
     return 0
 
 
