@@ -1,4 +1,4 @@
-"""Decision-Pretrained Transformer: "Supervised Pretraining Can Learn In-Context Reinforcement Learning" (Lee et al., 2023, arXiv 2306.14892)."""
+"""DPT: "Supervised Pretraining Can Learn In-Context Reinforcement Learning" (Lee et al., 2023, arXiv 2306.14892)."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class InContext(nn.Module):
         x = self.embed(tokens)
         if past is not None:
             x, cache = cast(Transformer, self.trunk).extend(x, past, mask)
-            return cast(Policy, self.head)(x), cache
+            return self.head(x), cache
         if key is not None:
             x = drop(x, self.rate, key, OUTER)
-        return cast(Policy, self.head)(self.trunk(x, mask, key))
+        return self.head(self.trunk(x, mask, key))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Memory:
     [E, n, A], rewards [E, n]."""
 
     seen: Batch
-    valid: Tensor | None = None  # bool [E, n]: False is no transition, but a step after an episode's end; None: all are valid
+    valid: Tensor | None = None  # bool [E, n]: False is no transition, and stands before all that are; None: all are valid
     doing: Batch | None = None  # the transition that is being made, without its successor: [E, ...]
     cache: Cache = ()  # of the query and the first tokens of `seen`, where there is one observation only
     cached: int = 0  # how many of `seen` are in it
@@ -102,10 +102,11 @@ class Memory:
 
 @register("algo", "dpt")
 class DPT(Algorithm):
-    """Predicts a task's best action at a query from transitions of the task, by cross-entropy after every length of the context (Algorithm 1).
+    """Predicts a task's best action at a query from transitions of the task, by cross-entropy after every length of the context (Algorithm
+    1).
 
-    A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and nothing says what came when. Unlike the authors' the loss counts the
-    empty context, too, so that the first action is learnt, and is the mean over positions, not the sum, which Adam does not notice.
+    A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and nothing says what came when. Unlike the authors' the loss counts
+    the empty context, too, so that the first action is learnt, and is the mean over positions, not the sum, which Adam does not notice.
 
     It acts on all that it has seen since `start`. `renew` begins another episode of the same tasks and keeps what was seen: this is how it
     learns in context (`offrl adapt`). With `explore` it samples, as if from a posterior; else it takes the most probable action.
@@ -186,41 +187,42 @@ class DPT(Algorithm):
         """The memory where new episodes of the same tasks begin. observations [E, O]: the last ones of the old episodes; lengths [E]: their
         steps: an episode that ended before the others went on in name only."""
         memory = self.noted(carry, observations)
-        seen, count = memory.seen, memory.seen["rewards"].shape[1]
+        count = memory.seen["rewards"].shape[1]
         step = torch.arange(count) - (count - memory.steps)  # of the episode, negative for what was before it
-        last = (step == lengths.unsqueeze(-1) - 1).unsqueeze(-1)
-        following = torch.where(last, observations.unsqueeze(1), seen["next_observations"])
-        valid, over = memory.valid, step >= lengths.unsqueeze(-1)
-        if bool(over.any()):
-            valid = ~over if valid is None else valid & ~over
-        changed = valid is not memory.valid  # what was cached has looked at steps that are none
-        cache, cached = ((), 0) if changed else (memory.cache, memory.cached)
-        return Memory({**seen, "next_observations": following}, valid, None, cache, cached)
+        ends = lengths.unsqueeze(-1)
+        following = torch.where((step == ends - 1).unsqueeze(-1), observations.unsqueeze(1), memory.seen["next_observations"])
+        seen = {**memory.seen, "next_observations": following}
+        made = step < ends
+        if bool(made.all()) and count <= self.config.context:
+            return dataclasses.replace(memory, seen=seen, steps=0)
+        valid = made if memory.valid is None else made & memory.valid
+        order = valid.long().argsort(dim=1, stable=True)[:, -self.config.context :]  # the last ones, behind what is no transition
+        valid = valid.gather(1, order)
+        rows = torch.arange(len(order)).unsqueeze(-1)
+        # what was cached has looked at what is left out
+        return Memory({name: column[rows, order] for name, column in seen.items()}, None if bool(valid.all()) else valid)
 
     def noted(self, memory: Memory, obs: Tensor) -> Memory:
         """The memory with the transition that led to `obs` [E, O]."""
         if memory.doing is None:
             return memory
-        new = {**memory.doing, "next_observations": obs}
-        drop_first = max(0, memory.seen["rewards"].shape[1] + 1 - self.config.context)
-        seen = {name: torch.cat([column[:, drop_first:], new[name].unsqueeze(1)], 1) for name, column in memory.seen.items()}
-        valid = memory.valid
+        new, valid = {**memory.doing, "next_observations": obs}, memory.valid
+        seen = {name: torch.cat([column, new[name].unsqueeze(1)], 1) for name, column in memory.seen.items()}
         if valid is not None:
-            valid = torch.cat([valid[:, drop_first:], torch.ones_like(valid[:, :1])], 1)
-        cache, cached = ((), 0) if drop_first else (memory.cache, memory.cached)  # what was cached has looked at what is forgotten
-        return dataclasses.replace(memory, seen=seen, valid=valid, doing=None, cache=cache, cached=cached)
+            valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)
+        return dataclasses.replace(memory, seen=seen, valid=valid, doing=None)
 
     def best(self, state: TrainState, memory: Memory, obs: Tensor) -> tuple[tuple[Tensor, ...], Memory]:
         """The distribution of the best action at `obs` [E, ...]; and the memory, with what was computed for it."""
-        tokens, valid, actor = self.tokens(memory.seen), memory.valid, state.params["actor"]
-        many = tokens.shape[-2]
+        actor, most, valid, cache = state.params["actor"], self.config.context, memory.valid, memory.cache
+        tokens = self.tokens({name: column[:, -most:] for name, column in memory.seen.items()})
+        many = tokens.shape[-2] + 1
         if valid is not None:
-            valid = torch.cat([torch.ones_like(valid[:, :1]), valid], 1)
-        if not self.config.one_state:
-            mask = None if valid is None else visible(valid, many + 1)
+            valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, -most:]], 1)
+        mask = None if valid is None else visible(valid, many)
+        if not self.config.one_state or memory.seen["rewards"].shape[1] > most:
             dist = self.apply("actor", actor, torch.cat([self.asked(obs), tokens], 1), mask)
             return tuple(x[:, -1] for x in dist), memory
-        new = tokens[:, memory.cached :] if memory.cache else torch.cat([self.asked(obs), tokens], 1)
-        mask = None if valid is None else visible(valid, many + 1)[..., many + 1 - new.shape[-2] :, :]
-        dist, cache = self.apply("actor", actor, new, mask, None, memory.cache)
-        return tuple(x[:, -1] for x in dist), dataclasses.replace(memory, cache=cache, cached=many)
+        new = tokens[:, memory.cached :] if cache else torch.cat([self.asked(obs), tokens], 1)
+        dist, cache = self.apply("actor", actor, new, None if mask is None else mask[..., many - new.shape[-2] :, :], None, cache)
+        return tuple(x[:, -1] for x in dist), dataclasses.replace(memory, cache=cache, cached=many - 1)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from offrl.nn.transformer import Norm, Table, interleave, visible
 from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings import setting
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
 
 TEXT = "text"  # a column of batches: tokens [text_batch, text_length]
 SPEAKING = 3_001  # folded into an update's key for the text that is drawn, and for the dropout on it
@@ -127,13 +130,13 @@ class LanguagePolicy(StepPolicy):
         self.steps = cast(Any, LanguageSteps(sizes, c, language))
         hidden = [language.width] if c.embedding == "mlp" else []
         if hidden and c.policy == "deterministic" and not spec.discrete:
-            self.head: nn.Module = Clipped(language.width, spec.action_dim, hidden, activation="gelu")
+            self.head = Clipped(language.width, spec.action_dim, hidden, activation="gelu")
         else:
             self.head = make_policy(c.policy, language.width, spec.action_dim, spec.num_actions, hidden, activation="gelu")
 
     def forward(self, tokens: Any, timesteps: Any, valid: Tensor | None = None, key: Tensor | None = None) -> Any:
         if isinstance(tokens, Tensor):
-            return self.steps.trunk.text_loss(tokens, key)
+            return trunk_of(self).text_loss(tokens, key)
         return super().forward(tokens, timesteps, valid, key)
 
 
@@ -184,6 +187,12 @@ class LaMo(SequenceAlgorithm):
     vectorized: ClassVar[bool] = False
 
     @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        """Run eagerly unless told otherwise: compiling many layers takes minutes, of which matrix products give little back."""
+        config = super().prerequisites(config, dataset)
+        return dataclasses.replace(config, compile="eager") if config.compile == "auto" else config
+
+    @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """Find the language model, note which one it is and its sizes, and try it. Raises UserError where it cannot be the trunk."""
         config = super().fit_config(config, dataset, grid)
@@ -225,7 +234,7 @@ class LaMo(SequenceAlgorithm):
         return dataclasses.replace(super().optimizer(name), eps=1e-6)
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
-        frozen = {} if self.source is None else self.source.frozen  # where the data are; those of the modules are on the CPU
+        frozen = self.source.frozen if next(iter(params.values())).is_cuda else {}  # those of the modules are on the CPU
         return functional_call(self.modules[name], {**frozen, **params}, x, tie_weights=False)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
@@ -239,7 +248,7 @@ class LaMo(SequenceAlgorithm):
 
     def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The frozen weights, or where the language model lay."""
-        frozen = self.modules["actor"].get_submodule("steps.trunk").frozen()
+        frozen = trunk_of(self.modules["actor"]).frozen()
         small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
         about: dict[str, Any] = {"identity": self.language.identity, "place": self.language.place}
         if self.config.ship_lm == "always" or not self.language.place or (self.config.ship_lm == "small" and small):
@@ -277,6 +286,11 @@ def trunk(config: Any, language: Language) -> Trunk:
         biases=c.lora_biases,
         talks=bool(c.text),
     )
+
+
+def trunk_of(actor: nn.Module) -> Trunk:
+    """The trunk in a policy's module."""
+    return cast(Trunk, actor.get_submodule("steps.trunk"))
 
 
 def chosen(config: Any) -> Language:

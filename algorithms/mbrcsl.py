@@ -60,8 +60,12 @@ class MBRCSLConfig(OutcomeSettings):
     wanted: int = setting(100, "no more are played once so many promise more than the data's best return", low=1, place=True)
     horizon: int | None = setting(None, "steps of such an episode at most; null: the data's longest episode", low=1, place=True)
     range_margin: float = setting(
-        0.0, "imagined observations are cut off where they leave the data's range by so many times its width", low=0.0, place=True
+        0.05, "an episode that leaves the data's range by more than so many times its width does not count", low=0.0, place=True
     )
+    target_quantile: float = setting(
+        0.9, "target_return=null: of what the imagined episodes promise so much is asked for; 1: the largest, as the authors do",
+        low=0.0, high=1.0,
+    )  # fmt: skip
     imagined: str = setting("", "a file of such episodes that an earlier run kept; empty: they are played first", place=True)
     imagined_id: str = setting("", "which episodes those are; filled in")
     real_share: float = setting(0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
@@ -99,7 +103,7 @@ class BothSampler:
 @register("algo", "mbrcsl")
 class MBRCSL(OutcomeConditioned):
     """Learns from whole episodes that a clone of the data's behaviour plays in a learnt model, those that promise more than any in the
-    data; and asks for the most that one of them promises (algorithm 1). Where the data's episodes cross, imagined ones change over.
+    data; and asks for as much as they promise (algorithm 1). Where the data's episodes cross, imagined ones change over.
 
     Before a run come three parts, each used again by runs with the same settings: a model, a behaviour policy, and the episodes.
     """
@@ -117,10 +121,14 @@ class MBRCSL(OutcomeConditioned):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """`config` with what the best imagined episode promises as the return to ask for."""
+        """`config` with a return to ask for that imagined episodes promise.
+
+        The largest promise may be one that the model is wrong about, and asking for it leads where no episode went.
+        """
         if config.imagined and config.target_return is None:
-            best = imagined.about_file(config.imagined, dataset.spec)["best"]
-            config = dataclasses.replace(config, target_return=round_digits(best))
+            promised = imagined.read(config.imagined, dataset.spec)[0].raw_returns
+            asked = float(promised.quantile(config.target_quantile))
+            config = dataclasses.replace(config, target_return=round_digits(asked))
         return super().fit_config(config, dataset, grid)
 
     def sampler(self) -> Sampler:

@@ -25,6 +25,6 @@ class RvSConfig(OutcomeSettings):
 
 @register("algo", "rvs")
 class RvS(OutcomeConditioned):
-    """Behaviour cloning whose network sees the average reward of what came after (sections 3 and 4.1)."""
+    """Behaviour cloning whose network sees the average reward of what came after."""
 
     Config = RvSConfig

@@ -41,7 +41,8 @@ KINDS = ("observation", "action", "reward", "value")
 
 @dataclass
 class TTConfig:
-    """Settings of the Trajectory Transformer. The defaults are the authors', the planner's those for HalfCheetah, the cheapest."""
+    """Settings of the Trajectory Transformer. The defaults are the authors', but for a planner that a CPU can play episodes with: theirs
+    are in configs/experiment/tt/published-gym.yaml."""
 
     name: str = "tt"
     learning_rate: float = setting(6e-4, "AdamW's learning rate", low=0.0)
@@ -70,9 +71,11 @@ class TTConfig:
     action_weight: float = setting(5.0, "weight of the actions' tokens in the loss; observations have 1", low=0.0)
     reward_weight: float = setting(1.0, "weight of the rewards' tokens", low=0.0)
     value_weight: float = setting(1.0, "weight of the values' tokens", low=0.0)
-    plan_horizon: int = setting(5, "steps of a plan", low=1)
+    plan_horizon: int = setting(5, "steps of a plan (the authors: 5 to 20)", low=1)
     plan_every: int = setting(1, "steps of a plan that are taken before the next one is made", low=1)
-    beam_width: int = setting(32, "plans that are kept at each step; 1 with beam_expand=1: none is compared with another", low=1)
+    beam_width: int = setting(
+        16, "plans that are kept at each step (the authors: 32 or 128); 1 with beam_expand=1: none is compared with another", low=1
+    )
     beam_expand: int = setting(2, "continuations that are drawn of each", low=1)
     action_cdf: float = setting(
         0.6, "actions are not drawn from the least probable tokens that have this share of the probability together", low=0.0, high=0.999
@@ -82,8 +85,8 @@ class TTConfig:
     plan_context: int = setting(5, "steps that planning begins with at most, the one that is planned first included", low=2)
     plan_longest: int | None = setting(
         None,
-        "steps after which planning forgets all but the last plan_context - 1, and computes their keys anew; at most context; larger is "
-        "faster; null: plan_context, as published",
+        "steps after which planning forgets all but the last plan_context - 1, and computes their keys anew (the authors: plan_context, so "
+        "after every step; about half as fast); at most context; null: context",
         low=2,
     )
 
@@ -219,7 +222,7 @@ class TT(Algorithm):
         if c.width % c.heads:
             raise UserError(f"algo.width={c.width} is no multiple of algo.heads={c.heads}")
         start = min(c.plan_context, c.context)
-        self.longest = start if c.plan_longest is None else c.plan_longest
+        self.longest = c.context if c.plan_longest is None else c.plan_longest
         if not start <= self.longest <= c.context:
             raise UserError(
                 f"algo.plan_longest={self.longest} must be at least algo.plan_context={start}, and at most algo.context={c.context}"
@@ -277,7 +280,9 @@ class TT(Algorithm):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         new, metrics = self.descend(state, "trajectory", self.loss, batch, key)
         # the same at each update: a state is handed the data in updates only
-        extra = {name: torch.where(state.step < 0, state.extra[name], found) for name, found in self.source.bins._asdict().items()}
+        device = state.step.device  # memory-mapped data stay on the CPU
+        found = {name: bins.to(device) for name, bins in self.source.bins._asdict().items()}
+        extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in found.items()}
         return new._replace(extra=extra), metrics
 
     # ---- acting

@@ -212,8 +212,8 @@ def load(config: DatasetConfig) -> RawData:
 def generate(seed: int, tasks: int, pulls: int, arms: int = ARMS, std: float = STD, features: int | None = None) -> RawData:
     """One episode of `pulls` in each of the tasks 0, ..., `tasks` - 1, with the columns tasks and optimal_actions.
 
-    Behaviour as in the authors' code: an arm is drawn from a mixture of a Dirichlet(1) distribution and one lone arm, whose share is 0, 0.1,
-    ... or 1.
+    Behaviour as in the authors' code: an arm is drawn from a mixture of a Dirichlet(1) distribution and one lone arm, whose share is 0,
+    0.1, ... or 1.
     """
     from offrl.data.raw import RawData
 

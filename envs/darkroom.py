@@ -1,4 +1,4 @@
-"""Darkroom: a room whose goal is not shown; where it is makes a task (arXiv 2306.14892, section 5; Laskin et al., 2022, arXiv 2210.14215)."""
+"""Darkroom: a room whose goal is not shown; where it is makes a task (arXiv 2306.14892, section 5; arXiv 2210.14215)."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Darkroom(gym.Env):
         return self.position.astype(np.float32), float(there), False, False, {"success": there}
 
     def contexts(self, key: Tensor, batch: int, length: int) -> dict[str, Tensor]:
-        """Contexts of goals that are not held out, as `offrl.data.multitask.FreshContexts` asks for them: every transition begins in a random
-        cell with a random action, as the authors' "uniform" ones do, and so does the query."""
+        """Contexts of goals that are not held out, as `offrl.data.multitask.FreshContexts` asks for them: every transition begins in a
+        random cell with a random action, as the authors' "uniform" ones do, and so does the query."""
         import torch
 
         from offrl import rng

@@ -20,24 +20,24 @@ class PointStitch(gym.Env):
         self.observation_space = spaces.Box(-EDGE.astype(np.float32), EDGE.astype(np.float32), dtype=np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.render_mode = render_mode
-        self.position = PLACES["A"].copy()
+        self.position = np.array(PLACES["A"])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self.position = PLACES["A"] + self.np_random.uniform(-SPREAD, SPREAD, 2)
+        self.position = np.array(PLACES["A"]) + self.np_random.uniform(-SPREAD, SPREAD, 2)
         return self.position.astype(np.float32), {"success": False}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.position, reward, over = move(self.position, np.asarray(action, np.float64))
-        there = over and bool(np.linalg.norm(self.position - PLACES["G"]) <= REACH)
+        there = over and bool(np.linalg.norm(self.position - np.array(PLACES["G"])) <= REACH)
         return self.position.astype(np.float32), reward, over, False, {"success": there}
 
     def render(self) -> np.ndarray | None:
-        """A picture [240, 320, 3] uint8: the ends' discs and the point."""
+        """A picture [200, 350, 3] uint8: the ends' discs and the point."""
         if self.render_mode is None:
             return None
-        x, y = np.meshgrid(np.linspace(-EDGE[0], EDGE[0], 320), np.linspace(EDGE[1], -EDGE[1], 240))
-        picture = np.full((240, 320, 3), 255, np.uint8)
+        x, y = np.meshgrid(np.linspace(-EDGE[0], EDGE[0], 350), np.linspace(EDGE[1], -EDGE[1], 200))
+        picture = np.full((200, 350, 3), 255, np.uint8)
         for name, colour in {"D": (230, 170, 80), "X": (160, 160, 160), "G": (80, 180, 90)}.items():
             picture[np.hypot(x - PLACES[name][0], y - PLACES[name][1]) < REACH] = colour
         picture[np.hypot(x - self.position[0], y - self.position[1]) < 0.04] = (200, 40, 40)

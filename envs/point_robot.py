@@ -35,8 +35,8 @@ def best(position: np.ndarray, goal: np.ndarray) -> np.ndarray:
 
 
 class PointRobot(gym.Env):
-    """Observation: x and y. Action: how far to move along each, in [-0.1, 0.1]. Reward: minus the distance from the goal. It begins at 0 and
-    never ends by itself.
+    """Observation: x and y. Action: how far to move along each, in [-0.1, 0.1]. Reward: minus the distance from the goal. It begins at 0
+    and never ends by itself.
 
     task: the number of the goal; None: another one in each episode, of those that are `held_out`.
     """
@@ -108,5 +108,11 @@ def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = 
         "optimal_actions": labels.reshape(rows, 2).astype(np.float32),
     }
     return RawData(
-        columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=np.float32(-REACH), action_high=np.float32(REACH)
+        columns,
+        name=NAME,
+        source="offrl",
+        version=str(seed),
+        task=lookup(NAME),
+        action_low=np.float32(-REACH),
+        action_high=np.float32(REACH),
     )

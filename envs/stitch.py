@@ -14,7 +14,7 @@ its own, so that the time steps at which M is passed are distributed alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,22 +22,24 @@ from offrl.registry import register
 from offrl.tasks import Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from offrl.data.config import DatasetConfig
     from offrl.data.raw import RawData
 
 NAME = "point-stitch"
 ENV = "offrl/PointStitch-v0"
-PLACES = {name: np.array(at) for name, at in {
-    "A": (-0.4, 0.0), "B": (0.4, -0.8), "M": (0.4, 0.0), "D": (-1.2, 0.0), "X": (1.4, 0.0), "G": (0.4, 1.0),
-}.items()}  # fmt: skip
+PLACES: dict[str, tuple[float, float]] = {
+    "A": (0.0, 0.0), "B": (1.2, -1.2), "M": (1.2, 0.0), "D": (-1.2, 0.0), "X": (2.4, 0.0), "G": (1.2, 1.2),
+}  # fmt: skip
 ENDS = ("D", "X", "G")  # an episode ends where one of them is reached
-# height of the hill where y <= 0: all of it is climbed outside the reach of A, M and the ends; and of the ridge from M to G, on top of that
-ALONG_X = (-1.05, -0.45, -0.35, 0.25), (1.5, 0.0, 0.0, 1.0)
-ALONG_Y = (0.15, 0.85), (0.0, 2.0)
-RIDGE = 0.15  # half its width; beside it the height falls off within about as much
-EDGE = np.array([1.6, 1.2])  # |x| and |y| at most
-STEP = 0.08  # distance that an action of 1 moves the point, along each axis
-REACH = 0.15  # distance from a place that counts as there
+# Where the hill begins and ends to rise, and by how much: from A to D and from A to M along x, from M to G along y. Elsewhere it is flat.
+SLOPES_X = ((-0.25, -0.85, 1.5), (0.25, 0.85, 1.0))
+SLOPE_Y = (0.25, 0.85, 2.0)
+RIDGE = 0.2  # half the width of the slope to G; beside it that height falls off within about as much
+EDGE = np.array([2.8, 1.6])  # |x| and |y| at most
+STEP = 0.1  # distance that an action of 1 moves the point, along each axis
+REACH = 0.25  # distance from a place that counts as there
 SPREAD = 0.05  # of the starts, along each axis
 LIMIT = 100  # steps
 DECOY, BEST = 1.5, 3.0  # returns that score 0 and 100
@@ -45,18 +47,40 @@ EPISODES = 300
 KINDS = ((0.45, "AMX"), (0.3, "AD"), (0.25, "BMG"))  # share of the episodes, and the places they pass
 
 
-def height(position: np.ndarray) -> float:
-    """How high the hill is at a position [2]."""
-    x, y = position
-    beside = max(0.0, abs(x - PLACES["G"][0]) - RIDGE) / RIDGE
-    return float(np.interp(x, *ALONG_X) + np.interp(y, *ALONG_Y) * np.exp(-(beside**2)))
+def rise(at: Any, begin: float, end: float, by: float) -> Any:
+    """A smooth step from 0 to `by`."""
+    done = ((at - begin) / (end - begin)).clip(0.0, 1.0)
+    return by * done * done * (3.0 - 2.0 * done)
+
+
+def height(x: Any, y: Any) -> Any:
+    """How high the hill is at positions, arrays or tensors [...]."""
+    beside = ((abs(x - PLACES["G"][0]) - RIDGE) / RIDGE).clip(0.0, 1.0)
+    return sum(rise(x, *slope) for slope in SLOPES_X) + rise(y, *SLOPE_Y) * (1.0 - beside * beside)
+
+
+def over(x: Any, y: Any) -> Any:
+    """Whether an end is reached at positions, arrays or tensors [...]; bool."""
+    at = [(x - PLACES[name][0]) ** 2 + (y - PLACES[name][1]) ** 2 <= REACH**2 for name in ENDS]
+    return at[0] | at[1] | at[2]
 
 
 def move(position: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
     """One step from a position [2]: the next one, the reward, and whether the episode ends."""
     following = np.clip(position + STEP * np.clip(action, -1.0, 1.0), -EDGE, EDGE)
-    over = any(np.linalg.norm(following - PLACES[name]) <= REACH for name in ENDS)
-    return following, height(following) - height(position), over
+    return following, float(height(*following) - height(*position)), bool(over(*following))
+
+
+@register("termination", ENV)
+def ends(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
+    """The environment's endings, for models of it; see `offrl.world_models.terminations`."""
+    return over(*next_observations.unbind(-1))
+
+
+@register("reward", ENV)
+def pays(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
+    """The environment's rewards, for models of it that ask for them (algo.reward=auto)."""
+    return height(*next_observations.unbind(-1)) - height(*observations.unbind(-1))
 
 
 @register("task", NAME)
@@ -90,7 +114,7 @@ def generate(seed: int, episodes: int) -> RawData:
     draw = np.random.Generator(np.random.PCG64(seed))
     shares = np.cumsum([share for share, _ in KINDS])[:-1]
     kinds = np.searchsorted(shares, (np.arange(episodes) + 0.5) / episodes)  # as many of each as the shares say, in a random order
-    played = [play([PLACES[p] for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
+    played = [play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
     columns = {name: np.concatenate([episode[name] for episode in played]) for name in played[0]}
     return RawData(columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=-1.0, action_high=1.0)
 
@@ -98,15 +122,16 @@ def generate(seed: int, episodes: int) -> RawData:
 def play(way: Sequence[np.ndarray], draw: np.random.Generator) -> dict[str, np.ndarray]:
     """The columns of one episode that passes these places, the first its start and the last its end."""
     position, speed, left = way[0] + draw.uniform(-SPREAD, SPREAD, 2), draw.uniform(0.6, 1.0), list(way[1:])
-    rows, over = [], False
-    while not over and len(rows) < LIMIT:
+    rows: list[tuple[Any, ...]] = []
+    ended = False
+    while not ended and len(rows) < LIMIT:
         if len(left) > 1 and np.linalg.norm(left[0] - position) < STEP:
             left.pop(0)
         to = left[0] - position
         action = np.clip(speed * to / max(float(np.linalg.norm(to)), 1e-9) + 0.15 * draw.standard_normal(2), -1.0, 1.0)
         action = action.astype(np.float32).astype(np.float64)  # what is recorded is what was done
-        following, reward, over = move(position, action)
-        rows.append((position, action, reward, over, not over and len(rows) == LIMIT - 1, following))
+        following, reward, ended = move(position, action)
+        rows.append((position, action, reward, ended, not ended and len(rows) == LIMIT - 1, following))
         position = following
     names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
     kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)

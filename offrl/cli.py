@@ -23,6 +23,7 @@ usage: offrl COMMAND [name=value ...]
   offrl train resume=runs/NAME       continue a run (so does the command that began it)
   offrl finetune runs/NAME env=Hopper-v5 steps=100000     let its policies go on learning in an environment, or fresh ones: algo=sac_n
   offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
+  offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
 
   offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=joblib, ray, slurm
   offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers

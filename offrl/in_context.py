@@ -42,8 +42,8 @@ class Learner(Protocol):
 
 
 class Trained:
-    """A trained policy as a Learner. Its algorithm says what outlives an episode, with a method `renew(state, carry, observations, lengths)`;
-    one without it forgets."""
+    """A trained policy as a Learner. Its algorithm says what outlives an episode, with a method `renew(state, carry, observations,
+    lengths)`; one without it forgets."""
 
     def __init__(self, policy: TrainedPolicy, explore: bool) -> None:
         """`explore`: sample actions rather than take the most probable ones."""
@@ -134,7 +134,9 @@ class Arena:
         """All tasks, so many episodes each. `progress(steps, at most)` is called after every step."""
         count = len(self.envs)
         memory = learner.begin(self.tasks, self.seed)
-        rewards, regrets, ends, said = [], [], [], False
+        rewards: list[np.ndarray] = []
+        regrets: list[np.ndarray] = []
+        ends, said = [], False
         for episode in range(episodes):
             rows = np.zeros((count, *self.shape), self.dtype)
             for n, env in enumerate(self.envs):

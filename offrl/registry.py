@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from offrl.errors import UserError, nearest, warn
 
 T = TypeVar("T")
-# importing the package registers its members
+# importing the packages registers their members
 _BUILTIN = {
     "algo": "offrl.algorithms",
     "dataset": "offrl.envs",
@@ -23,8 +23,8 @@ _BUILTIN = {
     "task_names": "offrl.envs",
     "published": "offrl.envs",
     "world_model": "offrl.algorithms",
-    "termination": "offrl.world_models.terminations",
-    "reward": "offrl.world_models.rewards",
+    "termination": "offrl.world_models.terminations offrl.envs",
+    "reward": "offrl.world_models.rewards offrl.envs",
     "command": "offrl.world_models.quality_command",
     "estimator": "offrl.world_models.evaluation",
 }
@@ -64,8 +64,8 @@ def load_plugins() -> None:
 
 def names(kind: str) -> dict[str, Any]:
     """All registered members of a kind, by name."""
-    if kind in _BUILTIN:
-        importlib.import_module(_BUILTIN[kind])
+    for module in _BUILTIN.get(kind, "").split():
+        importlib.import_module(module)
     load_plugins()
     return dict(sorted(_table.get(kind, {}).items()))
 

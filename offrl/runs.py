@@ -292,7 +292,8 @@ class Run:
         def part(i: int) -> Evaluation:
             rows = slice(i * many, (i + 1) * many)
             arrays = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name not in ("label", "faults")}
-            return replace(whole, **{name: None if a is None else a[rows] for name, a in arrays.items()})
+            cut: dict[str, Any] = {name: None if a is None else a[rows] for name, a in arrays.items()}
+            return replace(whole, **cut)
 
         return Achieved(tuple(targets), tuple(self.replicas), tuple(part(i) for i in range(len(targets))))
 

@@ -35,35 +35,42 @@ def collect(
     tell: Tell | None = None,
 ) -> Kept:
     """Play from first observations of the data, `batch` episodes at a time, until `wanted` have a return above `threshold`, or `most` are
-    played; and where none has, take the `wanted` ones with the largest returns, with a warning.
+    played; where none has, take the `wanted` ones with the largest returns.
 
-    An episode lasts until the model ends it, or `horizon` steps. Its rewards are those that the model's elites expect on the way that was
-    drawn, not drawn ones: the largest of many noisy sums would promise what nobody can earn. Returns are in the units of the recorded rewards. Columns as `save` takes
-    them: observations [R, O], actions [R, A], rewards [R] in training units, next_observations [R, O], terminations bool [R], lengths [E]
-    int64 and returns [E]; and what to say of them.
+    An episode lasts until the model ends it, or `horizon` steps, and does not count if it leaves the range that the tree allows: there the
+    model knows nothing. Its rewards are those that the model's elites expect on the way that was drawn, not drawn ones: the largest of
+    many noisy sums would promise what nobody can earn. Returns are in the units of the recorded rewards.
+
+    Gives columns, observations [R, O], actions [R, A], rewards [R] in training units, next_observations [R, O], terminations bool [R],
+    lengths [E] int64 and returns [E]; and what to say of them. Raises UserError where every episode leaves the range.
     """
     first = dataset.episode_start
     observations = dataset.columns["observations"].reshape(len(dataset), -1)[first].float()
     past = model.first_past(observations)
     kept: list[dict[str, Tensor]] = []
     best: dict[str, Tensor] | None = None  # so far, of those that do not beat the data
-    played = beat = 0
+    played = beat = left = 0
     while played < most and beat < wanted:
         begin, go = rng.split(rng.fold_in(key, played // batch))
         rows = rng.randint(begin, (batch,), len(first))
         whole = expected(model, tree, branched(model, tree, act, observations[rows], past[rows], horizon, go))
         returns = episode_returns(whole, dataset.spec)
-        better = returns > threshold
+        inside = ~(whole.clipped & whole.valid).any(0)
+        better = inside & (returns > threshold)
         kept.append(choose(whole, returns, torch.nonzero(better).squeeze(-1)))
-        played, beat = played + batch, beat + int(better.sum())
+        played, beat, left = played + batch, beat + int(better.sum()), left + int((~inside).sum())
         if not beat:
-            top = returns.topk(min(wanted, batch)).indices
-            best = merge([*([best] if best else []), choose(whole, returns, top)], wanted)
+            rest = choose(whole, returns, torch.nonzero(inside).squeeze(-1))
+            best = merge([*([best] if best else []), rest], wanted)
         if tell is not None:
             tell(f"{played:,} episodes played in the model, {beat:,} above the data's best return {threshold:g} (until {wanted:,} are)")
     found = merge(kept) if beat else best
-    assert found is not None
-    about = {"played": played, "beat": beat, "threshold": threshold, "best": float(found["returns"].max())}
+    if found is None or not len(found["returns"]):
+        raise UserError(
+            f"{dataset.spec.name}: all {played:,} episodes played in the model left the data's range: train a better model or behaviour "
+            "policy, or allow more (algo.range_margin=)"
+        )
+    about = {"played": played, "left": left, "beat": beat, "threshold": threshold, "best": float(found["returns"].max())}
     return found, about
 
 
@@ -104,13 +111,16 @@ def merge(parts: list[dict[str, Tensor]], most: int | None = None) -> dict[str, 
 
 def say(about: Mapping[str, Any], name: str) -> str:
     """What was found, in a line. A warning where nothing beats the data."""
-    played, beat, threshold, best = (about[k] for k in ("played", "beat", "threshold", "best"))
+    played, left, beat, threshold, best = (about[k] for k in ("played", "left", "beat", "threshold", "best"))
     if not beat:
         warn(
             f"{name}: none of {played:,} episodes played in the model promises more than the data's best return {threshold:g}: it learns "
             f"from the best of them, which promise up to {best:.4g}, and will not do better than the data. More may: algo.rollouts="
         )
-    return f"{beat:,} of {played:,} episodes played in the model beat the data's best return {threshold:g}; the best promises {best:.4g}"
+    return (
+        f"{beat:,} of {played:,} episodes played in the model promise more than the data's best return {threshold:g}, the best of them "
+        f"{best:.4g}; {left:,} left the data's range and do not count"
+    )
 
 
 def about_file(path: str | Path, spec: DataSpec) -> dict[str, Any]:

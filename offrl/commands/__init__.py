@@ -4,4 +4,4 @@ prints (a command without it sees to --help itself).
 Nothing heavy is imported before a command knows what to do.
 """
 
-NAMES = ("train", "finetune", "evaluate", "benchmark", "report", "select", "data", "collect", "model", "export", "list")
+NAMES = ("train", "finetune", "evaluate", "adapt", "benchmark", "report", "select", "data", "collect", "model", "export", "list")

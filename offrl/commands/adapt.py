@@ -51,6 +51,8 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     """Play, write in_context.csv and in_context.png, print the table; returns {learner: [Played of each policy]}."""
     from pathlib import Path
 
+    import numpy as np
+
     from offrl import checkpoint
     from offrl.data.dataset import DataSpec
     from offrl.environments import check_fit, make_env, resolve_task
@@ -68,7 +70,8 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
         check_fit(spec, task)
     env = make_env(task)
     numbers = chosen(config.tasks, lambda count: unseen(env, count, task.env_id or task.name))
-    space, learners = env.observation_space, getattr(env.unwrapped, "learners", dict)()
+    space = env.observation_space
+    learners: dict[str, Any] = getattr(env.unwrapped, "learners", dict)()
     bounds = getattr(space, "low", None), getattr(space, "high", None)
     episodes = config.episodes or (1 if bounds[0] is not None and bool((bounds[0] == bounds[1]).all()) else 20)
     env.close()
@@ -90,7 +93,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     rows, what = [], ""
     for name, each in played.items():
         x, _, what = each[0].curve()
-        values = sum(one.curve()[1] for one in each) / len(each)
+        values = np.mean([one.curve()[1] for one in each], axis=0)
         points = sorted({0, *(min(len(x) - 1, int(len(x) * share)) for share in (0.05, 0.25, 0.5)), len(x) - 1})
         rows.append([name, str(len(each)), *(interval_text(mean_interval(values[:, p])) for p in points)])
     unit = "episode" if episodes > 1 else "step"

@@ -90,6 +90,10 @@ class Trunk(nn.Module):
         """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. A token's position: how many it sees before it."""
         return self._run(self.base, {"inputs_embeds": x}, x.shape[0], mask, key)[0]
 
+    def train(self, mode: bool = True) -> Trunk:
+        """Nothing: whether there is dropout, a key decides."""
+        return super().train(False)
+
     def text_loss(self, text: Tensor, key: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of each token int64 [B, T] after the first, given those before it; []."""
         logits = self._run(self.__dict__["whole"], {"input_ids": text}, text.shape[0], visible(None, text.shape[1], text.device), key)[0]

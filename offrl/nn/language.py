@@ -166,8 +166,9 @@ def _read(folder: Path, place: str) -> Language:
     except OSError as error:
         raise UserError(f"algo.lm={folder}: {path.name} cannot be read ({error.strerror})") from None
     identity = digest.hexdigest()[:16]
-    if identity not in _known:
-        _known[identity] = Language(_load(folder), identity, place)
+    there = _known.get(identity)
+    if there is None or there.place != place:  # one that came with a policy has no words; a copy elsewhere may have other files beside it
+        _known[identity] = Language(there.model if there is not None and there.place else _load(folder), identity, place)
     return _known[identity]
 
 

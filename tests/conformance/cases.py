@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import shutil
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 
 FITTED = ("sindy",)  # by one regression, not by updates: tests of their own
-ALGORITHMS = {name: kind for name, kind in registry.names("algo").items() if name not in FITTED}
+ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
+ALGORITHMS = {name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT}
 BATCH = 32
 IMITATION = ("bc", "diffusion_bc", "dpt", "recoil")  # clone the data's actions, whatever their rewards
-DESCENDANTS = ("edt", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
+DESCENDANTS = ("edt", "lamo", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
+WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "meta_dt": {"dropout": 0.0, "context": 2, "prompt_warmup": 0, "task_model_steps": 50},
     "dpt": {"width": 32, "context": 2, "policy": "deterministic"},
     "dt": {"dropout": 0.0, "context": 2},
     "edt": {"dropout": 0.0, "context": 2, "stride": 1},
@@ -47,6 +51,9 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         name: {"rollouts": 500, "rollout_every": 100, "real_share": 0.75, **LEARNER}
         for name in ("combo", "mobile", "mopo", "morel", "rambo")
     },
+    "lamo": {"dropout": 0.0, "context": 2, "layers": 1},
+    # what promises more than this problem's best return, which the data hold, is the error of a small model: few of it
+    "mbrcsl": {"rollouts": 200, "wanted": 50, "real_share": 0.95, "target_quantile": 0.5, "weight_decay": 0.0},
     "pets": {
         "loss": "squared",
         "epoch": 100,
@@ -60,7 +67,17 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     },
     "sac_n": {"polyak": 0.05, "critics": 3},
     "td3_bc": {"polyak": 0.05},
-    "tt": {"bins": 12, "context": 2, "dropout": 0.0, "action_cdf": 0.0, "plan_horizon": 2, "beam_width": 16},
+    "tt": {
+        "learning_rate": 6e-3,
+        "context": 2,
+        "width": 24,
+        "layers": 1,
+        "dropout": 0.0,
+        "bins": 16,
+        "action_cdf": 0.0,
+        "plan_horizon": 2,
+        "beam_width": 16,
+    },
     "xql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -69,8 +86,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
     "dt": [{"padding": "left", "policy": "gaussian"}],
     "combo": [{"kit_compat": True, "pushed": "model"}],
+    "task_model": [{"predicts": "both", "history": 2}],
+    "meta_dt": [{"prompt": 0, "predicts": "observation"}, {"padding": "left"}],
     "dpt": [{"policy": "deterministic", "shuffle": False, "dropout": 0.2}],
     "dynamics": [{"history": 2, "loss": "squared"}],
+    "lamo": [{"tune": "all", "policy": "gaussian", "padding": "left", "embedding": "linear"}],
     "mobile": [{"smallest_target": 0.0}],
     "mopo": [{"candidates": 2, "lookahead": 2, "uncertainty": "density"}, {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4}],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
@@ -99,16 +119,24 @@ SMALL: dict[str, Any] = {
     "value_batch_size": 128,
     "samples": 2,
     "regions": 4,
+    "task_model_steps": 3,
+    "prompt_warmup": 0,
+    "recurrent_width": 16,
     "clone_epochs": 0,
     "plan_horizon": 3,
     "plan_population": 16,
     "plan_elites": 4,
     "plan_iterations": 2,
     "plan_particles": 2,
-    # diffusion
+    # diffusion, and episodes that it plays in a model
     "embedding": 16,
     "denoising_steps": 4,
+    "behaviour_steps": 10,
+    "behaviour_hidden": [16],
+    "range_margin": 10.0,
+    "wanted": 20,
     # transformers
+    "lm": "scratch",
     "width": 16,
     "layers": 2,
     "heads": 2,
@@ -135,7 +163,7 @@ class Case:
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
-        if "values" in known:  # what is trained first
+        if known & {"values", "task_model", "behaviour"}:  # what is trained first
             run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(scratch()), quiet=True, compile="eager", device="cpu")
             config = kind.prerequisites(run, dataset).algo
         return kind(kind.fit_config(config, dataset), dataset.spec)
@@ -180,7 +208,8 @@ def world_model(dataset: Dataset) -> str:
         mine = select(state, 0)
         tree = {**algorithm.tree(mine), **data_range(dataset), "scale": torch.ones(dataset.spec.observation_dim + 1)}  # type: ignore[attr-defined]
         path = scratch() / f"{dataset.fingerprint}.safetensors"
-        save(path, algorithm.model, tree, {"held_out": mine.extra["error"].tolist()})  # type: ignore[attr-defined]
+        about = {"data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}, "held_out": mine.extra["error"].tolist()}
+        save(path, algorithm.model, tree, about)  # type: ignore[attr-defined]
         _models[dataset.fingerprint] = str(path)
     return _models[dataset.fingerprint]
 

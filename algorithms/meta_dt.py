@@ -1,0 +1,278 @@
+"""Meta-DT: offline meta-RL as sequence modelling, with what a world model makes of the task (Wang et al., 2024, arXiv 2410.11448)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from offrl import parts, registry, rng
+from offrl.algorithm import Carry, Metrics, TrainState, Tree
+from offrl.backbones.sequence import History, SequenceAlgorithm, SequenceSettings, StepPolicy, Steps, masked_mean, with_last
+from offrl.data.dataset import Dataset
+from offrl.data.multitask import PROMPT, PromptSampler, Windows, episode_tasks, prompt_windows
+from offrl.data.samplers import Batch, Sampler
+from offrl.data.sequences import RETURNS, STEPS, VALID, SequenceSampler
+from offrl.errors import UserError
+from offrl.nn.transformer import Affine, Table, drop, interleave, visible
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
+
+OUTER = 1_000  # folded into the key of the dropout of embeddings; the transformer's layers have 0, 1, ...
+PROMPTING = -(1 << 42)  # keys of the prompts of new episodes: other draws have smaller numbers
+TASK = "task"
+
+
+@dataclass
+class MetaDTConfig(SequenceSettings):
+    """Settings of Meta-DT; the defaults are the authors', but for `prompt_skip`, which they do not have."""
+
+    name: str = "meta_dt"
+    batch_size: int = setting(128, "windows in a batch", low=1)
+    prompt: int = setting(5, "steps of an earlier episode of the task that stand before the window; 0: no prompt", low=0)
+    prompts: int = setting(3, "they are from one of so many episodes of the task, the best", low=1)
+    prompt_warmup: int = setting(20_000, "updates before windows have a prompt", low=0)
+    prompt_skip: float = setting(
+        0.1, "share of the windows without a prompt after that, as in the first episode of a new task", low=0.0, high=1.0
+    )
+    task_model: str = setting("", "a run of algo=task_model; empty: one is trained first", place=True)
+    task_model_id: str = setting("", "which one that is; filled in")
+    task_model_settings: dict[str, Any] = setting({}, "its settings; filled in")
+    task_model_steps: int = setting(20_000, "updates of the task model that is trained first", low=1, place=True)
+    history: int = setting(4, "the same task model: transitions that tell the task", low=1)
+    predicts: str = setting("reward", "the same task model: what differs between tasks", choices=("reward", "observation", "both"))
+
+
+class PromptedSteps(Steps):
+    """`Steps` after the steps of a prompt, whose tokens have embeddings of their own."""
+
+    def __init__(self, sizes: Mapping[str, int], prompt: Mapping[str, int], config: Any) -> None:
+        super().__init__(sizes, config)
+        self.prompt_embed = nn.ModuleDict({kind: Affine(size, config.width) for kind, size in prompt.items()})
+        self.prompt_time = Table(config.max_timestep, config.width)
+
+    def forward(self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None) -> dict[str, Tensor]:
+        """As `Steps`; tokens has the prompt's as well, by prompt_KIND [B, L, size], and its prompt_timesteps, prompt_valid [B, L]."""
+        many, time = len(self.kinds), self.time(timesteps)
+        x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
+        before, time = tokens[PROMPT + VALID], self.prompt_time(tokens[PROMPT + STEPS])
+        prompt = interleave([self.prompt_embed[kind](tokens[PROMPT + kind]) + time for kind in self.kinds])
+        x = torch.cat([prompt, x], -2)
+        if key is not None:
+            x = drop(x, self.rate, key, OUTER)
+        whole = torch.cat([before, torch.ones_like(timesteps, dtype=torch.bool) if valid is None else valid], -1)
+        x = self.trunk(x, visible(whole.repeat_interleave(many, -1), x.shape[-2]), key)
+        x = x[..., prompt.shape[-2] :, :].unflatten(-2, (-1, many))
+        return {kind: x[..., i, :] for i, kind in enumerate(self.kinds)}
+
+
+@dataclass(frozen=True)
+class Memory(History):
+    """What is remembered of E tasks: the window, the episode so far, and episodes before it."""
+
+    episode: Batch = field(default_factory=dict)  # [E, t, ...] observations, actions as a network takes them, rewards
+    pool: Batch = field(default_factory=dict)  # the P best episodes so far, [E, P, T, ...]; see `MetaDT.told`
+    prompt: Batch = field(default_factory=dict)  # [E, L, ...]; nothing valid in the first episode
+    episodes: int = 0  # that are over
+
+
+@register("algo", "meta_dt")
+class MetaDT(SequenceAlgorithm):
+    """DT whose observations carry what a trained encoder makes of the last transitions, after a prompt: steps of another episode of the
+    same task, where a model of the world that is told that much errs most.
+
+    The prompts of training are from the best episodes of a window's task; those of a new task from the best of its episodes so far (`offrl
+    adapt`), so that the first has none: zero-shot. A prompt begins at a step in proportion to the model's summed absolute error over it.
+    """
+
+    Config = MetaDTConfig
+    online = None
+
+    @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        c, path = config.algo, config.algo.task_model
+        if c.prompt:
+            episode_tasks(dataset)  # what is missing is said before anything is trained
+        if not path:
+            kind = registry.get("algo", "task_model")
+            algo = kind.Config(history=c.history, predicts=c.predicts)
+            path = str(parts.train_first(config, dataset, algo, c.task_model_steps, "task_model", "task_model"))
+        part = cls.accepted(parts.named(path, dataset, "task_model"))
+        algo = dataclasses.replace(c, task_model=path, task_model_id=part.identity, task_model_settings=part.settings)
+        return dataclasses.replace(config, algo=algo)
+
+    @staticmethod
+    def accepted(part: parts.Part) -> parts.Part:
+        if part.settings["name"] != "task_model":
+            raise UserError(f"algo.task_model: a run of {part.settings['name']} is none of algo=task_model")
+        return part
+
+    @property
+    def part(self) -> parts.Part:
+        """The trained task model."""
+        return self.accepted(parts.load(self.config.task_model, self.spec, "task_model"))
+
+    def build(self) -> dict[str, nn.Module]:
+        kind, c = registry.get("algo", "task_model"), self.config
+        self.model = kind(kind.Config(**(c.task_model_settings or {"history": c.history, "predicts": c.predicts})), self.spec)
+        self.embedding = self.model.config.embedding
+        actor = StepPolicy(self.sizes(), c, self.spec)
+        if c.prompt:
+            actor.steps = PromptedSteps(self.sizes(), super().sizes(), c)
+        return {"actor": actor}
+
+    def extras(self, params: dict[str, Params]) -> Tree:
+        """The task model, which acts but does not learn."""
+        # a policy's file holds it, and names no run
+        return {"task_model": (self.part.state if self.config.task_model else self.model.init(0)).params["model"]}
+
+    def sizes(self) -> dict[str, int]:
+        sizes = super().sizes()
+        return {**sizes, "observation": sizes["observation"] + self.embedding}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        tokens = super().tokens(batch)
+        tokens["observation"] = torch.cat([batch["observations"], batch[TASK]], -1)
+        if self.config.prompt:
+            prompt = {name: batch[PROMPT + name] for name in ("observations", "actions", RETURNS)}
+            tokens |= {PROMPT + kind: x for kind, x in super().tokens(prompt).items()}
+            tokens |= {PROMPT + name: batch[PROMPT + name] for name in (STEPS, VALID)}
+        return tokens
+
+    # ---- training
+
+    def sampler(self) -> Sampler:
+        c = self.config
+        steps = SequenceSampler(c.context, left=c.padding == "left", made=self.judge)
+        return PromptSampler(steps, c.prompt, self.begins) if c.prompt else steps
+
+    def judge(self, dataset: Dataset) -> dict[str, Tensor]:
+        """What the transitions before each row tell of its task."""
+        return {TASK: self.model.look(self.part.state.params["model"], dataset)[0]}
+
+    def begins(self, dataset: Dataset) -> Windows:
+        """Where prompts may begin."""
+        error = self.model.look(self.part.state.params["model"], dataset)[1]
+        return prompt_windows(dataset, error, self.config.prompt, self.config.prompts, self.model.config.history)
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        c = self.config
+        if c.prompt:
+            skip, key = rng.split(key)
+            given = (state.step >= c.prompt_warmup) & (rng.uniform(skip, (len(batch["rewards"]), 1)) >= c.prompt_skip)
+            batch = {**batch, PROMPT + VALID: batch[PROMPT + VALID] & given}
+        dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
+        loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
+        return loss, {"actor/loss": loss}
+
+    # ---- acting
+
+    def start(self, batch: int) -> Carry:
+        old, spec = super().start(batch), self.spec
+        actions = torch.zeros(batch, 0, self.encoded_action_dim)
+        episode = {"observations": old.window["observations"], "actions": actions, "rewards": torch.zeros(batch, 0)}
+        steps, prompt = self.config.prompt, {}
+        if steps:
+            prompt = {
+                "observations": torch.zeros(batch, steps, spec.observation_dim),
+                "actions": torch.zeros(batch, steps, *old.window["actions"].shape[2:], dtype=old.window["actions"].dtype),
+                RETURNS: torch.zeros(batch, steps),
+                STEPS: torch.zeros(batch, steps, dtype=torch.int64),
+                VALID: torch.zeros(batch, steps, dtype=torch.bool),
+            }
+        window = {**old.window, TASK: torch.zeros(batch, 0, self.embedding)}
+        return Memory(window, old.remaining, old.t, episode, {}, prompt)
+
+    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
+        assert isinstance(carry, Memory)
+        recent = self.recent(carry.episode)
+        return {**super().now(state, carry, obs), TASK: self.model.task(state.extra["task_model"], *recent)}
+
+    def recent(self, episode: Batch) -> tuple[Tensor, ...]:
+        """The last transitions as the encoder takes them, behind zeros where the episode is shorter."""
+        h, columns = self.model.config.history, (episode[name] for name in ("observations", "actions", "rewards"))
+        return tuple(torch.cat([column.new_zeros(len(column), h, *column.shape[2:]), column], 1)[:, -h:] for column in columns)
+
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(state, carry, obs)
+        dist = self.last(state, {**window, **{PROMPT + name: column for name, column in carry.prompt.items()}})
+        actions = self.policy.sample(dist, key) if explore else self.policy.mode(dist)
+        new = {"observations": obs, "actions": self.encode(actions), "rewards": torch.zeros(len(obs))}
+        episode = {name: torch.cat([column, new[name].unsqueeze(1)], 1) for name, column in carry.episode.items()}
+        return actions, dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1, episode=episode)
+
+    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+        carry = super().observe(carry, rewards)
+        return dataclasses.replace(carry, episode=with_last(carry.episode, "rewards", rewards))
+
+    def renew(self, state: TrainState, carry: Memory, observations: Tensor, lengths: Tensor) -> Memory:
+        """The memory where new episodes of the same tasks begin: a prompt from one of the best so far. observations [E, O]: the last ones
+        of the old episodes; lengths [E]: their steps, after which an episode went on in name only."""
+        fresh, c = self.start(len(lengths)), self.config
+        if not c.prompt:
+            return fresh
+        pool = best_of(carry.pool, self.told(state, carry.episode, observations, lengths), c.prompts)
+        keys = rng.split(rng.fold_in(state.key, PROMPTING - carry.episodes))
+        rows = torch.arange(len(lengths))
+        chosen = rng.randint(keys[0], (len(lengths),), pool["error"].shape[1])
+        one = {name: column[rows, chosen] for name, column in pool.items()}  # [E, T, ...]
+        begin = rng.categorical(keys[1], begin_logits(one["error"], one["length"], c.prompt, self.model.config.history))
+        at = begin.unsqueeze(-1) + torch.arange(c.prompt)
+        valid = at < one["length"].unsqueeze(-1)
+        at = at.clamp(max=one["error"].shape[1] - 1)
+        prompt = {name: one[name][rows.unsqueeze(-1), at] for name in ("observations", "actions", RETURNS)}
+        return dataclasses.replace(fresh, pool=pool, prompt={**prompt, STEPS: at, VALID: valid}, episodes=carry.episodes + 1)
+
+    def told(self, state: TrainState, episode: Batch, observations: Tensor, lengths: Tensor) -> Batch:
+        """An episode as a source of prompts: columns [E, 1, T, ...], the model's error at each step, and its return and length [E, 1]."""
+        many, h = episode["rewards"].shape[1], self.model.config.history
+        step, ends = torch.arange(many), lengths.unsqueeze(-1)
+        made = step < ends
+        after = torch.cat([episode["observations"][:, 1:], observations.unsqueeze(1)], 1)
+        after = torch.where((step == ends - 1).unsqueeze(-1), observations.unsqueeze(1), after)
+        windows = {}
+        for name, column in episode.items():
+            behind = torch.cat([column.new_zeros(len(column), h, *column.shape[2:]), column], 1)
+            windows["past_" + name] = torch.stack([behind[:, t : t + h] for t in range(many)], 1).flatten(0, 1)
+        rows = {**{name: column.flatten(0, 1) for name, column in episode.items()}, "next_observations": after.flatten(0, 1)}
+        error = self.model.errors(state.extra["task_model"], {**rows, **windows})[2].unflatten(0, made.shape)
+        rewards = torch.where(made, self.recorded(episode["rewards"]), 0.0)
+        left = rewards.flip(1).cumsum(1).flip(1)
+        actions = episode["actions"].argmax(-1) if self.spec.discrete else episode["actions"]
+        columns = {"observations": episode["observations"], "actions": actions, RETURNS: left, "error": torch.where(made, error, 0.0)}
+        return {name: x.unsqueeze(1) for name, x in {**columns, "return": rewards.sum(1), "length": lengths}.items()}
+
+
+def best_of(pool: Batch, new: Batch, most: int) -> Batch:
+    """The `most` episodes [E, P, ...] with the highest returns of those in the pool and the new ones."""
+    if not pool:
+        return new
+    long = max(x["error"].shape[2] for x in (pool, new))
+
+    def longer(column: Tensor) -> Tensor:
+        if column.ndim < 3:
+            return column
+        return torch.cat([column, column.new_zeros(*column.shape[:2], long - column.shape[2], *column.shape[3:])], 2)
+
+    both = {name: torch.cat([longer(pool[name]), longer(new[name])], 1) for name in new}
+    kept = both["return"].argsort(dim=1, descending=True, stable=True)[:, :most]
+    return {name: column[torch.arange(len(kept)).unsqueeze(-1), kept] for name, column in both.items()}
+
+
+def begin_logits(error: Tensor, lengths: Tensor, steps: int, history: int) -> Tensor:
+    """Log-probabilities, but for a constant, of the steps [E, T] at which a prompt begins: of the sum of the errors [E, T] over it; see
+    `prompt_windows`."""
+    total = torch.cat([torch.zeros_like(error[:, :1]), error.cumsum(1)], 1)
+    step = torch.arange(error.shape[1])
+    sums = total[:, (step + steps).clamp(max=error.shape[1])] - total[:, :-1]
+    last = lengths.unsqueeze(-1) - steps
+    may = torch.where(last >= history, (step >= history) & (step <= last), step == 0)
+    return torch.where(may, sums.clamp(min=1e-9).log(), float("-inf"))

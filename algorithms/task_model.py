@@ -1,0 +1,138 @@
+"""What task is this? A recurrent encoder of the last few transitions, and a model of the world that is told what it found.
+
+The first stage of Meta-DT (Wang et al., 2024, arXiv 2410.11448).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.multitask import HistorySampler
+from offrl.data.samplers import Batch, Sampler
+from offrl.nn import Linear
+from offrl.nn.recurrent import GRU
+from offrl.optim import Adam, Params
+from offrl.registry import register
+from offrl.settings import setting
+
+
+@dataclass
+class TaskModelConfig:
+    """Settings of the task model; the defaults are the authors'."""
+
+    name: str = "task_model"
+    learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
+    clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+    batch_size: int = setting(128, "transitions in a batch", low=1)
+    history: int = setting(4, "transitions before it that tell the task (h); before the start of an episode they are zeros", low=1)
+    embedding: int = setting(16, "numbers that stand for the task, and for each part of a transition", low=1)
+    recurrent_width: int = setting(128, "width of the encoder's GRU and of the two hidden layers of the model", low=1)
+    predicts: str = setting(
+        "reward",
+        "what differs between tasks: the reward, from (s, a, s'); the next observation, from (s, a); or both",
+        choices=("reward", "observation", "both"),
+    )
+
+
+class TaskNet(nn.Module):
+    """Encoder and decoders in one."""
+
+    def __init__(self, observation_dim: int, action_dim: int, config: TaskModelConfig) -> None:
+        super().__init__()
+        c, e, w = config, config.embedding, config.recurrent_width
+        self.parts = nn.ModuleList(Linear(size, e) for size in (observation_dim, action_dim, 1))
+        self.gru, self.out = GRU(3 * e, w), Linear(w, e)
+        self.observation, self.action = Linear(observation_dim, e), Linear(action_dim, e)
+        self.reward = layers(4 * e, w, 1) if c.predicts != "observation" else None
+        self.following = layers(3 * e, w, observation_dim) if c.predicts != "reward" else None
+
+    def forward(self, history: tuple[Tensor, Tensor, Tensor], row: tuple[Tensor, Tensor, Tensor] | None) -> tuple[Tensor, ...]:
+        """history: observations [B, h, O], actions [B, h, A] and rewards [B, h]; row: observations, actions and next observations [B, ...]
+        -> the task [B, e], then with a row what is predicted: the reward [B, 1], the next observation [B, O]."""
+        observations, actions, rewards = history
+        seen = (observations, actions, rewards.unsqueeze(-1))
+        z = self.out(self.gru(torch.cat([part(x).relu() for part, x in zip(self.parts, seen, strict=True)], -1)))
+        if row is None:
+            return (z,)
+        s, a, after = self.observation(row[0]).relu(), self.action(row[1]).relu(), self.observation(row[2]).relu()
+        found = [z]
+        if self.reward is not None:
+            found.append(through(self.reward, torch.cat([s, a, after, z], -1)))
+        if self.following is not None:
+            found.append(through(self.following, torch.cat([s, a, z], -1)))
+        return tuple(found)
+
+
+def layers(size: int, width: int, out: int) -> nn.ModuleList:
+    return nn.ModuleList([Linear(size, width), Linear(width, width), Linear(width, out)])
+
+
+def through(net: nn.ModuleList, x: Tensor) -> Tensor:
+    for layer in net[:-1]:
+        x = F.relu(layer(x))
+    return net[-1](x)
+
+
+@register("algo", "task_model")
+class TaskModel(Algorithm):
+    """Squared error of the reward (or the next observation) that a model predicts from the transition and what the last transitions tell of
+    the task. It acts nowhere; `algo=meta_dt` takes it, and trains one where it is given none."""
+
+    Config = TaskModelConfig
+    acting = ()
+    online = None
+    headline = "model/loss"
+
+    def build(self) -> dict[str, nn.Module]:
+        return {"model": TaskNet(self.spec.observation_dim, self.encoded_action_dim, self.config)}
+
+    def sampler(self) -> Sampler:
+        return HistorySampler(self.config.history)
+
+    def optimizer(self, name: str) -> Adam:
+        return Adam(self.config.learning_rate, clip_norm=self.config.clip_norm)
+
+    def errors(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each row: the task as the transitions before it tell it [B, e], and mean squared and summed absolute errors of what is
+        predicted [B]. batch: as `HistorySampler` makes it, but actions as a network takes them."""
+        history = (batch["past_observations"], batch["past_actions"], batch["past_rewards"])
+        z, *predicted = self.apply("model", params, history, (batch["observations"], batch["actions"], batch["next_observations"]))
+        true = {"reward": [batch["rewards"].unsqueeze(-1)], "observation": [batch["next_observations"]]}
+        known = true["reward"] + true["observation"] if self.config.predicts == "both" else true[self.config.predicts]
+        gaps = [p - x for p, x in zip(predicted, known, strict=True)]
+        return z, sum(g.square().mean(-1) for g in gaps), sum(g.abs().sum(-1) for g in gaps)
+
+    def task(self, params: Params, observations: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+        """What the last transitions tell of the task, [B, e]: observations [B, h, O], actions as a network takes them, rewards [B, h]."""
+        return self.apply("model", params, (observations, actions, rewards), None)[0]
+
+    def encoded(self, batch: Batch) -> Batch:
+        """A batch whose actions are as a network takes them; those before the start of the episode are zeros in any case."""
+        past = self.encode(batch["past_actions"]) * batch["past_valid"].unsqueeze(-1)
+        return {**batch, "actions": self.encode(batch["actions"]), "past_actions": past}
+
+    def model_loss(self, model: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        _, squared, _ = self.errors(model, self.encoded(batch))
+        loss = squared.mean()
+        return loss, {"model/loss": loss}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "model", self.model_loss, batch)
+
+    @torch.no_grad()
+    def look(self, params: Params, dataset: Dataset, rows: int = 16_384) -> tuple[Tensor, Tensor]:
+        """(task [R, e], summed absolute error [R]) of every row of the data, on their device."""
+        sampler, parts = HistorySampler(self.config.history), []
+        source = sampler.all_rows(dataset)
+        here: dict[str, Any] = {name: value.to(dataset.device) for name, value in params.items()}
+        for some in torch.arange(len(dataset), device=dataset.device).split(rows):
+            z, _, error = self.errors(here, self.encoded(sampler.take(source, some)))
+            parts.append((z, error))
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
