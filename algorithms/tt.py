@@ -19,7 +19,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers import Batch, Sampler
-from offrl.data.sequences import VALID, Sequences, SequenceSampler, _weighted, drawn_episodes
+from offrl.data.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
 from offrl.data.transforms import returns_to_go
 from offrl.errors import UserError
 from offrl.nn import quantiles
@@ -129,7 +129,7 @@ class TokenSampler(SequenceSampler):
             numbers = torch.cat([*self.columns(dataset, rows[here]), rewards[here, None], values[here, None]], -1)
             table[here] = encode(numbers, bins.edges.to(device)).to(kind)
         made = {"tokens": table, "ends": dataset.columns["terminations"][rows[last]]}
-        windows = Sequences(len(rows), last, None, made=made, weighted=_weighted(dataset, drawn, lengths, first))
+        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, drawn, lengths, first))
         return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
 
     def targets(self, dataset: Dataset) -> tuple[Tensor, Tensor]:

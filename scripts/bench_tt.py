@@ -222,7 +222,8 @@ def main() -> None:
             f"{args.episodes} episodes. Promised: the discounted return that the model expects, mean of 100 prefixes from the data. "
         )
         text[-1] += (
-            "Differences are of the same prefixes and of the same starts, with 95% intervals that are not corrected for how many plans are compared."
+            "Differences are of the same prefixes and of the same starts, with 95% intervals "
+            "that are not corrected for how many plans are compared."
         )
         text += ["", "| plan | promised | more than the first | earned | more than the first | CPU for a step of all |"]
         text += ["|---|---|---|---|---|---|", *plans]

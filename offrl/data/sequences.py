@@ -82,7 +82,7 @@ class SequenceSampler:
         if not dataset.mapped:
             here = torch.arange(total, device=device)
             packed = pack(columns, here if rows is None else rows, {name: (c, here) for name, c in made.items()})
-        weighted = _weighted(dataset, drawn, lengths, first)
+        weighted = weighted_episodes(dataset, drawn, lengths, first)
         if packed is not None:
             return Sequences(total, last, packed, weighted=weighted)
         return Sequences(total, last, None, columns, rows, made, weighted)
@@ -134,7 +134,8 @@ def recorded_returns_to_go(dataset: Dataset) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _weighted(dataset: Dataset, drawn: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
+def weighted_episodes(dataset: Dataset, drawn: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
+    """How rows are drawn where `Dataset.weights` differ: `drawn` episodes [E], their lengths and first rows; None: uniformly."""
     if dataset.weights is None:
         return None
     weights = dataset.weights.to(drawn.device)[drawn]

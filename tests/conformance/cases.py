@@ -31,13 +31,13 @@ ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  #
 ALGORITHMS = {name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT}
 BATCH = 32
 IMITATION = ("bc", "diffusion_bc", "dpt", "recoil")  # clone the data's actions, whatever their rewards
-DESCENDANTS = ("edt", "lamo", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
+DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
 WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
-    "meta_dt": {"dropout": 0.0, "context": 2, "prompt_warmup": 0, "task_model_steps": 50},
+    "meta_dt": {"dropout": 0.0, "context": 2, "prompt": 1, "prompt_warmup": 0, "task_model_steps": 50},
     "dpt": {"width": 32, "context": 2, "policy": "deterministic"},
     "dt": {"dropout": 0.0, "context": 2},
     "edt": {"dropout": 0.0, "context": 2, "stride": 1},
