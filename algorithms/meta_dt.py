@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from offrl import parts, registry, rng
 from offrl.algorithm import Carry, Metrics, TrainState, Tree
+from offrl.backbones.asking import round_digits
 from offrl.backbones.sequence import History, SequenceAlgorithm, SequenceSettings, StepPolicy, Steps, masked_mean, with_last
 from offrl.data.dataset import Dataset
-from offrl.data.multitask import PROMPT, PromptSampler, Windows, episode_tasks, prompt_windows
+from offrl.data.multitask import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows
 from offrl.data.samplers import Batch, Sampler
 from offrl.data.sequences import RETURNS, STEPS, VALID, SequenceSampler
 from offrl.errors import UserError
@@ -37,6 +38,10 @@ class MetaDTConfig(SequenceSettings):
 
     name: str = "meta_dt"
     batch_size: int = setting(128, "windows in a batch", low=1)
+    target_return: float | None = setting(
+        None,
+        "what it is asked to earn in an episode, in the units of the recorded rewards; null: the mean over tasks of the best in the data",
+    )
     prompt: int = setting(5, "steps of an earlier episode of the task that stand before the window; 0: no prompt", low=0)
     prompts: int = setting(3, "they are from one of so many episodes of the task, the best", low=1)
     prompt_warmup: int = setting(20_000, "updates before windows have a prompt", low=0)
@@ -108,6 +113,15 @@ class MetaDT(SequenceAlgorithm):
         part = cls.accepted(parts.named(path, dataset, "task_model"))
         algo = dataclasses.replace(c, task_model=path, task_model_id=part.identity, task_model_settings=part.settings)
         return dataclasses.replace(config, algo=algo)
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """The return asked for is, unless given, the mean over the data's tasks of the best: the best of all would tell of an easy task."""
+        if config.target_return is None and TASKS in dataset.columns:
+            tasks = episode_tasks(dataset)
+            best = [dataset.raw_returns[(tasks == task).cpu()].max() for task in tasks.unique()]
+            config = dataclasses.replace(config, target_return=round_digits(float(torch.stack(best).mean())))
+        return super().fit_config(config, dataset, grid)
 
     @staticmethod
     def accepted(part: parts.Part) -> parts.Part:

@@ -1,4 +1,4 @@
-"""The environment of `envs/stitch.py`, in which its stitched route is scored."""
+"""The environments of `envs/stitch.py` and `envs/chain.py`, in which their stitched routes are scored."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.envs import chain
 from offrl.envs.stitch import EDGE, ENV, LIMIT, PLACES, REACH, SPREAD, move
 
 
@@ -44,4 +45,25 @@ class PointStitch(gym.Env):
         return picture
 
 
+class ChainStitch(gym.Env):
+    """Observation: x and y of the cell, halved. Action: 0 to 3, along +x, -x, +y or -y. `info["success"]`: the goal G was reached."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1.0, 2.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(len(chain.MOVES))
+        self.cell = chain.START
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell = chain.START
+        return chain.observe(self.cell), {"success": False}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.cell, reward, over = chain.move(self.cell, int(action))
+        return chain.observe(self.cell), reward, over, False, {"success": self.cell == chain.GOAL}
+
+
+gym.register(chain.ENV, entry_point="offrl.envs.point:ChainStitch", max_episode_steps=chain.LIMIT)
 gym.register(ENV, entry_point="offrl.envs.point:PointStitch", max_episode_steps=LIMIT)

