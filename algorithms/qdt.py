@@ -53,6 +53,9 @@ def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.
 class QDT(Valued, SequenceAlgorithm):
     """DT that learns from returns which a good policy could have earned from where the data went, by CQL's values.
 
+    Each return is mended by itself. A step's return then says less of the steps before it, so a long context, which also tells where the
+    episode came from, can outweigh it: on data whose episodes are to be joined, a short one does better.
+
     CQL bounds values from below, so a return is only ever raised to what is likely to be had. Asking for a return works as in DT, with
     the largest mended return from a first step as the default.
     """

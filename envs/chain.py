@@ -80,7 +80,8 @@ def load(config: DatasetConfig) -> RawData:
 
 def play(start: Cell, moves: tuple[int, ...], draw: np.random.Generator) -> list[tuple[Any, ...]]:
     """The rows of an episode that makes these moves in turn, and others that lead nowhere new in between."""
-    cell, left, rows, ended = start, list(moves), [], False
+    rows: list[tuple[Any, ...]] = []
+    cell, left, ended = start, list(moves), False
     while not ended:
         action = left[0]
         if draw.random() < WASTED and len(rows) < LIMIT - len(left):

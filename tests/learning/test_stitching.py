@@ -24,9 +24,9 @@ STITCH: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def score(folder: str, name: str, steps: int, settings: dict[str, Any]) -> np.ndarray:
+def score(folder: str, name: str, steps: int, settings: dict[str, Any], data: str = "point-stitch") -> np.ndarray:
     algo = "rvs" if name == "rcsl" else name
-    run = offrl.train(algo, "point-stitch", seeds=2, steps=steps, runs_dir=folder, settings={**COMMON, **settings})
+    run = offrl.train(algo, data, seeds=2, steps=steps, runs_dir=folder, settings={**COMMON, **settings})
     found = np.array([row["score"] for row in run.final_scores])
     print(f"{name}: {found.round(1)}")
     return found
@@ -68,3 +68,23 @@ def test_stitches(folder: str, parts: dict[str, Any], name: str) -> None:
     steps, settings = STITCH[name]
     found = score(folder, name, steps, {**settings, **parts.get(name, {})})
     assert found.mean() > 80.0, (name, found)
+
+
+CHAIN: dict[str, Any] = {**WINDOWS, "algo.learning_rate": 2e-3, "algo.context": 1}
+
+
+@pytest.fixture(scope="module")
+def critics(folder: str) -> str:
+    """A run of CQL with rates that suit so small a task."""
+    rates = {"algo.learning_rate": 3e-3, "algo.actor_learning_rate": 3e-3, "algo.polyak": 0.02, "algo.hidden": [64, 64]}
+    rates |= {"algo.conservative_weight": 0.3, "dataset.normalize_observations": True}
+    return str(offrl.train("cql", "chain-stitch", seeds=1, steps=2000, runs_dir=folder, settings={**COMMON, **rates}).dir)
+
+
+def test_on_the_chain_values_stitch_and_returns_do_not(folder: str, critics: str) -> None:
+    """DT from its first step on goes to the decoy, with or without a memory; a memory does not keep V-ADT from stitching."""
+    assert score(folder, "dt", 500, CHAIN, "chain-stitch").max() < 10.0
+    assert score(folder, "dt", 500, {**CHAIN, "algo.context": 20}, "chain-stitch").max() < 10.0
+    assert score(folder, "qdt", 500, {**CHAIN, "algo.values": critics}, "chain-stitch").min() > 90.0
+    values = {"algo.values_steps": 2000, "algo.expectile": 0.9, "algo.value_hidden": [64, 64], "algo.value_learning_rate": 3e-3}
+    assert score(folder, "vadt", 500, {**CHAIN, "algo.context": 20, "algo.temperature": 5.0, **values}, "chain-stitch").min() > 90.0

@@ -1,0 +1,105 @@
+"""Policies that are asked for returns: what they hear in evaluation, other wishes, the table and the picture."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import offrl
+from offrl import asked
+from offrl.cli import main
+from offrl.errors import UserError
+from offrl.evalconfig import EvalConfig
+from offrl.evaluate import Evaluator
+from offrl.runs import Run
+from offrl.tasks import lookup
+
+SMALL = {"algo.width": 8, "algo.layers": 1, "algo.context": 3, "compile": "eager", "quiet": True, "eval.every": 0, "compare": []}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return offrl.train("dt", "chain-stitch", seeds=2, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=SMALL)
+
+
+@pytest.fixture(scope="module")
+def bc(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    small = {k: v for k, v in SMALL.items() if not k.startswith("algo.")}
+    return offrl.train("bc", "chain-stitch", seeds=1, steps=3, runs_dir=str(tmp_path_factory.mktemp("runs")), settings=small)
+
+
+class Spy:
+    """Always moves along +x, and writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[float]] = []
+
+    def start(self, episodes: int) -> int:
+        return 0
+
+    def step(self, carry: int, observations: np.ndarray, t: int) -> tuple[np.ndarray, int]:
+        return np.zeros(len(observations), np.int64), carry + 1
+
+    def observe(self, carry: int, rewards: np.ndarray) -> int:
+        assert carry == len(self.heard) + 1
+        self.heard.append(rewards.tolist())
+        return carry
+
+
+def test_a_policy_hears_its_rewards() -> None:
+    task, spy = lookup("chain-stitch"), Spy()
+    assert task is not None
+    with Evaluator(task, EvalConfig(episodes=2)) as evaluator:
+        result = evaluator([spy], [0])
+    assert spy.heard == [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]] and result.returns.tolist() == [[1.0, 1.0]]
+
+
+def test_what_was_earned_is_taken_off(run: Run) -> None:
+    policy = run.policy(seed=0)
+    env = gym.make("offrl.envs.point:offrl/ChainStitch-v0")
+    observation, _ = env.reset(seed=0)
+    action, left, over = policy.act(observation), policy.algorithm.config.target_return, False
+    assert left == 2.0
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(int(action))
+        over, left = terminated or truncated, left - float(reward)
+        action = policy.act(observation, reward=reward)
+        assert float(policy._carry.window["returns_to_go"][0, -1]) == pytest.approx(left)
+
+
+def test_asking(run: Run, bc: Run) -> None:
+    policy = run.policy(seed=0)
+    other = policy.asking(-7.5)
+    assert float(other.start(1).remaining) == -7.5 and float(policy.start(1).remaining) == 2.0
+    with pytest.raises(UserError, match="no number to ask for"):
+        policy.asking(float("nan"))
+    with pytest.raises(UserError, match="a policy of bc cannot be asked"):
+        bc.policy().asking(1.0)
+
+
+def test_several_returns_at_once(run: Run) -> None:
+    achieved = run.ask([1.0, 3.0], episodes=2)
+    assert achieved.targets == (1.0, 3.0) and len(achieved.evaluations) == 2
+    alone = run.ask([3.0], episodes=2).evaluations[0]
+    assert np.array_equal(alone.returns, achieved.evaluations[1].returns) and alone.returns.shape == (2, 2)
+    assert asked.spread_targets(0.0, 100.0) == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0]
+    assert asked.spread_targets(5.0, 5.0) == [5.0]
+    assert run.ask(episodes=1).targets[-1] == pytest.approx(2.2)
+
+
+def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run.dir), "target_returns=[0.5,2]", "episodes=1"]) == 0
+    out = capsys.readouterr().out
+    assert "asked" in out and "score [95% interval]" in out and out.count(".png") == 1
+    with open(Path(run.dir) / asked.TABLE, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(float(r["target_return"]), r["seed"]) for r in rows] == [(0.5, "0"), (0.5, "1"), (2.0, "0"), (2.0, "1")]
+    assert (Path(run.dir) / asked.PICTURE).stat().st_size > 10_000
+    assert main(["evaluate", str(bc.dir), "target_returns=auto"]) == 2
+    assert "cannot be asked for a return" in capsys.readouterr().err
+    assert main(["evaluate", str(run.dir), "target_returns=[often]"]) == 2
+    assert "target_returns is auto, or a list of numbers" in capsys.readouterr().err
