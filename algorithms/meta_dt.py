@@ -62,7 +62,7 @@ class PromptedSteps(Steps):
     def __init__(self, sizes: Mapping[str, int], prompt: Mapping[str, int], config: Any) -> None:
         super().__init__(sizes, config)
         self.prompt_embed = nn.ModuleDict({kind: Affine(size, config.width) for kind, size in prompt.items()})
-        self.prompt_time = Table(config.max_timestep, config.width)
+        self.prompt_time = Table(config.max_timestep or 1, config.width)
 
     def forward(self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None) -> dict[str, Tensor]:
         """As `Steps`; tokens has the prompt's as well, by prompt_KIND [B, L, size], and its prompt_timesteps, prompt_valid [B, L]."""
@@ -145,8 +145,10 @@ class MetaDT(SequenceAlgorithm):
 
     def extras(self, params: dict[str, Params]) -> Tree:
         """The task model, which acts but does not learn."""
-        # a policy's file holds it, and names no run
-        return {"task_model": (self.part.state if self.config.task_model else self.model.init(0)).params["model"]}
+        c = self.config
+        part = parts.there(c.task_model, c.task_model_id, self.spec, "task_model") if c.task_model else None
+        # training without the run fails when the data are prepared; a policy's file has what it needs
+        return {"task_model": (part.state if part else self.model.init(0)).params["model"]}
 
     def sizes(self) -> dict[str, int]:
         sizes = super().sizes()

@@ -89,9 +89,10 @@ class VADT(Valued, WindowAlgorithm):
 
     def extras(self, params: dict[str, Params]) -> Tree:
         """V, which acts but does not learn."""
-        # a policy's file holds it, and names no run
-        state = self.part.state if self.config.values else self.critic.init(0)
-        return {"value": state.params["value"]}
+        c = self.config
+        part = parts.there(c.values, c.values_id, self.spec, "values") if c.values else None
+        # training without the run fails when the data are judged; a policy's file has what it needs
+        return {"value": (part.state if part else self.critic.init(0)).params["value"]}
 
     def sizes(self) -> dict[str, int]:
         return {"observation": 1 + self.spec.observation_dim, "action": self.encoded_action_dim}

@@ -74,13 +74,14 @@ def move(position: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float, b
 @register("termination", ENV)
 def ends(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
     """The environment's endings, for models of it; see `offrl.world_models.terminations`."""
-    return over(*next_observations.unbind(-1))
+    return over(next_observations[..., 0], next_observations[..., 1])
 
 
 @register("reward", ENV)
 def pays(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
     """The environment's rewards, for models of it that ask for them (algo.reward=auto)."""
-    return height(*next_observations.unbind(-1)) - height(*observations.unbind(-1))
+    after, before = (height(s[..., 0], s[..., 1]) for s in (next_observations, observations))
+    return after - before
 
 
 @register("task", NAME)

@@ -94,6 +94,17 @@ def load(path: str | Path, spec: DataSpec, setting: str) -> Part:
     return Part(algorithm, state, dict(settings), digest.hexdigest()[:16], record["data"].get("fingerprint", ""))
 
 
+def there(path: str | Path, identity: str, spec: DataSpec, setting: str) -> Part | None:
+    """As `load`; None where the run is gone or became another, which is nothing to a policy whose file holds what it needs."""
+    if not (Path(path) / runs.RECORD).is_file():
+        return None
+    try:
+        part = load(path, spec, setting)
+    except UserError:
+        return None
+    return part if part.identity == identity else None
+
+
 def named(path: str | Path, dataset: Dataset, setting: str) -> Part:
     """As `load`; a run on other data is a warning."""
     part = load(path, dataset.spec, setting)

@@ -195,10 +195,7 @@ class TrainedPolicy:
         if "luggage" in meta:
             carried = {name.removeprefix(LUGGAGE): tensor for name, tensor in tensors.items() if name.startswith(LUGGAGE)}
             algorithm_class.receive(carried, meta["luggage"])
-        # where something lay when it was trained is nothing to a policy
-        places = {f.name for f in dataclasses.fields(algorithm_class.Config) if f.metadata.get("place")}
-        settings = {name: value for name, value in meta["config"].items() if name not in places}
-        algorithm = algorithm_class(algorithm_class.Config(**settings), DataSpec.from_json(meta["spec"]))
+        algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
         algorithm.reserve = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
         template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})

@@ -66,7 +66,7 @@ class Steps(nn.Module):
         super().__init__()
         c, self.kinds, self.rate = config, tuple(sizes), config.dropout
         self.embed = nn.ModuleDict({kind: Affine(size, c.width) for kind, size in sizes.items()})
-        self.time = Table(c.max_timestep, c.width)
+        self.time = Table(c.max_timestep or 1, c.width)  # it is found from the data, and a grid is checked before that
         self.norm = Norm(c.width)
         self.trunk: nn.Module = Transformer(c.width, c.layers, c.heads, dropout=c.dropout, activation=c.activation, post_norm=post_norm)
 

@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "edt": {"dropout": 0.0, "context": 2, "stride": 1},
     "modt": {"dropout": 0.0, "context": 2},
     "qdt": {"dropout": 0.0, "context": 2, "values_steps": 700, "conservative_weight": 0.1},
-    "vadt": {"dropout": 0.0, "context": 2, "values_steps": 2000, "temperature": 10.0, "value_learning_rate": 3e-3},
+    "vadt": {"dropout": 0.0, "context": 2, "values_steps": 2000, "temperature": 10.0, "expectile": 0.95, "value_learning_rate": 3e-3},
     "edac": {"polyak": 0.05, "critics": 3},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},

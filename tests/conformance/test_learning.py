@@ -76,7 +76,7 @@ def test_imitation_overfits_a_known_function(case: Case) -> None:
 
 
 # of relatives one stands for the others, and these cost a third of the suite
-RELATIVES = (*DESCENDANTS, "cal_ql", "combo", "edac", "rambo")
+RELATIVES = (*DESCENDANTS, "cal_ql", "combo", "edac", "mbrcsl", "mobile", "morel", "rambo", "tt", "xql")
 LATER = {"marks": pytest.mark.learning}
 VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {})) for c in BASE if c.name not in IMITATION and c in ACTING]
 

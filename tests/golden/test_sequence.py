@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 from offrl import registry, rng
 from offrl.algorithms.modt import kmeans, shortest
 from offrl.algorithms.qdt import relabel
+from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.data.sequences import SequenceSampler, windows
 from offrl.data.transforms import scale_rewards
@@ -23,6 +26,11 @@ from offrl.nn.transformer import visible
 from offrl.policy import TrainedPolicy
 
 LENGTHS = (3, 6, 2)
+
+
+@pytest.fixture(autouse=True)
+def _same_weights() -> None:
+    torch.manual_seed(0)
 
 
 def data(discrete: bool = False, **more: Any) -> Dataset:
@@ -87,9 +95,9 @@ def reference(x: np.ndarray, p: dict[str, np.ndarray], layers: int, heads: int, 
     return x if post_norm else layer_norm(x, p, "norm")
 
 
-def scramble(module: torch.nn.Module) -> dict[str, np.ndarray]:
+def scramble(module: torch.nn.Module, seed: int = 0) -> dict[str, np.ndarray]:
     """Parameters far from their small initial values, also as NumPy's."""
-    g = torch.Generator().manual_seed(0)
+    g = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=g)
     return {name: v.detach().double().numpy() for name, v in module.named_parameters()}
@@ -362,3 +370,31 @@ def test_qdt_mends_returns() -> None:
     found = relabel(rewards, values, np.array([0, 3]), np.array([3, 5]))
     # from the end: 0; 0 + max(0, 1); 1 + max(1, 4) | 5; 2 + max(5, 3)
     assert found.tolist() == [5.0, 1.0, 0.0, 7.0, 5.0]
+
+
+def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
+    """V-ADT's V is in the policy's file: without the run it came from, or with another in its place, it acts the same."""
+    dataset = data()
+    kind = registry.get("algo", "vadt")
+    small = {"width": 8, "layers": 1, "heads": 1, "context": 2, "value_hidden": [4], "values_steps": 3}
+    run = TrainConfig(algo=kind.Config(**small), seeds=[0], runs_dir=str(tmp_path / "runs"), quiet=True, compile="eager", device="cpu")
+    config = kind.fit_config(kind.prerequisites(run, dataset).algo, dataset)
+    algorithm = kind(config, dataset.spec)
+    policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    policy.save(tmp_path / "policy.safetensors")
+    observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    expected = policy.act(observations)
+    value = algorithm.critic.v(algorithm.extras({})["value"], torch.from_numpy(observations))
+    np.testing.assert_allclose(policy._carry.window["prompts"][:, -1], value)
+    source = algorithm.sampler().prepare(dataset)
+    batch = windows(source, torch.tensor([4]), 2)
+    part = algorithm.part
+    q = part.algorithm.value_of(part.state, dataset.columns["observations"][4:6], dataset.columns["actions"][4:6])
+    v = part.algorithm.v(part.state.params["value"], dataset.columns["observations"][4:6])
+    np.testing.assert_allclose(batch["prompts"][0], q.numpy(), rtol=1e-5)
+    weight = algorithm.weight(algorithm.init(0), batch)[0]
+    np.testing.assert_allclose(weight, np.minimum(np.exp(3.0 * (q - v).double().numpy()), 100.0), rtol=1e-4)
+    shutil.rmtree(tmp_path / "runs")
+    assert np.array_equal(TrainedPolicy.load(tmp_path / "policy.safetensors").act(observations), expected)
+    with pytest.raises(UserError, match="there is no run"):
+        algorithm.sampler().prepare(dataset)
