@@ -85,7 +85,11 @@ def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
 # ---- tracing
 
 
-@each(BATCHED)
+# seconds each: where discrete actions go the way of a relative, that one stands for it
+DISCRETE = ("bc", "iql", "cql", "sac_n", "dt", "dpt", "dynamics")
+
+
+@each([c for c in BATCHED if not c.discrete or c.name in DISCRETE])
 def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     real, graphs = torch.compile, []
 

@@ -83,7 +83,7 @@ def assert_same(run: Path, whole: Path) -> None:
     assert series(run) == series(whole)
 
 
-def test_ten_kills(whole: Path, tmp_path: Path) -> None:
+def test_kills_at_any_time(whole: Path, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"random seed {seed}")  # pytest shows it when the test fails
     rng = random.Random(seed)
