@@ -7,6 +7,7 @@ fixed feature vector, and a task is a parameter theta ~ N(0, I / features) of wh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ class Bandit(gym.Env):
         return kinds
 
 
-class Linear:
+class Linear(ABC):
     """What all of them remember of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's features.
 
     Independent arms are linear ones whose features are the unit vectors: A then counts the pulls.
@@ -132,8 +133,9 @@ class Linear:
         actions = self.choose(memory)
         return actions, {**memory, "actions": actions}
 
+    @abstractmethod
     def choose(self, memory: dict[str, Any]) -> np.ndarray:
-        raise NotImplementedError
+        """The arms to pull, [N]."""
 
     def observe(self, memory: dict[str, Any], rewards: np.ndarray) -> dict[str, Any]:
         phi = self.phi[memory["actions"]]
