@@ -82,6 +82,7 @@ def draw(achieved: Achieved, out: Path, title: str, best: float | None) -> None:
     axes.plot(asked, asked, color=plots.GREY, linewidth=1.0, linestyle="--", label="as asked")
     if best is not None:
         axes.axvline(best, color=plots.GREY, linewidth=1.0, linestyle=":", label="best in the data")
+    plots.plain_axes(axes)
     axes.set_xlabel("return asked for")
     axes.set_ylabel("return achieved, mean over seeds, 95% interval")
     values = [e.returns.mean(axis=1) for e in achieved.evaluations]
