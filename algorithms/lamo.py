@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -21,7 +20,7 @@ from offrl.data.sequences import Sequences
 from offrl.errors import UserError, warn
 from offrl.nn import language as languages
 from offrl.nn.adapted import TUNE, Trunk, probe
-from offrl.nn.language import SCRATCH, Language
+from offrl.nn.language import SCRATCH, SMALL, Language
 from offrl.nn.mlp import ACTIVATIONS, Linear
 from offrl.nn.policies import Deterministic, make_policy
 from offrl.nn.transformer import Norm, Table, interleave, visible
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 TEXT = "text"  # a column of batches: tokens [text_batch, text_length]
 SPEAKING = 3_001  # folded into an update's key for the text that is drawn, and for the dropout on it
-SMALL = 64 * 2**20  # bytes; a language model that is no larger goes into policy files
-ELSEWHERE = "OFFRL_LM"  # names a language model where that of a policy file does not lie where it did
 
 
 @dataclass
@@ -263,14 +260,7 @@ class LaMo(SequenceAlgorithm):
         if "architecture" in about:
             languages.unpack(tensors, about["architecture"], identity)
             return
-        elsewhere = os.environ.get(ELSEWHERE)
-        try:
-            languages.open_again(elsewhere or place, identity)
-        except UserError as error:
-            raise UserError(
-                f"this policy needs the language model {identity} that lay at {place} when it was trained ({error}); "
-                f"set {ELSEWHERE} to the folder where it is (algo.ship_lm=always writes it into policy files)"
-            ) from None
+        languages.open_elsewhere(place, identity)
 
 
 def trunk(config: Any, language: Language) -> Trunk:

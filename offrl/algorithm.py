@@ -50,6 +50,7 @@ class Algorithm(ABC):
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
+    text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.text`
     goal_conditioned: ClassVar[bool] = False  # its policies act towards a goal, which `aim` tells them
     anneal: ClassVar[dict[str, tuple[float, float]]] = {}  # setting -> its factor at the start and at the end of that
     headline: ClassVar[str] = ""  # the metric that the progress bar shows

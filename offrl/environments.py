@@ -146,12 +146,14 @@ def time_limit(env: gym.Env) -> int | None:
 def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[int, ...], Any]:
     """(function, shape, dtype): from an observation of `env` to one array of that shape.
 
-    Box observations keep their shape (uint8 stays uint8, all else is float32). Of Dict observations the entries `keys` are
+    Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Of Dict observations the entries `keys` are
     concatenated in that order; without `keys` all of them, in Gymnasium's order (sorted). Raises UserError for a key that is missing.
     """
     from gymnasium import spaces
 
     space = env.observation_space
+    if isinstance(space, spaces.Text):
+        return str, (), object  # type: ignore[return-value]
     if isinstance(space, spaces.Box):
         return np.asarray, tuple(space.shape), np.uint8 if space.dtype == np.uint8 else np.float32
     if isinstance(space, spaces.Dict):
@@ -172,7 +174,7 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
 
 
 def action_kind(env: gym.Env) -> tuple[bool, int]:
-    """(discrete, size): the number of choices of a Discrete space, or the flat dimension of a Box."""
+    """(discrete, size): the number of choices of a Discrete space, or the flat dimension of a Box; (False, 1) for texts."""
     from gymnasium import spaces
 
     space = env.action_space
@@ -180,12 +182,22 @@ def action_kind(env: gym.Env) -> tuple[bool, int]:
         return True, int(space.n)
     if isinstance(space, spaces.Box):
         return False, int(np.prod(space.shape, dtype=int))
+    if isinstance(space, spaces.Text):
+        return False, 1
     raise UserError(f"actions of kind {type(space).__name__} are not supported: only Box and Discrete are")
 
 
 def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action range is narrower."""
+    import gymnasium as gym
+
     made = make_env(task) if env is None else env
+    speaks = [isinstance(space, gym.spaces.Text) for space in (made.observation_space, made.action_space)]
+    if spec.text or any(speaks):
+        if env is None:
+            made.close()
+        _check_texts(spec, task, all(speaks), any(speaks))
+        return
     try:
         shape = flattener(made, task.observation_keys)[1]
         discrete, size = action_kind(made)
@@ -211,6 +223,15 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
         slack = 1e-3 * (np.asarray(spec.action_high) - np.asarray(spec.action_low))
         if np.any(np.asarray(spec.action_low) < bounds[0] - slack) or np.any(np.asarray(spec.action_high) > bounds[1] + slack):
             warn(f"the actions of data set {spec.name} reach beyond the range of {label}: evaluation clips them")
+
+
+def _check_texts(spec: DataSpec, task: Task, both: bool, any_: bool) -> None:
+    """`check_fit` where the data or the environment's `both` (or `any_` of its) spaces are texts."""
+    label, cure = task.env_id or "the environment", "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
+    if spec.text and not both:
+        raise UserError(f"data set {spec.name} holds texts, {label} {'reads or writes numbers' if any_ else 'numbers'}. {cure}")
+    if not spec.text:
+        raise UserError(f"data set {spec.name} holds numbers, {label} texts. {cure}")
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -21,6 +21,7 @@ from offrl.evalconfig import EvalConfig
 from offrl.physics import FastStepper, PlainStepper, StepFailed, fast_stepper, mujoco_warnings
 from offrl.stats import mean_interval
 from offrl.tasks import Task
+from offrl.text.play import TextStepper, observed
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -33,13 +34,15 @@ Progress = Callable[[int, int], None]
 
 
 class Policy(Protocol):
-    """What is scored. Row e of everything belongs to episode e; a row whose episode does not run holds zeros, and its action is ignored."""
+    """What is scored. Row e of everything belongs to episode e; a row whose episode does not run holds zeros (of texts: None), and its
+    action is ignored."""
 
     def start(self, episodes: int) -> Any:
         """A fresh carry for that many episodes."""
 
     def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
-        """Actions at step t, [E, A] in the environment's range or [E] whole numbers, from raw observations [E, ...], and the new carry."""
+        """Actions at step t, [E, A] in the environment's range or [E] whole numbers, from raw observations [E, ...], and the new carry. Texts
+        are arrays [E] of objects."""
 
 
 @runtime_checkable
@@ -176,6 +179,7 @@ class Evaluator:
         env = self.envs[0]
         self.flatten, self.observation_shape, self.dtype = flattener(env, task.observation_keys)
         self.discrete, self.size = action_kind(env)
+        self.text = self.dtype is object
         limits = [n for n in (config.max_steps, task.max_episode_steps, time_limit(env)) if n is not None]
         self.limit, self.endless = (min(limits), False) if limits else (ENDLESS, True)
         scored = f"; 0 and 100 are {task.ref_label or 'given'} reference returns" if task.ref_min is not None else ""
@@ -220,13 +224,16 @@ class Evaluator:
     def _wave(self, games: _Games, progress: Progress | None) -> None:
         """Play these episodes to their ends, each in an environment of its own, with a fresh carry."""
         count, tally = self.config.episodes, games.tally
-        rows = games.rows = aligned_zeros((count, *self.observation_shape), self.dtype)
+        rows = games.rows = np.full(count, None, object) if self.text else aligned_zeros((count, *self.observation_shape), self.dtype)
         envs = self.envs[: len(games.at)]
         goals: list[np.ndarray | None] = [None] * count
         for env, e in zip(envs, games.at, strict=True):
             options = dict(self.task.starts[e % len(self.task.starts)]) if self.task.starts else None
             first, info = env.reset(seed=reset_seed(self.config.seed, games.seed, e), options=options)
             goals[e] = goal_of(first, info)
+            if self.text:
+                rows[e] = observed(first, info)
+                continue
             row = self.flatten(first)
             if row.shape != self.observation_shape:
                 raise UserError(f"{self.label}: reset gave an observation of shape {row.shape}, its space says {self.observation_shape}")
@@ -253,7 +260,9 @@ class Evaluator:
         """The fast physics, if it knows every one of these environments."""
         if self.fast is not None:
             games.stepper, games.handles = self.fast, [self.fast.handle(env) for env in envs]
-        if self.fast is None or None in games.handles:
+        if self.text:
+            games.stepper, games.handles = TextStepper(), list(envs)
+        elif self.fast is None or None in games.handles:
             games.stepper, games.handles = PlainStepper(self.flatten), list(envs)
 
     def _turn(self, games: _Games, raw: Any, t: int) -> None:
@@ -279,7 +288,7 @@ class Evaluator:
             name = self.task.env_id or self.task.name
             raise UserError(f"{name} failed {where(at[failure.index])}: {type(error).__name__}: {error}") from error
         gains, rows = steps.rewards, steps.observations
-        good = np.isfinite(gains) & np.isfinite(rows).reshape(len(at), -1).all(axis=1)
+        good = np.isfinite(gains) if self.text else np.isfinite(gains) & np.isfinite(rows).reshape(len(at), -1).all(axis=1)
         for k in np.flatnonzero(~good).tolist():
             if k not in steps.unstable:
                 self._fault(tally, f"the environment gave a reward or observation that is not finite {where(at[k])}")
@@ -306,14 +315,16 @@ class Evaluator:
 
     def _actions(self, raw: Any) -> tuple[Any, np.ndarray]:
         """Check a policy's actions against the environment: (one action per row in the form `step` takes, [E] bool: finite)."""
-        actions = np.asarray(raw)
+        actions = np.asarray(raw, object if self.text else None)
         episodes, space = self.config.episodes, self.envs[0].action_space
-        expected = (episodes,) if self.discrete else (episodes, self.size)
+        expected = (episodes,) if self.discrete or self.text else (episodes, self.size)
         if actions.shape != expected:
             raise UserError(
                 f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes {expected}: "
                 "it was trained for another environment"
             )
+        if self.text:
+            return actions, np.ones(episodes, bool)
         if self.discrete:
             finite = np.isfinite(actions)
             whole = np.where(finite, actions, 0).astype(np.int64)
@@ -357,15 +368,15 @@ class _Games:
     unstable: list[str]  # see `mujoco_warnings`
     discount: float = DISCOUNT
     handles: list[Any] = field(default_factory=list)  # of the running episodes, for
-    stepper: PlainStepper | FastStepper = field(init=False)
-    rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros where no episode runs
+    stepper: PlainStepper | FastStepper | TextStepper = field(init=False)
+    rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros (of texts: None) where no episode runs
     rewards: np.ndarray = field(init=False)  # [E] of the last step; likewise
 
     def end(self, e: int) -> None:
         """Episode e is over."""
         k = self.at.index(e)
         del self.at[k], self.handles[k]
-        self.rows[e] = 0
+        self.rows[e] = None if self.rows.dtype == object else 0
         self.tally.finished += 1
 
 

@@ -69,13 +69,18 @@ class TrainedPolicy:
     @torch.no_grad()
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
-        obs = self._from_environment(observations)
+        text = self.algorithm.text
+        obs: Any = list(observations) if text else self._from_environment(observations)
         if self._ready is None:
+            if text and torch.cuda.is_available():  # what one action costs is worth the way there
+                self.state = pytree.tree_map(lambda x: x.cuda(), self.state)._replace(key=self.state.key)
             # training uses the steps 0, 1, ...
             self._ready = bind(self.algorithm, self.state), rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
         algorithm, keys = self._ready
         key = keys[t] if t < KEYS else rng.fold_in(self.state.key, -1 - t)
         actions, carry = algorithm.act(self.state, carry, obs, key, explore=explore)
+        if text:
+            return np.array([*actions, None], object)[:-1], carry
         return self._to_environment(actions), carry
 
     @property
@@ -194,8 +199,9 @@ class TrainedPolicy:
         """Forget the episode so far; the next `act` starts a new one. Needed only by policies with a memory."""
         self._carry, self._t = None, 0
 
-    def act(self, observation: Any, explore: bool = False, reward: Any = None, goal: Any = None) -> np.ndarray:
-        """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`.
+    def act(self, observation: Any, explore: bool = False, reward: Any = None, goal: Any = None) -> Any:
+        """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`. A policy of texts takes a text, or a
+        list of them, and returns the same.
 
         `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy that `listens`, such as
         one that was asked for a return, from its second step on. `goal`: where to go, [G] or [B, G]; for a policy that `wants_goals`, with
@@ -203,6 +209,8 @@ class TrainedPolicy:
 
         Raises UserError for an observation of another shape, or one that holds NaN or infinity, and where such a reward is missing.
         """
+        if self.algorithm.text:
+            return self._answer(observation, explore)
         array = np.asarray(observation, np.float32)
         shape = self.algorithm.spec.observation_shape
         batched = array.ndim == len(shape) + 1
@@ -227,6 +235,18 @@ class TrainedPolicy:
         actions, self._carry = self.step(self._carry, batch, self._t, explore)
         self._t += 1
         return actions if batched else actions[0]
+
+    def _answer(self, observation: Any, explore: bool) -> Any:
+        """`act` for one text, or a list of them."""
+        alone = isinstance(observation, str)
+        texts = [observation] if alone else list(observation)
+        if not all(isinstance(text, str) for text in texts):
+            raise UserError(f"this policy of {self.algorithm.config.name} takes a text, or a list of texts")
+        if self._t == 0:
+            self._carry = self.start(len(texts))
+        actions, self._carry = self.step(self._carry, np.array([*texts, None], object)[:-1], self._t, explore)
+        self._t += 1
+        return actions[0] if alone else actions.tolist()
 
     def save(self, path: str | Path) -> None:
         """Write everything that acting needs into one safetensors file."""

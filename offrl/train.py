@@ -96,6 +96,7 @@ def _devices(config: TrainConfig, device: torch.device, many: int, mapped: bool)
 def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
     """The configured algorithm for this data. Raises UserError where it does not support the data's actions, or sees goals in them."""
     algorithm_class = registry.get("algo", config.algo.name)
+    check_kind(algorithm_class, config.algo.name, dataset)
     if dataset.spec.discrete and not algorithm_class.discrete:
         able = [n for n, c in registry.names("algo").items() if c.discrete]
         raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
@@ -109,6 +110,16 @@ def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
             f"dataset.observation_keys=[{others}]"
         )
     return algorithm
+
+
+def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
+    """Raise UserError where one of data and algorithm is of texts and the other of numbers."""
+    if dataset.spec.text == algorithm_class.text:
+        return
+    able = [n for n, c in registry.names("algo").items() if c.text == dataset.spec.text and c.acting]
+    kinds = ("numbers", "texts")
+    names = f"{', '.join(able[:6])}{', ...' if len(able) > 6 else ''}"
+    raise UserError(f"{name} learns from {kinds[algorithm_class.text]}, and {dataset.spec.name} holds {kinds[dataset.spec.text]}; use one of {names}")
 
 
 def pick_device(name: str) -> torch.device:
@@ -220,7 +231,8 @@ class _Loop:
         decay = getattr(config.algo, "decay_steps", None)
         if decay and decay < config.steps and getattr(config.algo, "actor_schedule", "") == "cosine":
             warn(f"the actor's learning rate reaches 0 at step {decay:,} (algo.decay_steps); it does not learn after that")
-        brief = config.eval.workers is None and (config.steps < PAYS_FROM or done)
+        # a language model is no small thing to hand to other processes
+        brief = config.eval.workers is None and (config.steps < PAYS_FROM or done or self.algorithm.text)
         self.scorer = None if evaluator is None else Scorer(evaluator, 0 if brief else worker_count(config.eval))
         self.rescored = self.scorer is not None and scoring is not None
         if self.scorer is not None and scoring is not None:

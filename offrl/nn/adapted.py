@@ -30,6 +30,7 @@ class Dropout(nn.Module):
     def __init__(self, rate: float, part: int) -> None:
         super().__init__()
         self.rate, self.part, self.key = rate, part, cast("Tensor | None", None)
+        self.p = 0.0  # transformers hands it to attention's kernels, which would draw noise of their own
 
     def forward(self, x: Tensor) -> Tensor:
         return drop(x, self.rate, self.key, self.part)
@@ -78,11 +79,11 @@ class Trunk(nn.Module):
         else:
             learning = {id(p) for p in base.parameters()} - still
         language.model.requires_grad_(False)  # peft looks at what is shared as its own
-        _replace_dropout(base, dropout)
+        replace_dropout(base, dropout)
         self.base = base
         self.head = model.get_output_embeddings() if talks else None
         self.__dict__["whole"] = model if talks else None  # not a module of this one: its parts are
-        _freeze(self, learning)
+        freeze(self, learning)
         self.drops = [m for m in base.modules() if isinstance(m, Dropout)]
         self.placed = "position_ids" in inspect.signature(base.forward).parameters
 
@@ -203,13 +204,14 @@ def adapt(base: Any, language: Language, layers: Sequence[str], rank: int, alpha
     return [p for p in base.parameters() if p.requires_grad]
 
 
-def _replace_dropout(base: nn.Module, rate: float) -> None:
+def replace_dropout(base: nn.Module, rate: float) -> None:
+    """Put `Dropout` in place of torch's."""
     places = [(m, name) for m in base.modules() for name, child in m.named_children() if isinstance(child, nn.Dropout)]
     for part, (module, name) in enumerate(places):
         module._modules[name] = Dropout(rate, part)
 
 
-def _freeze(module: nn.Module, learning: set[int]) -> None:
+def freeze(module: nn.Module, learning: set[int]) -> None:
     """Parameters that do not learn become buffers, in memory of the language model; those that do get memory of their own."""
     for m in module.modules():
         for name, p in list(m._parameters.items()):

@@ -11,9 +11,11 @@ import copy
 import functools
 import hashlib
 import importlib
+import importlib.util
 import json
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from torch import Tensor
 from offrl.errors import UserError
 
 SCRATCH = "scratch"
+GGUF = ".gguf"
 SEED = 0  # of the weights of a model from scratch
 FILES = [
     "config.json",
@@ -34,6 +37,8 @@ FILES = [
     "merges.txt",
     "special_tokens_map.json",
 ]
+SMALL = 64 * 2**20  # bytes; a language model that is no larger goes into policy files
+ELSEWHERE = "OFFRL_LM"  # names a language model where that of a policy file does not lie where it did
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _known: dict[str, Language] = {}  # read in this process, by identity
 
@@ -130,6 +135,8 @@ def find(name: str) -> Language:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _read(folder, str(folder.resolve()))
+    if folder.suffix == GGUF and folder.is_file():
+        return _read_gguf(folder.resolve())
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise UserError(f"algo.lm={name}: there is no such folder; name one with config.json and *.safetensors, or algo.lm={SCRATCH}")
     packages()
@@ -157,19 +164,47 @@ def _read(folder: Path, place: str) -> Language:
         raise UserError(
             f"algo.lm={folder}: it has no *.safetensors{why}; save the model with model.save_pretrained(FOLDER, safe_serialization=True)"
         )
-    digest = hashlib.sha256()
-    try:
-        for path in (config, *weights):
-            with open(path, "rb") as file:
-                while block := file.read(1 << 24):
-                    digest.update(block)
-    except OSError as error:
-        raise UserError(f"algo.lm={folder}: {path.name} cannot be read ({error.strerror})") from None
-    identity = digest.hexdigest()[:16]
+    identity = _checksum(folder, [config, *weights])
     there = _known.get(identity)
     if there is None or there.place != place:  # one that came with a policy has no words; a copy elsewhere may have other files beside it
         _known[identity] = Language(there.model if there is not None and there.place else _load(folder), identity, place)
     return _known[identity]
+
+
+def _read_gguf(path: Path) -> Language:
+    """A model in one file of llama.cpp's format, whose numbers may be quantised there and are float32 here. Raises UserError."""
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(f"algo.lm={path}: GGUF files need the package gguf: pip install gguf")
+    identity = _checksum(path, [path])
+    if identity in _known and _known[identity].place:
+        return _known[identity]
+    transformers, _ = packages()
+    with silent(), torch.random.fork_rng(devices=[]):
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                path.parent, gguf_file=path.name, local_files_only=True, dtype=torch.float32
+            )
+        except Exception as error:
+            raise UserError(f"algo.lm={path}: it cannot be read as a GGUF model ({_first(error)})") from None
+    for name in ("hf_quantizer", "is_quantized"):  # the numbers are plain ones now, and saving would refuse them
+        if hasattr(model, name):
+            delattr(model, name)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    _known[identity] = Language(_settled(model), identity, str(path))
+    return _known[identity]
+
+
+def _checksum(where: Path, files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            with open(path, "rb") as file:
+                while block := file.read(1 << 24):
+                    digest.update(block)
+        except OSError as error:
+            raise UserError(f"algo.lm={where}: {path.name} cannot be read ({error.strerror})") from None
+    return digest.hexdigest()[:16]
 
 
 def _load(folder: Path) -> Any:
@@ -241,6 +276,29 @@ def open_again(place: str, identity: str) -> Language:
     return language
 
 
+def open_elsewhere(place: str, identity: str) -> Language:
+    """The model that a policy file needs and does not hold. Raises UserError."""
+    try:
+        return open_again(os.environ.get(ELSEWHERE) or place, identity)
+    except UserError as error:
+        raise UserError(
+            f"this policy needs the language model {identity} that lay at {place} when it was trained ({error}); "
+            f"set {ELSEWHERE} to the folder where it is (algo.ship_lm=always writes it into policy files)"
+        ) from None
+
+
+def unpack_whole(tensors: dict[str, Tensor], about: dict[str, Any], identity: str) -> Language:
+    """A model with its head from its architecture and, where they are there, all of its tensors."""
+    transformers, _ = packages()
+    config = transformers.AutoConfig.for_model(**about)
+    with silent(), torch.random.fork_rng(devices=[]):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=_implementation(config), dtype=torch.float32)
+    own = dict(model.named_parameters())
+    for name, value in tensors.items():
+        own[name].data = value.detach().clone()
+    return _known.setdefault(identity, Language(_settled(model), identity, ""))
+
+
 def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str) -> Language:
     """A model without its head, from its architecture and what of its tensors is there."""
     if identity not in _known:
@@ -264,15 +322,22 @@ def tokens(language: Language, path: str) -> Tensor:
         raise UserError(f"algo.text={path} cannot be read as UTF-8 text ({error})") from None
     if not language.place:
         raise UserError(f"algo.text={path}: a model from scratch has no tokens; leave algo.text out, or name a model that was trained")
+    place, more = tokenizer_place(language.place)
     with silent():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(_folder(language.place), local_files_only=True, trust_remote_code=False)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **more)
             found = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
         except Exception as error:
             raise UserError(f"algo.text={path}: no tokenizer could be read in {language.place} ({_first(error)})") from None
     if len(found) and int(found.max()) >= language.config.vocab_size:
         raise UserError(f"algo.text={path}: the tokenizer in {language.place} has more tokens than its model")
     return found
+
+
+def tokenizer_place(place: str) -> tuple[str, dict[str, str]]:
+    """Where the tokenizer of the model at `place` is: a folder, and transformers' arguments for reading it there."""
+    path = Path(place)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (_folder(place), {})
 
 
 def _folder(place: str) -> str:

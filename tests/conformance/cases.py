@@ -28,7 +28,7 @@ from offrl.world_models.model import save
 
 FITTED = ("sindy",)  # by one regression, not by updates: tests of their own
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
-ALGORITHMS = {name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT}
+ALGORITHMS = {name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.text}  # texts: test_text.py
 BATCH = 32
 IMITATION = ("bc", "diffusion_bc", "dpt", "recoil")  # clone the data's actions, whatever their rewards
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned

@@ -1,0 +1,51 @@
+"""Behaviour cloning of texts: a language model learns to write the actions of the data. Filtered BC: of its best episodes only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from offrl.algorithm import Metrics, TrainState
+from offrl.data.samplers import Batch, Sampler
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+from offrl.text.algorithm import TextAlgorithm, TextSettings, trimmed
+from offrl.text.tokens import IDS, OBSERVED
+
+
+@dataclass
+class LMBCConfig(TextSettings):
+    """Settings of behaviour cloning with a language model."""
+
+    name: str = "lm_bc"
+    observation_weight: float = setting(
+        0.0,
+        "weight of the loss on tokens of the observations, whose prediction teaches a model from scratch what the texts are about",
+        low=0.0,
+    )
+
+
+@register("algo", "lm_bc")
+class LMBC(TextAlgorithm):
+    """Minimise -log pi(token), the mean over all tokens of actions (LMRL-Gym, arXiv 2311.18232)."""
+
+    Config = LMBCConfig
+
+    def sampler(self) -> Sampler:
+        sampler: Any = super().sampler()
+        return replace(sampler, following=self.config.observation_weight > 0.0)
+
+    def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        hidden = self.apply("policy", policy, "hidden", batch[IDS])
+        loss = self.cross_entropy("policy", policy, hidden, batch)
+        metrics = {"policy/loss": loss}
+        if not self.config.observation_weight:
+            return loss, metrics
+        observed = self.cross_entropy("policy", policy, hidden, batch, OBSERVED)
+        return loss + self.config.observation_weight * observed, {**metrics, "observations/loss": observed}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "policy", self.policy_loss, trimmed(batch))

@@ -1,0 +1,1 @@
+"""Language models as policies of text MDPs: tokens, models, decoding, and the base of the algorithms that learn them."""

@@ -1,0 +1,75 @@
+"""Writing actions token by token: many prompts side by side, with keys and values of what was read kept.
+
+Shapes in comments: B prompts, T tokens, V tokens that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Read = Callable[[Tensor, Tensor], Tensor]  # (new tokens [B, T], valid [B, all so far]) -> logits [B, V] of what comes next
+
+
+def left_padded(prompts: Sequence[np.ndarray], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(ids int64 [B, T], valid bool [B, T]) of prompts of at least one token each, with padding before the shorter ones."""
+    longest = max(len(p) for p in prompts)
+    ids, valid = np.full((len(prompts), longest), pad, np.int64), np.zeros((len(prompts), longest), bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :], valid[row, longest - len(prompt) :] = prompt, True
+    return torch.from_numpy(ids).to(device), torch.from_numpy(valid).to(device)
+
+
+def write(
+    read: Read,
+    prompts: Sequence[np.ndarray],
+    *,
+    pad: int,
+    stops: Tensor,
+    allowed: Tensor,
+    most: int,
+    noise: Callable[[int], Tensor] | None,
+    temperature: float = 1.0,
+) -> list[list[int]]:
+    """The tokens that follow each prompt, up to and with the first of `stops` (bool [V]), at most `most`.
+
+    read: carries its caches from call to call. allowed: bool [V], tokens that may be written. noise: gives numbers [B] in [0, 1) for the
+    t-th token, which decide what is drawn from softmax(logits / temperature); None: the likeliest token is taken.
+    """
+    device = stops.device
+    ids, valid = left_padded(prompts, pad, device)
+    logits = read(ids, valid)
+    written = torch.zeros(len(prompts), 0, dtype=torch.int64, device=device)
+    over = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    lengths = torch.zeros(len(prompts), dtype=torch.int64, device=device)
+    for t in range(most):
+        token = choose(logits.masked_fill(~allowed, -torch.inf), None if noise is None else noise(t), temperature)
+        written = torch.cat([written, token.unsqueeze(1)], 1)
+        lengths = lengths + (~over).long()
+        over = over | stops[token]
+        if t + 1 == most or bool(over.all()):
+            break
+        valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)  # what follows an end is never looked at
+        logits = read(token.unsqueeze(1), valid)
+    return [row[:size] for row, size in zip(written.tolist(), lengths.tolist(), strict=True)]
+
+
+def choose(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
+    """A choice int64 [B] among logits [B, V]: the largest, or drawn by numbers [B] in [0, 1)."""
+    if noise is None:
+        return logits.argmax(-1)
+    shares = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    picked = torch.searchsorted(shares, noise.double().unsqueeze(-1) * shares[:, -1:], right=True).squeeze(-1)
+    return picked.clamp(max=logits.shape[-1] - 1)
+
+
+def right_padded(sequences: Sequence[np.ndarray], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(ids int64 [B, T], lengths int64 [B]) with padding after the shorter ones."""
+    longest = max(len(s) for s in sequences)
+    ids = np.full((len(sequences), longest), pad, np.int64)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence
+    return torch.from_numpy(ids).to(device), torch.tensor([len(s) for s in sequences], device=device)

@@ -1,0 +1,258 @@
+"""Policies that clone the data and are steered by values of single tokens: ILQL and Monte-Carlo returns.
+
+"Offline RL for Natural Language Generation with Implicit Language Q Learning" (Snell et al., 2022, arXiv 2206.11871); the values' form and
+the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.18232). State i - 1 of the sequence values token i.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offrl import parts, registry
+from offrl.algorithm import Metrics, TrainState
+from offrl.backbones.value_range import value_range
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Batch
+from offrl.nn.heads import ValueHead, make_head
+from offrl.optim import Params
+from offrl.settings import setting
+from offrl.text import decoding
+from offrl.text.algorithm import SHARE, TextAlgorithm, TextSettings, chosen, language_model, trimmed
+from offrl.text.model import LM, Valued
+from offrl.text.tokens import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
+
+if TYPE_CHECKING:
+    from offrl.config import TrainConfig
+
+BEHAVIOUR = "behaviour/"  # before names of the cloned policy's tensors in policy files
+TRUNKS = ("separate", "shared")
+MOST_OUTPUTS = 100_000  # of a head with bins for each token: beyond, a batch does not fit in memory
+
+
+@dataclass
+class SteeredSettings(TextSettings):
+    """Settings of policies that are steered by values."""
+
+    policy: str = setting("", "a trained run of lm_bc that is steered; empty: one is trained first", place=True)
+    policy_id: str = setting("", "which one that is; filled in")
+    policy_settings: dict[str, Any] = setting({}, "its settings; filled in")
+    policy_steps: int | None = setting(None, "updates of the lm_bc that is trained first; null: as many as this run has", low=1, place=True)
+    observation_weight: float = setting(0.0, "of the lm_bc that is trained first: weight of the loss on tokens of observations", low=0.0)
+    trunk: str = setting(
+        "separate",
+        "separate: values have a copy of the cloned policy's language model; shared: one language model has values and writes, and is "
+        "trained for both at once",
+        choices=TRUNKS,
+    )
+    clone_weight: float = setting(1.0, "trunk=shared: weight of the cloning loss", low=0.0)
+    beta: float = setting(4.0, "logits are those of the cloned policy plus beta times the value of each token", low=0.0)
+    discount: float = setting(0.99, "discount factor, of each token of an action", low=0.0, high=1.0)
+    conservative_weight: float = setting(0.01, "weight of CQL's term: a cross-entropy with the values as logits", low=0.0)
+    value_layers: int = setting(2, "layers of each value head", low=1)
+    value_head: str = setting(
+        "scalar",
+        "values are numbers, or distributions over bins; bins for each token need a small vocabulary",
+        choices=("scalar", "hl_gauss"),
+    )
+    bins: int = setting(51, "of such a distribution", low=2)
+    value_min: float | None = setting(None, "lowest value of its bins; null: from the data")
+    value_max: float | None = setting(None, "highest value of its bins; null: from the data")
+
+
+class Steered(TextAlgorithm):
+    """log pi(token) = log pi_clone + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
+
+    acting: ClassVar[tuple[str, ...]] = ("value",)
+    outs: ClassVar[tuple[str, ...]] = ("q1",)  # heads with a value for each token
+    single: ClassVar[tuple[str, ...]] = ()  # heads with one value
+
+    @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        """Train the cloned policy where no run is named, and note which one it is."""
+        config = super().prerequisites(config, dataset)
+        c = config.algo
+        if c.trunk == "shared":
+            return config
+        path = c.policy
+        if not path:
+            kind = registry.get("algo", "lm_bc")
+            mine = {f.name: getattr(c, f.name) for f in dataclasses.fields(kind.Config) if f.name != "name" and hasattr(c, f.name)}
+            path = str(parts.train_first(config, dataset, kind.Config(**mine), c.policy_steps or config.steps, "policy-lm_bc", "policy"))
+        part = parts.named(path, dataset, "policy")
+        algo = dataclasses.replace(c, policy=path, policy_id=part.identity, policy_settings=part.settings)
+        return dataclasses.replace(config, algo=algo)
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """The language model's settings are those of the cloned policy; the bins' range is from the data."""
+        told = config.policy_settings
+        same = ("lm", "lm_id", "tokenizer", "vocabulary", "width", "layers", "heads", "history", "append_end")
+        config = dataclasses.replace(config, **{name: told[name] for name in same if name in told})
+        c = super().fit_config(config, dataset, grid)
+        if c.value_head == "scalar" or None not in (c.value_min, c.value_max):
+            return c
+        low, high = value_range(dataset, c.discount)  # a discount for each token brings values nearer to 0
+        return dataclasses.replace(
+            c,
+            value_min=min(low, 0.0) if c.value_min is None else c.value_min,
+            value_max=max(high, 0.0) if c.value_max is None else c.value_max,
+        )
+
+    def build(self) -> dict[str, nn.Module]:
+        c = self.config
+        low, high = (-1.0, 1.0) if c.value_min is None or c.value_max is None else (c.value_min, c.value_max)
+        self.head: ValueHead = make_head(c.value_head, c.bins, low, high)
+        lm = language_model(c)
+        if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
+            from offrl.errors import UserError
+
+            raise UserError(
+                f"algo.value_head={c.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many; "
+                "take algo.value_head=scalar, or fewer algo.bins"
+            )
+        outs = dict.fromkeys(self.outs, lm.vocabulary * self.head.out_dim) | dict.fromkeys(self.single, self.head.out_dim)
+        self.behaviour = None if c.trunk == "shared" else self._clone()
+        return {"value": Valued(lm, outs, c.value_layers)}
+
+    def _clone(self) -> LM | None:
+        """The cloned policy, frozen; None where its run is gone (and nothing is to be learnt)."""
+        c = self.config
+        params = _clones.get(c.policy_id)
+        if params is None:
+            part = parts.there(c.policy, c.policy_id, self.spec, "policy")
+            if part is None:
+                return None
+            params = _clones[c.policy_id] = part.state.params["policy"]
+        kind = registry.get("algo", "lm_bc")
+        known = {f.name for f in dataclasses.fields(kind.Config)}
+        clone = language_model(kind.Config(**{k: v for k, v in c.policy_settings.items() if k in known}))
+        clone.load_state_dict(params)
+        return clone.requires_grad_(False)
+
+    def init(self, seed: int) -> TrainState:
+        """Values begin with the weights of the cloned policy."""
+        state = super().init(seed)
+        if self.behaviour is None:
+            return state
+        own = {f"lm.{name}": value for name, value in _clones[self.config.policy_id].items()}
+        value = {name: own[name].clone() if name in own else p for name, p in state.params["value"].items()}
+        target = {name: {k: v.clone() for k, v in value.items()} for name in self.targets}
+        return state._replace(params={"value": value}, target=target)
+
+    # ---- values
+
+    def q_of(self, logits: Tensor) -> Tensor:
+        """[..., V * K] -> [..., V] values of each token."""
+        return self.head.mean(logits.unflatten(-1, (-1, self.head.out_dim)))
+
+    def of_token(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[M, V * K] -> [M, K]: what a head says of the tokens [M]."""
+        each = logits.unflatten(-1, (-1, self.head.out_dim))
+        return each.gather(1, tokens.view(-1, 1, 1).expand(-1, 1, each.shape[-1])).squeeze(1)
+
+    def conservative(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[M]: -log softmax(Q)[token], CQL's term at temperature 1 (arXiv 2206.11871, equation 6)."""
+        return nn.functional.cross_entropy(self.q_of(logits), tokens, reduction="none")
+
+    def clone_loss(self, params: Params, hidden: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """trunk=shared: the cloning loss of the same language model."""
+        if self.config.trunk != "shared":
+            return hidden.new_zeros(()), {}
+        loss = self.cross_entropy("value", params, hidden, batch)
+        return self.config.clone_weight * loss, {"policy/loss": loss}
+
+    # ---- acting
+
+    def lm(self) -> LM:
+        return self.behaviour if self.behaviour is not None else super().lm()
+
+    def reader(self, state: TrainState) -> decoding.Read:
+        caches = LM.fresh_cache(), LM.fresh_cache()
+
+        def read(ids: Tensor, valid: Tensor) -> Tensor:
+            return self._steered(state, ids, valid, caches, last=True)
+
+        return read
+
+    def scores(self, state: TrainState, ids: Tensor) -> Tensor:
+        return self._steered(state, ids, None, (None, None), last=False)
+
+    def _steered(self, state: TrainState, ids: Tensor, valid: Tensor | None, caches: tuple[Any, Any], last: bool) -> Tensor:
+        """Steered logits [B, V] after tokens [B, T], or [B, T, V] after each of them."""
+        params = state.params["value"]
+        hidden = self.apply("value", params, "hidden", ids, valid, caches[0])
+        hidden = hidden[:, -1] if last else hidden
+        if self.behaviour is None:
+            logits = self.apply("value", params, "logits", hidden)
+        else:
+            clone = self.behaviour.to(ids.device)
+            own = clone.hidden(ids, valid, caches[1])
+            logits = clone.logits(own[:, -1] if last else own)
+        q = torch.stack([self.q_of(x) for x in self.apply("value", params, "judge", hidden, *self.outs)]).amin(0)
+        return logits.log_softmax(-1) + self.config.beta * q
+
+    # ---- policy files
+
+    def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, about = super().luggage()
+        if self.behaviour is None:
+            return tensors, about
+        own = {BEHAVIOUR + name: value for name, value in _clones[self.config.policy_id].items()}
+        return {**tensors, **own}, {**about, "behaviour": self.config.policy_id}
+
+    @classmethod
+    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        if "behaviour" in about:
+            own = {name.removeprefix(BEHAVIOUR): t for name, t in tensors.items() if name.startswith(BEHAVIOUR)}
+            _clones.setdefault(about["behaviour"], own)
+        if "identity" in about:
+            super().receive({name: t for name, t in tensors.items() if not name.startswith(BEHAVIOUR)}, about)
+
+
+_clones: dict[str, Params] = {}  # parameters of cloned policies, by identity
+
+
+class TokenTD(Steered):
+    """What a one-step target needs: V of the state after each token, and which targets are known."""
+
+    def next_values(self, params: Params, hidden: Tensor, batch: Batch, head: str) -> Tensor:
+        """V [M] of the states after the action tokens of a batch, without gradient: after an action, where the next one begins."""
+        with torch.no_grad():
+            picked = batch[SUCCESSOR].unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+            after = self.head.mean(self.apply("value", params, "judge", hidden.gather(1, picked), head)[0])  # [B, L]
+            if NEXT + IDS in batch:
+                later = self.apply("value", params, "hidden", batch[NEXT + IDS])
+                end = batch[NEXT + VALID].sum(-1) - 1
+                state = later[torch.arange(len(end), device=end.device), end]
+                window = self.head.mean(self.apply("value", params, "judge", state, head)[0])
+                after = torch.where(batch[LAST], window.unsqueeze(-1), after)
+            return after[action_mask(batch)]
+
+    def target(self, batch: Batch, after: Tensor) -> tuple[Tensor, Tensor]:
+        """(y = r + discount (1 - done) V(next) [M], whether it is known float32 [M])."""
+        mask = action_mask(batch)
+        y = batch[REWARD][mask] + self.config.discount * (~batch[DONE][mask]).float() * after
+        return y, batch[KNOWN][mask].float()
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        state, metrics = self.descend(state, "value", self.value_loss, trimmed(batch))
+        for name in self.targets:
+            state = self.polyak(state, name, self.config.polyak)
+        return state, metrics
+
+    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """To be minimised by the module "value"."""
+        raise NotImplementedError
+
+
+def action_mask(batch: Batch) -> Tensor:
+    """[B, L] bool: the action tokens of a batch, in the order in which `chosen` gives them."""
+    mask = batch["action"].clone()
+    mask[:, 0] = False
+    return mask

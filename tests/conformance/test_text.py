@@ -1,0 +1,180 @@
+"""What every registered algorithm of texts must satisfy. A new one is picked up by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import copy, data, identical, scratch
+from torch.utils import _pytree as pytree
+
+from offrl import registry, rng
+from offrl.config import TrainConfig
+from offrl.errors import UserError
+from offrl.policy import TrainedPolicy
+from offrl.step import make_step, metric_means, select, stack
+from offrl.train import check_kind
+
+if not (find_spec("transformers") and find_spec("peft")):
+    pytest.skip("needs the extra 'text'", allow_module_level=True)
+
+from offrl.data.text import from_episodes
+
+NAMES = [name for name, kind in registry.names("algo").items() if kind.text]
+SMALL: dict[str, Any] = {
+    "width": 8, "layers": 1, "heads": 2, "batch_size": 6, "length": 60, "policy_steps": 2, "learning_rate": 1e-2, "history": 1,
+    "observation_weight": 0.5,
+}  # fmt: skip
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("lm_bc", {"history": None}),
+    ("ilql", {"history": None, "value_head": "hl_gauss", "bins": 11}),
+    ("ilql", {"trunk": "shared", "value_layers": 1}),
+    ("lm_mc", {"tokenizer": "words", "history": 2}),
+]
+CASES = [(name, {}) for name in NAMES] + [v for v in VARIANTS if v[0] in NAMES]
+each = pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{n} {s or ''}".strip() for n, s in CASES])
+
+
+def episodes() -> Any:
+    """Echo, or be punished; some episodes stop at a time-out."""
+    g = np.random.default_rng(0)
+    for number in range(20):
+        turns = []
+        for _ in range(int(g.integers(1, 4))):
+            said, answer = (str(g.choice(["red", "blue", "a b"])) for _ in range(2))
+            turns.append({"obs": f"say {said}\n", "action": f"{answer}\n", "reward": float(said == answer)})
+        yield {"turns": turns, "final_obs": "bye\n", "terminated": number % 3 > 0, "truncated": number % 3 == 0}
+
+
+def texts() -> Any:
+    return from_episodes(episodes(), name="echo")
+
+
+def make(name: str, **settings: Any) -> Any:
+    kind = registry.get("algo", name)
+    known = {f.name for f in dataclasses.fields(kind.Config)}
+    config = kind.Config(**{**{k: v for k, v in SMALL.items() if k in known}, **settings})
+    run = TrainConfig(algo=config, seeds=[0], steps=2, runs_dir=str(scratch()), quiet=True, device="cpu")
+    dataset = texts()
+    config = kind.prerequisites(run, dataset).algo
+    return kind(kind.fit_config(config, dataset), dataset.spec), dataset
+
+
+def started(algorithm: Any, dataset: Any, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[Any, Any]:
+    source = algorithm.sampler().prepare(dataset)
+    size = algorithm.config.batch_size
+    return stack([algorithm.init(s) for s in seeds]), make_step(algorithm, source, batch_size=size, replicas=1, **options)
+
+
+@each
+def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dict[str, Any]) -> None:
+    algorithm, dataset = make(name, **settings)
+    state, step = started(algorithm, dataset)
+    before = copy(state)
+    period = max(1, algorithm.interval, algorithm.period)
+    whole, sums = step.run(state, {}, 0, 4 * period)
+    identical(state._replace(frozen={}), before._replace(frozen={}))  # an update changes nothing in place
+    half, part = started(algorithm, dataset)[1].run(copy(before), {}, 0, 2 * period)
+    again, again_sums = started(algorithm, dataset)[1].run(copy(half), part, 2 * period, 2 * period)
+    identical(whole, again)
+    assert all(torch.equal(v, again_sums[k]) for k, v in sums.items())
+    assert all(v.isfinite().all() for v in metric_means(sums, 4 * period).values())
+    for module, params in whole.params.items():
+        still = [k for k, v in params.items() if torch.equal(v, before.params[module][k])]
+        assert not [k for k in still if "wpe" not in k and "wte" not in k], (module, still)
+    other, _ = started(algorithm, dataset, seeds=(1,))
+    assert any(not torch.equal(a, b) for a, b in zip(pytree.tree_leaves(other.params), pytree.tree_leaves(before.params), strict=True))
+
+
+@each
+def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    from offrl.text import algorithm as base
+    from offrl.text import steered
+
+    algorithm, dataset = make(name, **settings)
+    state, step = started(algorithm, dataset)
+    state, _ = step.run(state, {}, 0, max(2, 2 * algorithm.interval))
+    policy = TrainedPolicy(algorithm, select(state, 0), 3)
+    asked = ["say red\n", "say a b\n", "say blue\n"]
+    said = [policy.act(asked), policy.act(["bye\n"] * 3)]
+    policy.save(tmp_path / "policy.safetensors")
+    steered._clones.clear()
+    base._tokenizers.clear()
+    algorithm_of = TrainedPolicy.load(tmp_path / "policy.safetensors")
+    assert [algorithm_of.act(asked), algorithm_of.act(["bye\n"] * 3)] == said
+    # who else is asked changes nothing
+    alone = TrainedPolicy.load(tmp_path / "policy.safetensors")
+    assert alone.act(asked[:1])[0] == said[0][0]
+
+
+@each
+def test_parts_of_a_batch_make_up_the_whole(name: str, settings: dict[str, Any]) -> None:
+    whole, dataset = make(name, **settings)
+    parts, _ = make(name, **settings, accumulate=3, checkpointing=True)
+    a, sums = (lambda s: s[1].run(s[0], {}, 0, max(1, whole.interval)))(started(whole, dataset))
+    b, more = (lambda s: s[1].run(s[0], {}, 0, max(1, whole.interval)))(started(parts, dataset))
+    for module in a.opt:
+        for key, moment in a.opt[module]["mu"].items():
+            torch.testing.assert_close(moment, b.opt[module]["mu"][key], rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+    for key, value in sums.items():
+        torch.testing.assert_close(value, more[key], rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@each
+def test_padding_and_the_cache_change_nothing(name: str, settings: dict[str, Any]) -> None:
+    """Each next token's logits: alone without padding, among longer prompts with padding, and read in pieces from a cache."""
+    algorithm, dataset = make(name, **settings)
+    state, step = started(algorithm, dataset)
+    state = select(step.run(state, {}, 0, max(2, 2 * algorithm.interval))[0], 0)
+    from offrl.text.decoding import left_padded
+
+    prompts = [algorithm.prompt(texts) for texts in (["say red\n"], ["say a b\n", "blue\n", "say blue\n"], ["x"])]
+    with torch.no_grad():
+        ids, valid = left_padded(prompts, 0, torch.device("cpu"))
+        among = algorithm.reader(state)(ids, valid)
+        for row, prompt in enumerate(prompts):
+            one = torch.from_numpy(prompt.astype(np.int64)).unsqueeze(0)
+            full = algorithm.scores(state, one)[:, -1]
+            read, pieces = algorithm.reader(state), None
+            for t in range(len(prompt)):
+                pieces = read(one[:, t : t + 1], torch.ones(1, t + 1, dtype=torch.bool))
+            torch.testing.assert_close(among[row : row + 1], full, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(pieces, full, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refuses_numbers_and_trains_in_bfloat16(name: str) -> None:
+    with pytest.raises(UserError, match="learns from texts"):
+        check_kind(registry.get("algo", name), name, data(False))
+    algorithm, dataset = make(name)
+    state, step = started(algorithm, dataset, precision="bf16")
+    state, sums = step.run(state, {}, 0, max(2, 2 * algorithm.interval))
+    assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
+
+
+def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
+    algorithm, dataset = make("lm_bc", legal="rerank")
+    state, step = started(algorithm, dataset)
+    state = select(step.run(state, {}, 0, 30)[0], 0)
+    from offrl.text.play import Observed
+
+    legal = ("red\n", "blue\n", "a b\n")
+    prompt = algorithm.prompt(["say red\n"])
+    likely = []
+    for action in legal:  # by hand, one after another
+        ids = np.append(prompt, algorithm.tokenizer.encode([action])[0]).astype(np.int64)
+        with torch.no_grad():
+            logits = algorithm.scores(state, torch.from_numpy(ids).unsqueeze(0))[0, :, : algorithm.tokenizer.size].double()
+        likely.append(sum(float(logits[t - 1].log_softmax(-1)[ids[t]]) for t in range(len(prompt), len(ids))))
+    expected = np.exp(likely) / np.exp(likely).sum()
+    asked = Observed("say red\n")
+    asked.legal_actions = legal
+    with torch.no_grad():
+        drawn, _ = algorithm.act(state, algorithm.start(600), [asked] * 600, rng.make_key(5), explore=True)
+    shares = np.array([drawn.count(action) for action in legal]) / 600
+    assert np.abs(shares - expected).max() < 4 * 0.5 / 600**0.5 and shares.sum() == 1.0
