@@ -21,22 +21,24 @@ usage: offrl data ACTION ...
 
   offrl data inspect DATASET           what is in a data set, and every fault in it
   offrl data doctor DATASET            the same as a page with pictures (out=FOLDER, by default doctor-NAME)
-  offrl data convert DATASET OUT       write it as D4RL HDF5 (OUT ends in .hdf5) or as a Minari data set (OUT is an id or a folder)
+  offrl data convert DATASET OUT       write it as D4RL HDF5 (OUT ends in .hdf5) or as a Minari data set (OUT is an id or a folder);
+                                       texts as JSON lines (OUT ends in .jsonl or .jsonl.gz) or as a Minari data set
   offrl data merge A B [...] OUT       several data sets of the same spaces as one
   offrl data subset DATASET OUT ...    some of its rows or episodes
+  offrl data label DATASET ...         let a language model label rewards, preferences or subgoals (alone: `offrl data label`, its settings)
   offrl data list                      data sets that can be named
 
 DATASET is a file or folder, or a name, as dataset= of `offrl train`. What is written is read back and compared before it is put in place.
 
 settings of convert, merge and subset:
-  format=auto          d4rl or minari; auto: by the name of OUT
+  format=auto          d4rl, minari or jsonl; auto: by the name of OUT
   force=false          replace OUT where it exists
   quiet=false          show no progress
 
 what subset keeps, in this order:
   rows=0:5000          rows (from 0, the end not included); episodes are cut where they end
   episodes=0:100       episodes, or a list: episodes=[0,5,7]
-  drop_faulty=false    leave out episodes with NaN, infinite values, or actions outside their range
+  drop_faulty=false    leave out episodes with NaN, infinite values, or actions outside their range; of texts, whatever is refused
   min_return=null      episodes with at least this undiscounted return
   max_return=null      episodes with at most this undiscounted return
   top=1.0              this share of the episodes (at least one), the best by return
@@ -49,7 +51,7 @@ settings of all of them: how DATASET is read
 
 exit status: 0 done, 1 inspect or doctor found faults that would corrupt training, 2 a mistake in the input"""
 
-ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "list")
+ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "label", "list")
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 
 
@@ -57,7 +59,7 @@ _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 class Output:
     """Settings of what writes a data set."""
 
-    format: str = setting("auto", "layout of what is written", choices=("auto", "d4rl", "minari"))
+    format: str = setting("auto", "layout of what is written", choices=("auto", "d4rl", "minari", "jsonl"))
     force: bool = setting(False, "replace what exists")
     quiet: bool = setting(False, "no progress")
 
@@ -80,7 +82,7 @@ def run(arguments: list[str]) -> int:
     from offrl.commands.train import terminable
 
     with terminable():  # what is half-written goes
-        return {"inspect": _inspect, "doctor": _doctor}.get(action, _make)(action, names, settings)
+        return {"inspect": _inspect, "doctor": _doctor, "label": _label}.get(action, _make)(action, names, settings)
 
 
 def _expect(action: str, names: list[str], count: int, what: str) -> None:
@@ -131,6 +133,12 @@ def _doctor(action: str, names: list[str], settings: list[str]) -> int:
     faults = f"{len(report.corrupting)} fault(s)" if report.corrupting else "no fault"
     print(f"{report.name}: {faults} that would corrupt training; see {out / 'index.html'}")
     return 1 if report.corrupting else 0
+
+
+def _label(action: str, names: list[str], settings: list[str]) -> int:
+    from offrl.labelling.command import run as label
+
+    return label(names, settings)
 
 
 def _make(action: str, names: list[str], settings: list[str]) -> int:

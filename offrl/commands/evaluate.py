@@ -39,6 +39,7 @@ class EvaluateConfig:
     size: int | None = setting(None, "pixels of a policy's square; null: 480 for one, 320 for up to four, 256 for more", low=16, high=2048)
 
 
+WIDEST = 10  # tasks whose successes a table shows
 USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
 
 
@@ -75,6 +76,8 @@ def run(arguments: list[str]) -> int:
         for replica, row in zip(trained.replicas, result.rows(), strict=True)
     ]
     keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
+    if result.tasks > WIDEST:  # no line holds them; scores.csv of a run does
+        keep = [i for i in keep if headers[i] != "success by task"]
     print_table([headers[i] for i in keep], [[row[i] for i in keep] for row in rows], f"{trained.algorithm}: {result.label}")
     means, unit = result.per_seed(), "score" if result.scores is not None else "return"
     for where in by_cell(trained.replicas).values():

@@ -8,7 +8,7 @@ from typing import ClassVar
 from offrl.errors import UserError
 from offrl.settings import check, setting
 
-FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns")
+FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "text")
 MEMORY = ("auto", "device", "mmap")
 CACHE = ("auto", "always", "never")
 EXPERT_CHOICE = ("first", "best")
@@ -38,11 +38,13 @@ class DatasetConfig:
         "expert_episodes",
         "expert_choice",
         "expert_unmarked",
+        "imagined",
         "reward_labels",
         "top_fraction",
         "weighting",
         "weighting_temperature",
         "weighting_fraction",
+        "imagined_share",
         "reward_by_return_range",
         "reward_scale",
         "reward_shift",
@@ -54,7 +56,9 @@ class DatasetConfig:
     # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values keep to these.
     CONTENT: ClassVar[tuple[str, ...]] = TRANSFORMS[: TRANSFORMS.index("top_fraction")]
     name: str = setting("builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME")
-    format: str = setting("auto", "layout of the file; columns: plain npz, HDF5 or Parquet with a key per column", choices=FORMATS)
+    format: str = setting(
+        "auto", "layout; columns: npz, HDF5, Parquet, a key per column; padded: ImagineBench's; text: JSON lines", choices=FORMATS
+    )
     # Columns offrl knows: observations actions rewards terminations truncations next_observations episode_ends (flags or last rows)
     # episode_ids; any other name is an extra column.
     fields: dict[str, str] = setting({}, "column -> key in the file: dataset.fields.observations=obs dataset.fields.terminations=done")
@@ -90,9 +94,17 @@ class DatasetConfig:
     expert_episodes: int = setting(1, "how many of its episodes are demonstrations; 0: all", low=0, later=True)
     expert_choice: str = setting("first", "which ones: the first, or the best by recorded return", choices=EXPERT_CHOICE, later=True)
     expert_unmarked: int = setting(0, "so many more of its episodes are appended that nothing marks as the expert's", low=0, later=True)
+    # Imagined rollouts, of a language model or a world model, as a second source (ImagineBench, arXiv 2505.10010).
+    imagined: list[str] = setting([], "data sets of imagined rollouts, appended; the column imagined marks their rows", later=True)
+    imagined_share: float | None = setting(
+        None, "share of the drawn rows that are imagined; null: as many as there are", low=0.0, high=1.0, later=True
+    )
+    instruction_encodings: str | None = setting(
+        None, "padded data with instructions as texts: npz file of instructions and encodings, appended to observations", later=True
+    )
     reward_labels: str | None = setting(
         None,
-        "new rewards: file.py:function or package.module:function of an episode's columns, or a preference model (.safetensors)",
+        "new rewards: file.py:function or package.module:function of an episode's columns, or a file of offrl data label (.safetensors)",
         later=True,
     )
     top_fraction: float = setting(1.0, "keep this share of the episodes (at least one), the best by return", high=1.0)
@@ -143,6 +155,8 @@ class DatasetConfig:
             )
         if self.labelled_quantile < 1.0 and self.labelled_fraction == 1.0:
             raise UserError(f"dataset.labelled_quantile={self.labelled_quantile} needs dataset.labelled_fraction below 1")
+        if self.imagined_share is not None and not self.imagined:
+            raise UserError(f"dataset.imagined_share={self.imagined_share:g} needs imagined rollouts: dataset.imagined=[FILE]")
         if not self.weighting_temperature > 0.0:
             raise UserError(f"dataset.weighting_temperature={self.weighting_temperature} must be above 0")
         if not self.action_free_hidden:

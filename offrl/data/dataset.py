@@ -32,6 +32,7 @@ class DataSpec:
     observation_mean: tuple[float, ...] | None = None  # set when the observations were normalised: (s - mean) / std,
     observation_std: tuple[float, ...] | None = None  # where std already holds the epsilon. Evaluation does the same.
     goal_dim: int = 0  # width of the column achieved_goals, in which goals are then given; 0: goals are observations
+    text: bool = False  # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
 
     @property
     def observation_dim(self) -> int:
@@ -52,11 +53,16 @@ class DataSpec:
             if isinstance(value, list):
                 values[key] = tuple(value)
         if isinstance(values.get("task"), Mapping):
-            task = {f.name: values["task"][f.name] for f in fields(Task) if f.name in values["task"]}
-            for name in ("observation_keys", "starts"):
-                task[name] = tuple(task.get(name) or ())
-            values["task"] = Task(**task)
+            values["task"] = task_from_json(values["task"])
         return cls(**values)
+
+
+def task_from_json(data: Mapping[str, Any]) -> Task:
+    """A task from what `DataSpec.to_json` makes of one."""
+    values = {f.name: data[f.name] for f in fields(Task) if f.name in data}
+    for name in ("observation_keys", "starts"):
+        values[name] = tuple(values.get(name) or ())
+    return Task(**values)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,9 @@ class Dataset:
     Columns, all of length R: observations and next_observations float32 (uint8 stays uint8) [R, *O], actions float32 [R, A] in [-1, 1] or
     int64 [R], rewards float32 [R], terminations, truncations, successor_known bool [R]; optionally achieved_goals, desired_goals,
     returns_to_go and the user's own. Episodes tile the rows: episode e is rows episode_start[e] to episode_end[e] - 1.
+
+    Text data (`spec.text`, see `offrl.data.text`) have a row per turn; observations, next_observations and actions are then int64 [R], each
+    the index of a text in `strings`.
     """
 
     columns: dict[str, Tensor]
@@ -79,6 +88,8 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what a person should know about how the data were read
     mapped: bool = False  # the columns are memory-mapped files
     weights: Tensor | None = None  # [E] float64: how often a row of each episode is drawn, of mean 1 over the rows; None: all alike
+    strings: tuple[str, ...] = ()  # of text data: the different texts, in no order that means anything
+    metas: tuple[str, ...] = ()  # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])
@@ -93,7 +104,7 @@ class Dataset:
 
     @property
     def nbytes(self) -> int:
-        return sum(c.numel() * c.element_size() for c in self.columns.values())
+        return sum(c.numel() * c.element_size() for c in self.columns.values()) + sum(map(len, self.strings))
 
     def episode_returns(self) -> Tensor:
         """Undiscounted sum of the (transformed) rewards of each episode, [E] float64 on the CPU."""
@@ -148,12 +159,17 @@ class Dataset:
             "return_max": float(returns.max()),
             "length_mean": float(lengths.mean()),
             "observation_shape": list(self.spec.observation_shape),
-            "actions": f"discrete {self.spec.num_actions}" if self.spec.discrete else f"continuous {self.spec.action_dim}",
+            "actions": self._kind_of_actions(),
             "environment": task.env_id if task else None,
             "memory_mb": round(self.nbytes / 1e6, 1),
             "memory_mapped": self.mapped,
             **({} if self.weights is None else {"effective_episodes": self._effective_episodes()}),
         }
+
+    def _kind_of_actions(self) -> str:
+        if self.spec.text:
+            return "text"
+        return f"discrete {self.spec.num_actions}" if self.spec.discrete else f"continuous {self.spec.action_dim}"
 
     def _effective_episodes(self) -> float:
         from offrl.data.weights import effective_episodes

@@ -13,6 +13,7 @@ from offrl.data.checks import Fault
 from offrl.data.config import DatasetConfig
 from offrl.data.inspect import Report, report
 from offrl.data.raw import RawData
+from offrl.errors import UserError
 from offrl.html import Cell, Page
 
 SAMPLE = 50_000  # rows that the pictures of actions, rewards and observations are drawn from
@@ -44,9 +45,12 @@ def doctor(config: DatasetConfig, out: Path) -> Report:
     Data with faults are described as far as they can be. Columns above SAMPLE rows are drawn from a random sample of them, which the page
     says. Returns the report of `offrl data inspect`. Raises UserError when the data cannot be read or `out` cannot be written.
     """
-    from offrl.data.sources import read_raw
+    from offrl.data.sources import read_raw, resolve
 
-    raw = read_raw(config.name, config)
+    source = resolve(config.name, config)
+    if source.text:
+        raise UserError(f"{config.name} holds texts, which offrl data doctor has no pictures of: use offrl data inspect")
+    raw = read_raw(config.name, config, source=source)
     findings = report(raw, config)
     write_page(raw, findings, Path(out))
     return findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from offrl.data.checks import Fault, find_faults
 from offrl.data.config import DatasetConfig
 from offrl.data.mmap import chunks
 from offrl.data.raw import RawData, find_ends
+
+if TYPE_CHECKING:
+    from offrl.data.inspect_text import TextReport
 
 BINS = 10
 
@@ -78,11 +82,11 @@ class Report:
                 f"  duplicates: {self.duplicates:,} rows ({share:.1f}%) repeat an earlier one, row {later} the first (of row {earlier})"
             )
         if self.returns is not None and self.lengths is not None and len(self.returns):
-            lines += ["", *_histogram("episode returns", self.returns)]
+            lines += ["", *histogram("episode returns", self.returns)]
             if self.scores is not None:
                 s = self.scores
                 lines.append(f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}")
-            lines += ["", *_histogram("episode lengths", self.lengths.astype(np.float64))]
+            lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64))]
         lines.append("")
         if not self.faults:
             lines.append("  no faults found")
@@ -95,11 +99,16 @@ class Report:
     __str__ = render
 
 
-def inspect_dataset(config: DatasetConfig | str) -> Report:
+def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
     """Read a data set by path, name or id without refusing it for its faults, and report on it. Raises UserError when it is unreadable."""
+    from offrl.data import text_tools
+    from offrl.data.inspect_text import text_report
     from offrl.data.sources import read_raw
 
     config = DatasetConfig(name=config) if isinstance(config, str) else config
+    texts = text_tools.read(config, faults=True)
+    if texts is not None:
+        return text_report(texts, config.name)
     return report(read_raw(config.name, config), config)
 
 
@@ -218,7 +227,8 @@ def _table(columns: list[Column]) -> list[str]:
     ]
 
 
-def _histogram(title: str, values: np.ndarray) -> list[str]:
+def histogram(title: str, values: np.ndarray) -> list[str]:
+    """Lines with the spread of `values` [N], and how they are distributed."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return [f"  {title}: not finite"]

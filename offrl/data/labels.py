@@ -15,7 +15,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
 
 Labeller = Callable[[dict[str, np.ndarray]], Any]
-FORMS = "file.py:function, package.module:function, or a preference model (.safetensors)"
+FORMS = "file.py:function, package.module:function, or a preference model or reward labels (.safetensors)"
 
 
 def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
@@ -78,17 +78,16 @@ def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndar
 
 def labeller(text: str) -> tuple[Labeller, str]:
     """The function that `text` names, and a hash of its code: "file.py:function", "package.module:function" (or a callable object) or the
-    file of a `PreferenceModel`.
+    file of a `PreferenceModel` or of `RewardLabels`.
 
     The hash is of the whole file that it stands in, so that data labelled by a function that was changed since count as other data. Raises
     UserError.
     """
     path = Path(text).expanduser()
     if path.suffix == ".safetensors":
-        from offrl.data.preferences import PreferenceModel
+        from offrl.data.reward_file import load_labels
 
-        model = PreferenceModel.load(path)
-        return model, hashlib.sha256(path.read_bytes()).hexdigest()
+        return load_labels(path), hashlib.sha256(path.read_bytes()).hexdigest()
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.replace(".", "").isidentifier():
         there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []

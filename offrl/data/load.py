@@ -16,7 +16,8 @@ from offrl.data.dataset import Dataset
 from offrl.data.download import cache_dir
 from offrl.data.mmap import Memory, free_bytes, mapped_bytes, open_mapped
 from offrl.data.raw import RawData, assemble
-from offrl.data.sources import Source, read_raw, resolve
+from offrl.data.sources import Source, load_text, read_raw, resolve
+from offrl.data.text import refuse_settings
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError, warn
 from offrl.settings import known
@@ -44,6 +45,13 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", qui
         sources += [resolve(name, source_config(config)) for name in config.action_free]
     if config.expert is not None:
         sources.append(resolve(config.expert, config))
+    if config.imagined:
+        from offrl.data.imagined import source_config as like_imagined
+
+        sources += [resolve(name, like_imagined(config)) for name in config.imagined]
+    for source in sources:
+        if source.text:
+            refuse_settings(config, str(source.path))
     budget = float("inf")
     if config.memory == "mmap":
         budget = -1.0
@@ -78,6 +86,8 @@ def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
         if not isinstance(made, Dataset):
             raise UserError(f"the registered data set '{source.name}' returned {type(made).__name__}, not a Dataset or RawData")
         return made
+    if source.text:
+        return load_text(source, config).dataset
     folder = flat.entry(source, config) if config.cache != "never" else None
     if folder is not None and (found := flat.read(folder, memory)):
         for text in found[1]:

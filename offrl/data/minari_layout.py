@@ -46,7 +46,7 @@ def write(folder: Path, data_id: str, raw: RawData, ends: np.ndarray, record: Re
     data = folder / "data"
     data.mkdir(parents=True)
     MinariStorage.new(data, observation_space, _action_space(raw, record), data_format="hdf5", **options)
-    _write_episodes(data / "main_data.hdf5", _episodes(raw, ends, record, split, advance))
+    write_episodes(data / "main_data.hdf5", _episodes(raw, ends, record, split, advance))
     path = data / "metadata.json"
     meta = json.loads(path.read_text())
     size = sum(p.stat().st_size for p in data.iterdir()) / 1e6
@@ -64,7 +64,7 @@ def add_namespaces(folder: Path, data_id: str) -> None:
             file.write_text("{}")
 
 
-def _write_episodes(path: Path, episodes: Iterator[dict[str, Any]]) -> None:
+def write_episodes(path: Path, episodes: Iterator[dict[str, Any]]) -> None:
     """The groups episode_0, episode_1, ... with their arrays, and how many steps each has."""
     from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 

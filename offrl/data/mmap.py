@@ -105,6 +105,8 @@ class Memory:
             "notes": dataset.notes,
             "nbytes": dataset.nbytes,
         } | more
+        if dataset.spec.text:
+            manifest |= {"strings": dataset.strings, "metas": dataset.metas}
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
         if target.exists():  # another process was faster, or an older build is being replaced
             shutil.rmtree(target, ignore_errors=True)
@@ -150,6 +152,8 @@ def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torc
         transforms=tuple(manifest["transforms"]),
         notes=tuple(manifest["notes"]),
         weights=e["weights"] if "weights" in e and len(e["weights"]) else None,
+        strings=tuple(manifest.get("strings", ())),
+        metas=tuple(manifest.get("metas", ())),
     )
 
 

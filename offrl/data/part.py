@@ -54,13 +54,13 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
     starts = np.concatenate([[0], stops[:-1]])
     said: list[str] = []
     if choice.rows:
-        first, last = _range(choice.rows, raw.rows, "rows")
+        first, last = range_of(choice.rows, raw.rows, "rows")
         starts, stops = np.maximum(starts, first), np.minimum(stops, last)
         kept = starts < stops
         starts, stops = starts[kept], stops[kept]
         said.append(f"rows {first} to {last - 1}")
     if choice.episodes not in ("", None, []):
-        chosen = _numbers(choice.episodes, len(starts))
+        chosen = numbers_of(choice.episodes, len(starts))
         starts, stops = starts[chosen], stops[chosen]
         said.append(f"episodes {choice.episodes}")
     if choice.drop_faulty:
@@ -77,11 +77,13 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
         if not 0.0 < share <= 1.0:
             raise UserError(f"{'top' if share == choice.top else 'fraction'}={share:g} must be above 0 and at most 1")
     if choice.top < 1.0 and len(starts):
-        best = np.sort(np.argsort(-returns, kind="stable")[: _share(choice.top, len(starts))])
+        best = np.sort(np.argsort(-returns, kind="stable")[: share_of(choice.top, len(starts))])
         starts, stops = starts[best], stops[best]
         said.append(f"the best {choice.top:g}")
     if choice.fraction < 1.0 and len(starts):
-        drawn = np.sort(np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(starts))[: _share(choice.fraction, len(starts))])
+        drawn = np.sort(
+            np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(starts))[: share_of(choice.fraction, len(starts))]
+        )
         starts, stops = starts[drawn], stops[drawn]
         said.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
     if not said:
@@ -91,11 +93,12 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
     return _pieces(raw, ends, starts, stops, memory), ", ".join(said)
 
 
-def _share(share: float, count: int) -> int:
+def share_of(share: float, count: int) -> int:
+    """How many of `count` a share is, one at least."""
     return max(1, int(share * count + 1e-9))
 
 
-def _range(text: Any, count: int, what: str) -> tuple[int, int]:
+def range_of(text: Any, count: int, what: str) -> tuple[int, int]:
     """Bounds of "a:b" within 0 .. count, Python's way."""
     first, colon, last = str(text).partition(":")
     try:
@@ -109,10 +112,10 @@ def _range(text: Any, count: int, what: str) -> tuple[int, int]:
     return start, stop
 
 
-def _numbers(value: Any, count: int) -> np.ndarray:
+def numbers_of(value: Any, count: int) -> np.ndarray:
     """Episode numbers from a range, a number, or a list without repeats; in the order given."""
     if isinstance(value, str) and ":" in value:
-        return np.arange(*_range(value, count, "episodes"))
+        return np.arange(*range_of(value, count, "episodes"))
     values = list(value) if isinstance(value, list | tuple) or (hasattr(value, "__iter__") and not isinstance(value, str)) else [value]
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or not -count <= v < count]
     if wrong:

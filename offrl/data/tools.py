@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from offrl.data import text_tools
 from offrl.data.checks import find_faults, form_faults, refuse
 from offrl.data.config import DatasetConfig
 from offrl.data.download import cache_dir
@@ -24,10 +25,12 @@ from offrl.data.sources import d4rl as d4rl_source
 from offrl.data.sources import files as file_source
 from offrl.data.sources import minari as minari_source
 from offrl.data.sources.minari_infos import info_leaves
-from offrl.data.write import D4RL_SUFFIX, Progress, destination, write_data
+from offrl.data.sources.text import TextFile
+from offrl.data.text import fingerprint as text_fingerprint
+from offrl.data.write import D4RL_SUFFIX, TEXT_SUFFIX, Progress, destination, write_data
 from offrl.errors import UserError
 
-FORMS = ("auto", "d4rl", "minari")
+FORMS = ("auto", "d4rl", "minari", "jsonl")
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Written:
     """What a tool wrote, and verified by reading it back."""
 
     path: Path
-    form: str  # d4rl | minari
+    form: str  # d4rl | minari | jsonl
     rows: int
     episodes: int
     fingerprint: str  # that `load_dataset` gives it
@@ -43,12 +46,17 @@ class Written:
 
 
 def convert(config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None) -> Written:
-    """Write the data set `config` to `out` as D4RL HDF5 or as a Minari data set. What offrl loads is the same, bit for bit.
+    """Write the data set `config` to `out` as D4RL HDF5, as a Minari data set, or texts as JSON lines.
 
-    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, else minari. Raises UserError for faulty data (unless
-    `config.check` is off), for settings that change the data when they are loaded, and for what `write_data` refuses.
+    What offrl loads is the same, bit for bit.
+
+    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, jsonl (texts only) for .jsonl and .jsonl.gz, else minari. Raises
+    UserError for faulty data (unless `config.check` is off), for settings that change the data when they are loaded, and for what
+    `write_data` and `write_text` refuse.
     """
     form = _form(out, form, force)
+    if (texts := _texts(config)) is not None:
+        return _write_texts(texts, out, form, [f"converted from {_text_origin(texts, config)}"], force, progress)
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         check(raw, config)
@@ -63,6 +71,9 @@ def subset(
     Actions keep the range of the whole. Faults are looked for in what is kept. Raises UserError where nothing is left.
     """
     form = _form(out, form, force)
+    if (texts := _texts(config, choice.drop_faulty)) is not None:
+        kept, said = text_tools.take(texts, choice, config.name)
+        return _write_texts(kept, out, form, [f"{said} of {_text_origin(texts, config)}"], force, progress)
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         faults = form_faults(raw)
@@ -86,6 +97,9 @@ def merge(
     if len(configs) < 2:
         raise UserError("offrl data merge needs two data sets at least, and the name of the new one")
     form = _form(out, form, force)
+    read = [_texts(config) for config in configs]
+    if any(t is not None for t in read):
+        return _merge_texts(read, configs, out, form, force, progress)
     with _memory(configs[0]) as memory:
         parts = []
         for config in configs:
@@ -104,12 +118,26 @@ def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
 
     Raises UserError for settings that change data on loading.
     """
+    _refuse_transforms(config)
+    source = resolve(config.name, config)
+    return read_raw(config.name, replace(config, fields={**_other_columns(source, config), **config.fields}), memory, source)
+
+
+def _refuse_transforms(config: DatasetConfig) -> None:
     default = DatasetConfig()
     changed = [k for k in (*DatasetConfig.TRANSFORMS, "drop_timeout_rows") if getattr(config, k) != getattr(default, k)]
     if changed:
         raise UserError(f"dataset.{changed[0]} is for loading data, not for making data sets; leave it out (offrl data subset keeps parts)")
-    source = resolve(config.name, config)
-    return read_raw(config.name, replace(config, fields={**_other_columns(source, config), **config.fields}), memory, source)
+
+
+def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
+    """The texts that `config` names, or None where it names data of numbers."""
+    _refuse_transforms(config)
+    return text_tools.read(config, faults)
+
+
+def _text_origin(texts: TextFile, config: DatasetConfig) -> str:
+    return text_tools.origin(texts.dataset, config.name)
 
 
 def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
@@ -184,9 +212,41 @@ def _form(out: str, form: str, force: bool) -> str:
     if form not in FORMS:
         raise UserError(f"format={form} is not allowed; choose one of {', '.join(FORMS)}")
     if form == "auto":
-        form = "d4rl" if Path(out).suffix.lower() in D4RL_SUFFIX else "minari"
+        name = Path(out).name.lower()
+        form = "d4rl" if name.endswith(D4RL_SUFFIX) else "jsonl" if name.endswith(TEXT_SUFFIX) else "minari"
     destination(out, form, force=force)
     return form
+
+
+def _maker() -> str:
+    try:
+        return f"offrl {version('offrl')}"
+    except PackageNotFoundError:
+        return "offrl"
+
+
+def _write_texts(
+    texts: TextFile, out: str, form: str, steps: list[str], force: bool, progress: Progress | None, notes: Sequence[str] = ()
+) -> Written:
+    if form == "d4rl":
+        raise UserError(f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari data set")
+    path = text_tools.write(texts, out, form, [f"{step}; {_maker()}" for step in steps], force, progress)
+    dataset = texts.dataset
+    left_out = [f"left out: {fault}" for fault in texts.faults]
+    return Written(path, form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out))
+
+
+def _merge_texts(
+    read: Sequence[TextFile | None], configs: Sequence[DatasetConfig], out: str, form: str, force: bool, progress: Progress | None
+) -> Written:
+    names = [config.name for config in configs]
+    texts = [t for t in read if t is not None]
+    if len(texts) < len(read):
+        numbers = names[next(k for k, t in enumerate(read) if t is None)]
+        raise UserError(f"cannot merge data of numbers and of texts: {numbers} holds numbers, {texts[0].dataset.spec.name} texts")
+    merged, notes = text_tools.join(texts, names)
+    steps = [f"merged from {_text_origin(t, c)}" for t, c in zip(texts, configs, strict=True)]
+    return _write_texts(merged, out, form, steps, force, progress, notes)
 
 
 def _write(
@@ -199,12 +259,8 @@ def _write(
     memory: Memory,
     notes: Sequence[str] = (),
 ) -> Written:
-    try:
-        maker = f"offrl {version('offrl')}"
-    except PackageNotFoundError:
-        maker = "offrl"
     raw.about = {k: v for k, v in raw.about.items() if k != "description" or "converted" in steps[0]}
-    history = [*raw.about.get("history", []), *(f"{step}; {maker}" for step in steps), *raw.notes]
+    history = [*raw.about.get("history", []), *(f"{step}; {_maker()}" for step in steps), *raw.notes]
     path = write_data(raw, out, form, {"history": history}, force=force, progress=progress, memory=memory)
     ends = find_ends(raw)
     return Written(path, form, raw.rows, int(ends.sum()), _fingerprint(raw), tuple(notes))

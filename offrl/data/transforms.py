@@ -13,6 +13,7 @@ from torch import Tensor
 from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset
 from offrl.data.mmap import Memory, chunks
+from offrl.data.text import refuse_settings, shared_strings
 from offrl.errors import UserError
 
 EPSILON = 1e-3  # added to the standard deviation of observations, as TD3+BC and CORL do
@@ -26,12 +27,14 @@ def apply_transforms(
     device: str = "cpu",
     quiet: bool = False,
 ) -> Dataset:
-    """Concatenate, subsample, label actions and rewards, keep the best, weights, rewards, returns to go, action margin, observation
-    normalisation: as far as `config` asks.
+    """Concatenate, subsample, label actions, append, label rewards, keep the best, weights, rewards, returns to go, action margin,
+    observation normalisation: as far as `config` asks.
 
     `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label data.
     """
     memory = memory or Memory()
+    for text in (d for d in datasets if d.spec.text):
+        refuse_settings(config, text.spec.name)
     dataset = concatenate(datasets, memory) if len(datasets) > 1 else datasets[0]
     if config.subsample < 1.0:
         dataset = subsample(dataset, config.subsample, config.subsample_seed, memory)
@@ -43,6 +46,10 @@ def apply_transforms(
         from offrl.data.imitation import add_expert
 
         dataset = add_expert(dataset, config, memory)
+    if config.imagined:
+        from offrl.data.imagined import add_imagined
+
+        dataset = add_imagined(dataset, config, memory)
     if config.reward_labels is not None:
         from offrl.data.labels import label_rewards
 
@@ -53,6 +60,10 @@ def apply_transforms(
         from offrl.data.weights import weight_episodes
 
         dataset = weight_episodes(dataset, config.weighting, config.weighting_temperature, config.weighting_fraction)
+    if config.imagined_share is not None:
+        from offrl.data.imagined import share_draws
+
+        dataset = share_draws(dataset, config.imagined_share)
     if config.reward_by_return_range:
         dataset = scale_by_return_range(dataset, config.reward_by_return_range)
     if config.reward_scale != 1.0 or config.reward_shift != 0.0:
@@ -76,6 +87,12 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
     Where the action ranges differ, because each was taken from the data, actions are rescaled to the range that covers all.
     """
     memory, first = memory or Memory(), datasets[0]
+    kinds = {d.spec.text: d.spec.name for d in datasets}
+    if len(kinds) > 1:
+        raise UserError(f"cannot append data of numbers and of texts to each other: {kinds[True]} holds texts, {kinds[False]} does not")
+    if first.spec.text:
+        datasets = shared_strings(datasets)
+        first = datasets[0]
     for other in datasets[1:]:
         for what, a, b in (
             ("observations of shape", list(first.spec.observation_shape), list(other.spec.observation_shape)),

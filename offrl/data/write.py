@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from offrl.data.sink import Sink, new_hdf5
 from offrl.data.sources import d4rl, minari
 from offrl.errors import UserError
 
-FORMS = ("d4rl", "minari")
+FORMS = ("d4rl", "minari", "jsonl")
 D4RL_SUFFIX = (".hdf5", ".h5")
+TEXT_SUFFIX = (".jsonl", ".jsonl.gz")
 CHUNK = 1 << 20  # bytes of a compressed block
 NAMES = {"terminations": "terminals", "truncations": "timeouts"}  # D4RL's words
 Progress = Callable[[float], None]  # is told the share that is done, from 0 to 1
@@ -56,6 +57,8 @@ def write_data(
 
     Raises UserError when `raw` is no data set, `target` does not fit or exists, the disk is full, or what is read back differs.
     """
+    if form == "jsonl":
+        raise UserError(f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari data set")
     about = _named(about or {})
     place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
     raw = canonical_raw(raw)
@@ -63,12 +66,7 @@ def write_data(
     record = describe(raw, ends, task_of(raw, about), about)
     name = str(about.get("dataset_id") or "")
     advance = _steps(progress, raw)
-    part: Path | None = None
-    made = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{place.name}.part-", dir=place.parent))
-        written = part / place.name
+    with placing(place) as written:
         if form == "d4rl":
             write_d4rl(written, raw, ends, record, advance, name)
             again = d4rl.read(written, _reading(record), memory or Memory())
@@ -77,10 +75,34 @@ def write_data(
             again = minari.read(written, _reading(record), memory or Memory())
         _compare(raw, again, ends, record, place)
         del again
+    if form == "minari":
+        add_namespaces(place, data_id)
+    return place
+
+
+def add_namespaces(place: Path, data_id: str) -> None:
+    """What Minari wants beside the data set that was put at `place`."""
+    try:
+        minari_layout.add_namespaces(place, data_id)
+    except OSError as error:
+        raise _write_error(error, place) from None
+
+
+@contextlib.contextmanager
+def placing(place: Path) -> Iterator[Path]:
+    """Gives a path beside `place` to write a file or folder to, which is moved to `place` in one step when the body has not raised.
+
+    Raises UserError for what the file system raises: what stood at `place` is untouched then, and nothing half-written is left.
+    """
+    part: Path | None = None
+    made = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{place.name}.part-", dir=place.parent))
+        written = part / place.name
+        yield written
         _sync(written)
         _replace(written, place)
-        if form == "minari":
-            minari_layout.add_namespaces(place, data_id)
     except (OSError, RuntimeError) as error:  # h5py has both
         raise _write_error(error, place) from None
     finally:
@@ -90,7 +112,6 @@ def write_data(
             for folder in made:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-    return place
 
 
 def _named(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +129,7 @@ def destination(target: str | Path, form: str, given: str = "", force: bool = Fa
     if place.exists():
         if not force:
             raise UserError(f"{place} exists; give another name, or force=true to replace it")
-        if place.is_dir() and (form == "d4rl" or minari.data_folder(place) != place / "data"):
+        if place.is_dir() and (form != "minari" or minari.data_folder(place) != place / "data"):
             raise UserError(f"{place} is a folder that holds no Minari data set, and is not replaced; give another name")
     return place, data_id
 
@@ -121,10 +142,17 @@ def _place(target: str, form: str, given: str) -> tuple[Path, str]:
         if path.suffix.lower() not in D4RL_SUFFIX:
             raise UserError(f"{target}: a D4RL file ends in .hdf5; write {target}.hdf5, or format=minari for a Minari data set")
         return path, ""
+    if form == "jsonl":
+        if not path.name.lower().endswith(TEXT_SUFFIX):
+            raise UserError(f"{target}: JSON lines end in .jsonl or .jsonl.gz; write {target}.jsonl")
+        return path, ""
     target = target.removeprefix("minari:")
     path = Path(target).expanduser()
-    if path.suffix.lower() in (".npz", ".npy", ".parquet", ".pq", ".hdf", ".csv", ".json", ".zip", ".pkl"):
-        raise UserError(f"{target}: data are written as D4RL HDF5 (a name that ends in .hdf5) or as Minari data sets (an id, or a folder)")
+    if path.suffix.lower() in (".npz", ".npy", ".parquet", ".pq", ".hdf", ".csv", ".json", ".zip", ".pkl", *TEXT_SUFFIX):
+        raise UserError(
+            f"{target}: data are written as D4RL HDF5 (a name that ends in .hdf5), texts as JSON lines (.jsonl), "
+            "and both as Minari data sets (an id, or a folder)"
+        )
     if path.suffix.lower() in D4RL_SUFFIX:
         raise UserError(f"{target}: a Minari data set is an id such as mine/{path.stem}-v0, or a folder, not a file")
     is_path = target.startswith((".", "~", "/", "\\")) or path.is_absolute() or not minari.ID.fullmatch(target)

@@ -89,7 +89,7 @@ def make_problem(dataset: Dataset, candidates: Mapping[str, Any], explore: bool 
     if not candidates:
         raise UserError("there is no candidate policy to evaluate")
     if dataset.columns["observations"].dtype != torch.float32:
-        kind = str(dataset.columns["observations"].dtype).removeprefix("torch.")
+        kind = "texts" if dataset.spec.text else str(dataset.columns["observations"].dtype).removeprefix("torch.")
         raise UserError(f"{dataset.spec.name}: off-policy evaluation needs float observations; these are {kind}")
     dataset = dataset.to("cpu")
     if not (dataset.columns["successor_known"] | dataset.columns["terminations"]).any():

@@ -7,7 +7,7 @@ The loop, the sampler and evaluation are those of all algorithms. Observations a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TUNE = ("all", "adapters")
 PROMPTS = 256  # that are written to at once
+CHECKED = 1_000  # different actions that are tried with the tokenizer
 ROOM = 1.5  # times the longest action in the data: how long an action may become
 
 
@@ -134,6 +135,7 @@ class TextAlgorithm(Algorithm):
                 raise UserError("algo.tune=adapters needs a language model that was trained before: name one by algo.lm")
         else:
             c = dataclasses.replace(c, lm_id=languages.find(c.lm).identity)
+            read_tokenizer(c)
         tokenizer = tokenizer_of(c)
         append = c.append_end
         if append is None:
@@ -144,6 +146,12 @@ class TextAlgorithm(Algorithm):
                 "give it an EOS token, or end each action with a newline (algo.append_end=false)"
             )
         longest = max(len(ids) for ids in tokenizer.encode(actions)) + int(append)
+        strange = tokenizer.unknown(actions[:CHECKED])
+        if strange:
+            warn(
+                f"{dataset.spec.name}: {len(strange):,} of {min(len(actions), CHECKED):,} actions are not the same after encoding and decoding "
+                f"them, such as {strange[0]!r}: the policy cannot write these"
+            )
         most = c.action_tokens or max(1, min(int(ROOM * longest) + 1, c.length // 2))
         c = dataclasses.replace(c, append_end=append, action_tokens=most)
         with torch.random.fork_rng(devices=[]):
@@ -163,7 +171,23 @@ class TextAlgorithm(Algorithm):
         return tokenizer_of(self.config)
 
     def build(self) -> dict[str, nn.Module]:
-        return {"policy": language_model(self.config)}
+        policy = language_model(self.config)
+        self.notes = [self.described(policy)]
+        return {"policy": policy}
+
+    def described(self, lm: LM) -> str:
+        """A line for the log: which language model writes how."""
+        c = self.config
+        learns = sum(p.numel() for p in lm.parameters())
+        frozen = sum(b.numel() for b in lm.buffers()) if c.tune == "adapters" else 0
+        what = f"a GPT-2 from scratch on {c.tokenizer}" if c.lm == SCRATCH else f"{c.lm} ({lm.base.config.model_type})"
+        beside = f" beside {frozen:,} frozen ones" if frozen else ""
+        seen = "all texts so far" if c.history is None else f"the last {c.history} text{'s' if c.history > 1 else ''}"
+        ends = "an end token" if c.append_end else "a newline"
+        return (
+            f"language model: {what}, {learns:,} parameters learn{beside}, {self.tokenizer.size:,} tokens; it reads {seen} "
+            f"and writes at most {c.action_tokens} tokens up to {ends}"
+        )
 
     def sampler(self) -> Sampler:
         c = self.config
@@ -239,13 +263,15 @@ class TextAlgorithm(Algorithm):
         sampled = explore or c.decoding == "sample"
         device = next(iter(state.params[self.acting[0]].values())).device
         prompts = [self.prompt(texts) for texts in histories]
-        number = torch.tensor(rows, device=key.device)
-
-        def noise(t: int) -> Tensor:
-            return (rng.randint_at(rng.fold_in(key, t), number, 1 << 53).double() * 2.0**-53).to(device)
-
+        noise = noise_of(key, rows, device)
         if c.legal == "rerank" and all(actions for actions in legal):
             return self.rerank(state, prompts, [list(actions) for actions in legal], noise(0) if sampled else None)
+        return [tokenizer.decode(ids) for ids in self.continued(state, prompts, noise if sampled else None)]
+
+    def continued(self, state: TrainState, prompts: Sequence[np.ndarray], noise: Callable[[int], Tensor] | None) -> list[list[int]]:
+        """The tokens of an action for each prompt; see `decoding.write`."""
+        c, tokenizer = self.config, self.tokenizer
+        device = next(iter(state.params[self.acting[0]].values())).device
         stops = (
             torch.from_numpy(tokenizer.stops.copy()).to(device)
             if not c.append_end
@@ -253,12 +279,10 @@ class TextAlgorithm(Algorithm):
         )
         if tokenizer.end is not None:
             stops[tokenizer.end] = True
-        allowed = self.allowed(device)
-        tokens = decoding.write(
-            self.reader(state), prompts, pad=tokenizer.pad, stops=self.widened(stops), allowed=allowed, most=int(c.action_tokens or 1),
-            noise=noise if sampled else None, temperature=c.sampling_temperature,
+        return decoding.write(
+            self.reader(state), prompts, pad=tokenizer.pad, stops=self.widened(stops), allowed=self.allowed(device),
+            most=int(c.action_tokens or 1), noise=noise, temperature=c.sampling_temperature,
         )  # fmt: skip
-        return [tokenizer.decode(ids) for ids in tokens]
 
     def prompt(self, texts: Sequence[str]) -> np.ndarray:
         """The tokens int32 [T] that an action is chosen from; the beginning is cut off where they are too many."""
@@ -350,6 +374,12 @@ class TextAlgorithm(Algorithm):
         _tokenizers[about["identity"]] = receive(tensors, about)
 
 
+def noise_of(key: Tensor, rows: Sequence[int], device: torch.device) -> Callable[[int], Tensor]:
+    """Numbers [B] in [0, 1) for the t-th token of rows with these numbers, each the same whoever else is there."""
+    number = torch.tensor(rows, device=key.device)
+    return lambda t: (rng.randint_at(rng.fold_in(key, t), number, 1 << 53).double() * 2.0**-53).to(device)
+
+
 class _Inside(nn.Module):
     """A loss and its gradient, taken while the parameters of `module` are replaced."""
 
@@ -407,10 +437,19 @@ def tokenizer_of(config: Any) -> Tokenizer:
         if key not in _tokenizers:
             _tokenizers[key] = tokenizing.make(c.tokenizer, c.vocabulary)
         return _tokenizers[key]
-    if c.lm_id not in _tokenizers:
-        language = language_of(config)
-        _tokenizers[c.lm_id] = tokenizing.of_model(*languages.tokenizer_place(language.place), where=f"algo.lm={c.lm}")
-    return _tokenizers[c.lm_id]
+    key = f"{c.lm_id} {c.lm}"
+    if key not in _tokenizers and c.lm_id in _tokenizers:  # it came with a policy file
+        return _tokenizers[c.lm_id]
+    if key not in _tokenizers:
+        read_tokenizer(c)
+    return _tokenizers[key]
+
+
+def read_tokenizer(config: Any) -> None:
+    """Read the tokenizer that lies beside the language model: two models of the same weights may have different ones. Raises UserError."""
+    c = config
+    folder, more = languages.tokenizer_place(language_of(c).place)
+    _tokenizers[f"{c.lm_id} {c.lm}"] = tokenizing.of_model(folder, f"algo.lm={c.lm}", **more)
 
 
 def language_of(config: Any) -> Language:

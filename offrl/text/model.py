@@ -196,24 +196,24 @@ def probe(lm: LM, tokens: int, where: str) -> None:
             cache = lm.fresh_cache()
             lm.hidden(ids[:, :3], torch.ones(1, 3, dtype=torch.bool), cache)
             rest = lm.logits(lm.hidden(ids[:, 3:], torch.ones(1, 6, dtype=torch.bool), cache))
-            own = (
-                whole
-                if lm.language is None or lm.language.model.get_output_embeddings() is None
-                else lm.language.model(input_ids=ids).logits
-            )
+            own = whole
+            if lm.language is not None and lm.language.model.get_output_embeddings() is not None:
+                other = lm.language.copied()
+                other.set_attn_implementation("eager")
+                own = other(input_ids=ids).logits
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's model does with what it is not made for
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{where}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first})") from None
     scale = SAME * float(whole.abs().max())
-    for other, problem in (
+    for difference, problem in (
         (part - whole[:, :4], "what it makes of a token depends on later ones"),
         (padded - whole, "it looks at padding"),
         (rest - whole[:, 3:], "it cannot continue from a cache of keys and values"),
         (own - whole, "its head does more than a linear layer"),
     ):
-        if float(other.abs().max()) > scale:
+        if float(difference.abs().max()) > scale:
             raise UserError(f"{where}: a {lm.base.config.model_type} cannot be a policy here: {problem}")
 
 

@@ -6,29 +6,23 @@ the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.1
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from offrl import parts, registry
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.value_range import value_range
 from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch
-from offrl.nn.heads import ValueHead, make_head
 from offrl.optim import Params
 from offrl.settings import setting
 from offrl.text import decoding
-from offrl.text.algorithm import SHARE, TextAlgorithm, TextSettings, chosen, language_model, trimmed
+from offrl.text.algorithm import language_model, trimmed
+from offrl.text.cloned import Cloned, ClonedSettings, _clones, head_of, ranged
 from offrl.text.model import LM, Valued
 from offrl.text.tokens import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
-
-if TYPE_CHECKING:
-    from offrl.config import TrainConfig
 
 BEHAVIOUR = "behaviour/"  # before names of the cloned policy's tensors in policy files
 TRUNKS = ("separate", "shared")
@@ -36,14 +30,9 @@ MOST_OUTPUTS = 100_000  # of a head with bins for each token: beyond, a batch do
 
 
 @dataclass
-class SteeredSettings(TextSettings):
+class SteeredSettings(ClonedSettings):
     """Settings of policies that are steered by values."""
 
-    policy: str = setting("", "a trained run of lm_bc that is steered; empty: one is trained first", place=True)
-    policy_id: str = setting("", "which one that is; filled in")
-    policy_settings: dict[str, Any] = setting({}, "its settings; filled in")
-    policy_steps: int | None = setting(None, "updates of the lm_bc that is trained first; null: as many as this run has", low=1, place=True)
-    observation_weight: float = setting(0.0, "of the lm_bc that is trained first: weight of the loss on tokens of observations", low=0.0)
     trunk: str = setting(
         "separate",
         "separate: values have a copy of the cloned policy's language model; shared: one language model has values and writes, and is "
@@ -65,7 +54,7 @@ class SteeredSettings(TextSettings):
     value_max: float | None = setting(None, "highest value of its bins; null: from the data")
 
 
-class Steered(TextAlgorithm):
+class Steered(Cloned):
     """log pi(token) = log pi_clone + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
 
     acting: ClassVar[tuple[str, ...]] = ("value",)
@@ -73,41 +62,17 @@ class Steered(TextAlgorithm):
     single: ClassVar[tuple[str, ...]] = ()  # heads with one value
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Train the cloned policy where no run is named, and note which one it is."""
-        config = super().prerequisites(config, dataset)
-        c = config.algo
-        if c.trunk == "shared":
-            return config
-        path = c.policy
-        if not path:
-            kind = registry.get("algo", "lm_bc")
-            mine = {f.name: getattr(c, f.name) for f in dataclasses.fields(kind.Config) if f.name != "name" and hasattr(c, f.name)}
-            path = str(parts.train_first(config, dataset, kind.Config(**mine), c.policy_steps or config.steps, "policy-lm_bc", "policy"))
-        part = parts.named(path, dataset, "policy")
-        algo = dataclasses.replace(c, policy=path, policy_id=part.identity, policy_settings=part.settings)
-        return dataclasses.replace(config, algo=algo)
+    def clones(cls, config: Any) -> bool:
+        return config.trunk != "shared"
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """The language model's settings are those of the cloned policy; the bins' range is from the data."""
-        told = config.policy_settings
-        same = ("lm", "lm_id", "tokenizer", "vocabulary", "width", "layers", "heads", "history", "append_end")
-        config = dataclasses.replace(config, **{name: told[name] for name in same if name in told})
-        c = super().fit_config(config, dataset, grid)
-        if c.value_head == "scalar" or None not in (c.value_min, c.value_max):
-            return c
-        low, high = value_range(dataset, c.discount)  # a discount for each token brings values nearer to 0
-        return dataclasses.replace(
-            c,
-            value_min=min(low, 0.0) if c.value_min is None else c.value_min,
-            value_max=max(high, 0.0) if c.value_max is None else c.value_max,
-        )
+        """As the cloned policy's; the bins' range is from the data."""
+        return ranged(super().fit_config(config, dataset, grid), dataset)
 
     def build(self) -> dict[str, nn.Module]:
         c = self.config
-        low, high = (-1.0, 1.0) if c.value_min is None or c.value_max is None else (c.value_min, c.value_max)
-        self.head: ValueHead = make_head(c.value_head, c.bins, low, high)
+        self.head = head_of(c)
         lm = language_model(c)
         if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
             from offrl.errors import UserError
@@ -117,23 +82,9 @@ class Steered(TextAlgorithm):
                 "take algo.value_head=scalar, or fewer algo.bins"
             )
         outs = dict.fromkeys(self.outs, lm.vocabulary * self.head.out_dim) | dict.fromkeys(self.single, self.head.out_dim)
-        self.behaviour = None if c.trunk == "shared" else self._clone()
+        self.behaviour = self.clone()
+        self.notes = [self.described(lm)]
         return {"value": Valued(lm, outs, c.value_layers)}
-
-    def _clone(self) -> LM | None:
-        """The cloned policy, frozen; None where its run is gone (and nothing is to be learnt)."""
-        c = self.config
-        params = _clones.get(c.policy_id)
-        if params is None:
-            part = parts.there(c.policy, c.policy_id, self.spec, "policy")
-            if part is None:
-                return None
-            params = _clones[c.policy_id] = part.state.params["policy"]
-        kind = registry.get("algo", "lm_bc")
-        known = {f.name for f in dataclasses.fields(kind.Config)}
-        clone = language_model(kind.Config(**{k: v for k, v in c.policy_settings.items() if k in known}))
-        clone.load_state_dict(params)
-        return clone.requires_grad_(False)
 
     def init(self, seed: int) -> TrainState:
         """Values begin with the weights of the cloned policy."""
@@ -213,9 +164,6 @@ class Steered(TextAlgorithm):
             _clones.setdefault(about["behaviour"], own)
         if "identity" in about:
             super().receive({name: t for name, t in tensors.items() if not name.startswith(BEHAVIOUR)}, about)
-
-
-_clones: dict[str, Params] = {}  # parameters of cloned policies, by identity
 
 
 class TokenTD(Steered):

@@ -25,6 +25,8 @@ OWN = (PAD, START, END, UNKNOWN)  # of tokenizers made here, in this order
 PIECES = {"characters": r"[\s\S]", "words": r"\w+|\s|[^\w\s]"}  # every character is in exactly one piece, so nothing is lost
 MOST_WORDS = 20_000
 ENDS_TURN = "\n"
+FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # one of them is there where a tokenizer is
+CURE = "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, words or bytes"
 
 
 @functools.cache
@@ -115,15 +117,14 @@ def of_model(folder: str | Path, where: str, **options: Any) -> Tokenizer:
     from offrl.nn.language import packages, silent
 
     transformers, _ = packages()
+    if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one that knows nothing
+        raise UserError(f"{where}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
     with silent():
         try:
             found = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
         except Exception as error:  # no files, damaged ones, a kind that transformers does not know
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(
-                f"{where}: no tokenizer could be read there ({first}); save one with tokenizer.save_pretrained(FOLDER), or take "
-                "algo.lm=scratch with algo.tokenizer=characters, words or bytes"
-            ) from None
+            raise UserError(f"{where}: no tokenizer could be read there ({first}); {CURE}") from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"{where}: its tokenizer ({type(found).__name__}) has no fast form, which is needed; convert it to tokenizer.json")

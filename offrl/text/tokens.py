@@ -193,6 +193,10 @@ class TextSampler:
     def prepare(self, dataset: Dataset) -> Sequences:
         """Raises UserError for other than text data."""
         s = stream(dataset, self.tokenizer, self.append_end)
+        if not s.is_action.any():
+            raise UserError(
+                f"{dataset.spec.name}: no action has a token: they are empty texts, or the tokenizer knows none of what they say"
+            )
         flat = _columns(s, dataset, self.discount)
         items = _windows(s, dataset, self.history, self.length, self.following) if self.history else _episodes(s, dataset, self.length)
         device = dataset.device
@@ -335,8 +339,6 @@ def _windows(s: Stream, dataset: Dataset, history: int, length: int, following: 
     final = first + 2 * (stop - start)
     begin_of[final], end_of[final] = s.final_begin, s.final_end
     keep = s.action_end > s.action_begin  # an empty action has no token to learn
-    if not keep.any():
-        raise UserError(f"{dataset.spec.name}: all actions are empty texts")
     now, owner = now[keep], owner[keep]
     end = end_of[now + 2] if following else end_of[now + 1]
     full = begin_of[np.maximum(now - (history - 1), first[owner])]

@@ -28,7 +28,9 @@ from offrl.world_models.model import save
 
 FITTED = ("sindy",)  # by one regression, not by updates: tests of their own
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
-ALGORITHMS = {name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.text}  # texts: test_text.py
+ALGORITHMS = {
+    name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.text
+}  # texts: test_text.py
 BATCH = 32
 IMITATION = ("bc", "diffusion_bc", "dpt", "recoil")  # clone the data's actions, whatever their rewards
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
@@ -221,6 +223,14 @@ ACTING = [c for c in ALL if ALGORITHMS[c.name].acting]  # the others are trained
 GOALS = [c for c in BASE if ALGORITHMS[c.name].goal_conditioned]
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
+# their updates are a relative's with another loss or network: what costs seconds and has failed for none of them alone is `slow` for them
+RELATIVES = ("breeze", "cal_ql", "combo", "edac", "edt", "f_dvl", "gadt", "gcbc", "gciql", "mc_fb", "meta_dt", "mobile", "modt", "morel", "ota",
+             "percent_bc", "qdt", "rebrac", "td3_awr", "vadt", "vc_fb", "xql")  # fmt: skip
+
+
+def sparing(cases: list[Case]) -> list[Any]:
+    """The cases, those of relatives and of variants marked `slow`."""
+    return [pytest.param(c, marks=pytest.mark.slow if c.name in RELATIVES or c.settings else ()) for c in cases]
 
 
 @functools.lru_cache

@@ -28,6 +28,7 @@ from cases import (
     each,
     goals,
     identical,
+    sparing,
     start,
     train,
 )
@@ -44,7 +45,7 @@ from offrl.step import metric_means, select
 # ---- replicas
 
 
-@each(BATCHED)
+@each(sparing(BATCHED))
 def test_seed_3_alone_is_seed_3_among_8(case: Case) -> None:
     algorithm = case.make()
     alone, alone_sums = train(algorithm, [3], 60)
@@ -60,7 +61,7 @@ def test_seed_3_alone_is_seed_3_among_8(case: Case) -> None:
         assert any(not torch.equal(x, y) for x, y in zip(*(pytree.tree_leaves(first[k]) for k in (i, j)), strict=True))
 
 
-@each(BATCHED)
+@each(sparing(BATCHED))
 def test_trains_in_bfloat16(case: Case) -> None:
     """Under autocast, with LayerNorm where there is a choice; parameters and sums of metrics stay float32."""
     known = {f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config)}
@@ -69,7 +70,7 @@ def test_trains_in_bfloat16(case: Case) -> None:
     assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
 
 
-@each(BATCHED)
+@each(sparing(BATCHED))
 def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
     algorithm = case.make()
     state, step = start(algorithm, [0, 1, 2])
@@ -92,10 +93,7 @@ DISCRETE = ("bc", "iql", "cql", "sac_n", "dt", "dpt", "dynamics")
 
 
 # whose update another one's has in it, but for a loss: their traces are looked at less often, for each takes ten seconds
-RELATIVES = ("breeze", "cal_ql", "combo", "edac", "edt", "f_dvl", "gadt", "gcbc", "gciql", "meta_dt", "modt", "morel", "mobile", "ota",
-             "qdt", "rebrac", "td3_awr", "vadt", "xql")  # fmt: skip
-SLOW = {"marks": pytest.mark.slow}
-TRACED = [pytest.param(c, **(SLOW if c.name in RELATIVES else {})) for c in BATCHED if not c.discrete or c.name in DISCRETE]
+TRACED = sparing([c for c in BATCHED if not c.discrete or c.name in DISCRETE])
 
 
 @each(TRACED)
@@ -161,7 +159,10 @@ def moments(case: Case) -> tuple[int, ...]:
     return (1, 4, 7) if kind.period > 1 or kind.between is not Algorithm.between else (4,)
 
 
-@pytest.mark.parametrize(("case", "interrupted"), [pytest.param(c, i, id=f"{i}-{c}") for c in ALL for i in moments(c)])
+@pytest.mark.parametrize(
+    ("case", "interrupted"),
+    [pytest.param(c, i, id=f"{i}-{c}", marks=pytest.mark.slow if c.settings else ()) for c in ALL for i in moments(c)],
+)
 def test_resumes_bit_for_bit(case: Case, interrupted: int, tmp_path: Path) -> None:
     seeds = [0, 5] if ALGORITHMS[case.name].vectorized else [0]
     whole, whole_sums = train(case.make(), seeds, 12)

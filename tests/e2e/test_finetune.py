@@ -110,6 +110,7 @@ def test_help_shows_the_settings(offrl: Offrl) -> None:
     assert result.status == 0 and "mixing=auto" in result.out and "eval.env" not in result.out
 
 
+@pytest.mark.slow
 def test_killed_twice_it_ends_the_same(trained: Offrl) -> None:
     command = f"finetune runs/a steps=400 eval.every=100 checkpoint.every=20 {FAST}"
 

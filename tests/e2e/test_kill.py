@@ -83,6 +83,7 @@ def assert_same(run: Path, whole: Path) -> None:
     assert series(run) == series(whole)
 
 
+@pytest.mark.slow
 def test_kills_at_any_time(whole: Path, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"random seed {seed}")  # pytest shows it when the test fails
@@ -135,6 +136,7 @@ def test_signals_save_and_a_longer_run_continues(whole: Path, tmp_path: Path) ->
     assert (run / "scores.csv").read_text().splitlines()[:3] == (whole / "scores.csv").read_text().splitlines()[:3]
 
 
+@pytest.mark.slow
 def test_a_second_signal_quits_at_once(tmp_path: Path) -> None:
     process = start(tmp_path, "steps=1000000", "checkpoint.every=1000000", "eval.every=0", "quiet=false")
     wait_for(process, tmp_path / "run", 100)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import torch
 
 from offrl import checkpoint
@@ -25,6 +27,7 @@ def call(processes: int, runs_dir: Path, *more: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     for processes in (1, 2):
         result = call(processes, tmp_path / str(processes))

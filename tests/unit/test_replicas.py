@@ -145,6 +145,7 @@ class Odd(BC):
         return super().sampler()
 
 
+@pytest.mark.slow
 def test_fields_that_decide_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scalars(OddConfig) == ["learning_rate", "dropout", "scale", "horizon", "weight"]
     assert structural(Odd, OddConfig(), SPEC) == {"scale", "horizon"}

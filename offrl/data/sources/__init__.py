@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,36 @@ from offrl import registry
 from offrl.data.config import DatasetConfig
 from offrl.data.mmap import Memory
 from offrl.data.raw import RawData, fitting_task
-from offrl.data.sources import d3rlpy, d4rl, files, minari, ogbench
+from offrl.data.sources import d3rlpy, d4rl, files, minari, minari_text, ogbench, padded, text
 from offrl.errors import UserError, nearest
 from offrl.tasks import Task, lookup
 
 BUILTIN = Path(__file__).parents[2] / "assets" / "hopper-mixed-v0.hdf5"
-_SUFFIXES = (".hdf5", ".h5", ".npz", ".parquet", ".npy", ".pq", ".hdf")
+_SUFFIXES = (".hdf5", ".h5", ".npz", ".parquet", ".npy", ".pq", ".hdf", ".jsonl", ".ndjson")  # .json is mostly something else
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a data set was found."""
 
-    kind: str  # builtin | d4rl | minari | ogbench | d3rlpy | columns | registered
+    kind: str  # builtin | d4rl | minari | ogbench | d3rlpy | columns | padded | text | registered
     name: str
     path: Path | None = None
     task: Task | None = None
     loader: Callable[[DatasetConfig], Any] | None = None
+    beside: Path | None = None  # a file that is read as well
+
+    @property
+    def text(self) -> bool:
+        """Whether the data are texts: `load_text` reads them, and `read_raw` does not."""
+        return self.kind == "text" or (self.kind == "minari" and self.path is not None and minari_text.is_text(self.path))
 
     def identity(self) -> list[Any]:
         """What changes when a file changes: paths, sizes and times of the last change. For the keys of the caches."""
         if self.path is None:
             return [self.kind, self.name]
         files = minari.files(self.path) if self.kind == "minari" else [self.path]
+        files += [self.beside] if self.beside is not None and self.beside.is_file() else []
         stats = [(str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]]  # ctime: mtime can be set
         return [self.kind, self.name, stats]
 
@@ -53,8 +60,11 @@ def resolve(name: str, config: DatasetConfig) -> Source:
         return Source("registered", name, loader=loaders[name])
     path = Path(name).expanduser()
     if path.exists():
-        return _by_path(path, name, form)
-    if path.suffix.lower() in _SUFFIXES or re.match(r"[./~]|[A-Za-z]:\\", name):
+        found = _by_path(path, name, form)
+        if found.kind == "padded" and config.instruction_encodings:
+            return replace(found, beside=Path(config.instruction_encodings).expanduser())
+        return found
+    if path.suffix.lower() in _SUFFIXES or text.named_text(path) or re.match(r"[./~]|[A-Za-z]:\\", name):
         raise UserError(_missing(path))
     task = lookup(name) if form in ("auto", "d4rl") else None
     if task is not None and task.url:
@@ -74,7 +84,12 @@ def _known_names() -> list[str]:
     registry.names("task")  # imports the tables
     for listed in registry.names("task_names").values():
         names += list(listed())
-    return names + [p.name for p in Path().iterdir() if p.suffix in _SUFFIXES]
+    return names + _data_files(Path())
+
+
+def _data_files(folder: Path) -> list[str]:
+    """The names of files in a folder that are data sets by their names."""
+    return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES or p.name.endswith(".jsonl.gz"))
 
 
 def _missing(path: Path) -> str:
@@ -82,20 +97,24 @@ def _missing(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"there is no file {path}: the folder {folder} does not exist"
-    return f"there is no file {path}.{nearest(path.name, [p.name for p in folder.iterdir() if p.suffix in _SUFFIXES])}"
+    return f"there is no file {path}.{nearest(path.name, _data_files(folder))}"
 
 
 def _by_path(path: Path, name: str, form: str) -> Source:
     """The source of a file or folder that exists, by its content."""
     if path.is_dir():
         if minari.data_folder(path) is None:
-            inside = [p.name for p in path.iterdir() if p.suffix in _SUFFIXES]
-            hint = f"; it has the files {', '.join(sorted(inside)[:5])}" if inside else ""
+            inside = _data_files(path)
+            hint = f"; it has the files {', '.join(inside[:5])}" if inside else ""
             raise UserError(f"{path} is a folder without a Minari data set (no data/metadata.json){hint}")
         return Source("minari", "", path)
     if form != "auto":
         return Source(form, name, path)
+    if text.is_text(path):
+        return Source("text", name, path)
     kind = files.file_type(path)
+    if padded.is_padded(path, kind):
+        return Source("padded", name, path)
     if kind == "npz":
         arrays = set(files.Npz(path).shapes)
         compact = {"observations", "actions", "terminals"} <= arrays and not {"rewards", "timeouts", "next_observations"} & arrays
@@ -118,6 +137,12 @@ def guessed_task(source: Source) -> Task | None:
     return source.task or (d4rl.guess_task(source.path.stem) if source.kind in ("columns", "d4rl") and source.path else None)
 
 
+def load_text(source: Source, config: DatasetConfig, faults: bool = False) -> text.TextFile:
+    """The texts of a source that holds some. faults: leave faulty episodes out, and say what is wrong. Raises UserError."""
+    assert source.path is not None
+    return (minari_text if source.kind == "minari" else text).load(source.path, config, faults)
+
+
 def read_raw(
     name: str,
     config: DatasetConfig | None = None,
@@ -135,6 +160,8 @@ def read_raw(
     if source.kind == "registered":
         raise UserError(f"'{source.name}' is made by a registered loader and has no raw columns")
     assert path is not None
+    if source.text:
+        raise UserError(f"{path} holds texts, not columns of numbers")
     if source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):
         kind = files.file_type(path)
         wanted = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
@@ -146,6 +173,8 @@ def read_raw(
         raw = ogbench.read(path, config, memory, source.name)
     elif source.kind == "d3rlpy":
         raw = d3rlpy.read(path, config, memory)
+    elif source.kind == "padded":
+        raw = padded.read(path, config, memory)
     elif source.kind == "columns":
         raw = files.read(path, config, memory, files.file_type(path), optional)
         raw.task = d4rl.guess_task(path.stem)

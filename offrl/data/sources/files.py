@@ -33,8 +33,23 @@ def file_type(path: Path) -> str:
         if head.startswith(magic):
             return kind
     if head.startswith(b"\x93NUMPY"):
+        if _objects(path):
+            raise UserError(
+                f"{path} holds Python objects, a pickle, which may run code and is not read; where you trust it, write its arrays with "
+                "numpy.savez and give that file (docs/language-labels.md has the lines)"
+            )
         raise UserError(f"{path} is a single .npy array; save all columns with numpy.savez and give that file")
     raise UserError(f"{path} is neither HDF5 nor npz nor Parquet (it starts with {head!r}); it may be damaged or an error page")
+
+
+def _objects(path: Path) -> bool:
+    """Whether a .npy file holds Python objects, by its header."""
+    try:
+        return bool(np.load(path, mmap_mode="r", allow_pickle=False).dtype.hasobject)
+    except ValueError:  # NumPy maps no objects
+        return True
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

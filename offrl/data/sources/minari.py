@@ -21,7 +21,7 @@ from offrl.tasks import Task
 
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
 RECORD = "offrl"  # in metadata.json: see offrl.data.record
-_NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "dataset_id", "minari_version",
+NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "dataset_id", "minari_version",
               "action_space", RECORD)  # fmt: skip
 
 
@@ -125,8 +125,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
         raw.num_actions = int(actions["n"])
     else:
         raw.action_low, raw.action_high = (np.asarray(actions[k], np.float32).reshape(-1) for k in ("low", "high"))
-    raw.task = _task(meta, name, keys)
-    raw.about = {k: v for k, v in meta.items() if k not in _NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
+    raw.task = recorded_task(meta, name, keys)
+    raw.about = {k: v for k, v in meta.items() if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
     if record is not None and raw.episode_ends is not None and fits(raw, record, raw.episode_ends):
         _restore(raw, record, config, memory)
     return raw
@@ -179,7 +179,7 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
         raw.task = replace(raw.task, observation_keys=tuple(config.observation_keys))
 
 
-def _task(meta: dict[str, Any], name: str, keys: tuple[str, ...]) -> Task:
+def recorded_task(meta: dict[str, Any], name: str, keys: tuple[str, ...]) -> Task:
     """The environment Minari recorded, and its reference scores where it has them."""
     spec = json.loads(meta["env_spec"]) if meta.get("env_spec") else {}
     wrappers = [w["name"] for w in spec.get("additional_wrappers") or () if isinstance(w, dict) and "name" in w]

@@ -1,0 +1,159 @@
+"""Who plays Wordle: at random, with words that agree with all feedback so far, or the guess that tells most; and the behaviour data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from offrl.envs.text.wordle import FIRST, LETTERS, TRIES, YELLOW, feedback, load_words, spaced
+
+EPISODES = 10_000
+RANDOM = 2.0 / 3.0  # share of the behaviour's guesses that are any word
+POWERS = 3 ** np.arange(LETTERS)
+MARKS = 3**LETTERS  # different feedbacks
+AT_ONCE = 4_000_000  # numbers in memory, about
+
+
+@cache
+def table(words: tuple[str, ...], yellow: str = "anywhere") -> np.ndarray:
+    """[W, W] uint8: the feedback to each guess for each target, its marks (b 0, y 1, g 2) the digits of a number to base 3."""
+    if yellow not in YELLOW:
+        raise ValueError(f"yellow={yellow}: choose one of {', '.join(YELLOW)}")
+    letters = np.array([[ord(c) for c in word] for word in words])  # [W, 5]
+    codes = np.zeros((len(words), len(words)), np.uint8)
+    for number, guess in enumerate(letters):
+        same = letters == guess  # [W, 5], of the targets
+        marks = 2 * same
+        if yellow == "anywhere":
+            marks = np.maximum(marks, (letters[:, None, :] == guess[:, None]).any(-1))
+        else:
+            left = ~same  # letters of the targets about which nothing has been said
+            for place, letter in enumerate(guess):
+                there = (letters == letter) & left & ~same[:, place, None]
+                found = np.flatnonzero(there.any(-1))
+                marks[found, place] = 1
+                left[found, there[found].argmax(-1)] = False
+        codes[number] = marks @ POWERS
+    return codes
+
+
+class Consistent:
+    """A policy for `rollouts`: any word that agrees with all feedback so far; with probability `share`, at each guess, any word at all.
+
+    share 1: random. Raises UserError for a word list that cannot be read.
+    """
+
+    def __init__(self, seed: int = 0, share: float = 0.0, words: str | None = None, yellow: str = "anywhere") -> None:
+        self.words, self.share, self.draw = load_words(words), share, np.random.Generator(np.random.PCG64(seed))
+        self.table, self.number = table(self.words, yellow), {w: i for i, w in enumerate(self.words)}
+
+    def candidates(self, history: list[str]) -> np.ndarray:
+        """The numbers of the words that agree with the feedback in these texts of an episode."""
+        agree = np.ones(len(self.words), bool)
+        for guess, said in zip(history[1::2], history[2::2], strict=True):
+            number = self.number.get("".join(guess.split()))
+            if number is not None:
+                agree &= self.table[number] == sum("byg".index(mark) * p for mark, p in zip(said.split(), POWERS.tolist(), strict=True))
+        return np.flatnonzero(agree) if agree.any() else np.arange(len(agree))  # none: it was told by other rules or of another list
+
+    def guess(self, history: list[str]) -> int:
+        """The number of the next word."""
+        if self.draw.uniform() < self.share:
+            return int(self.draw.integers(len(self.words)))
+        left = self.candidates(history)
+        return int(left[self.draw.integers(len(left))])
+
+    def __call__(self, histories: list[list[str]], legal: Any = None) -> list[str]:
+        return [spaced(self.words[self.guess(history)]) for history in histories]
+
+
+class Greedy(Consistent):
+    """A policy for `rollouts`: the word whose feedback has the highest entropy over the words that still agree with what was said; of
+    equal ones a word that may itself be it, then the first. It draws nothing."""
+
+    def __init__(self, words: str | None = None, yellow: str = "anywhere") -> None:
+        super().__init__(0, 0.0, words, yellow)
+        self._known: dict[bytes, int] = {}
+
+    def guess(self, history: list[str]) -> int:
+        return self.best(self.candidates(history))
+
+    def best(self, left: np.ndarray) -> int:
+        """The number of the word to guess where `left` are the numbers of the words that may be it."""
+        key = left.tobytes()
+        if key not in self._known:
+            self._known[key] = self._best(left)
+        return self._known[key]
+
+    def _best(self, left: np.ndarray) -> int:
+        words = len(self.words)
+        if len(left) == 1:
+            return int(left[0])
+        entropy = np.zeros(words)
+        block = max(1, AT_ONCE // len(left))
+        for first in range(0, words, block):
+            codes = self.table[first : first + block, left]
+            codes = codes + MARKS * np.arange(len(codes))[:, None]
+            share = np.bincount(codes.ravel(), minlength=len(codes) * MARKS).reshape(-1, MARKS) / len(left)
+            entropy[first : first + block] = -(share * np.log(np.maximum(share, 1e-12))).sum(-1)
+        entropy = entropy.round(9)  # equal ones stay equal on every machine
+        return int(np.lexsort((np.arange(words), ~np.isin(np.arange(words), left), -entropy))[0])
+
+
+def greedy_returns(words: str | None = None, yellow: str = "anywhere") -> np.ndarray:
+    """[W]: the return of `Greedy` for each word of the list."""
+    player = Greedy(words, yellow)
+    returns = np.zeros(len(player.words))
+    for target in range(len(returns)):
+        left = np.arange(len(returns))
+        for _ in range(TRIES):
+            guess = player.best(left)
+            if guess == target:
+                break
+            returns[target] -= 1.0
+            left = left[player.table[guess, left] == player.table[guess, target]]
+    return returns
+
+
+def play(
+    seed: int, episodes: int, share: float, words: tuple[str, ...], yellow: str = "anywhere"
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `Consistent` does, many games at once: the numbers of the targets [E] and of the guesses [E, 6], and how many guesses each
+    game took [E]; what stands behind them was never said."""
+    draw, codes, count = np.random.Generator(np.random.PCG64(seed)), table(words, yellow), len(words)
+    targets = draw.integers(0, count, episodes)
+    at_random, nth = draw.uniform(size=(episodes, TRIES)) < share, draw.uniform(size=(episodes, TRIES))
+    guesses = draw.integers(0, count, (episodes, TRIES))
+    block = max(1, AT_ONCE // count)
+    for first in range(0, episodes, block):
+        some = slice(first, first + block)
+        agree = np.ones((len(targets[some]), count), bool)
+        for k in range(TRIES):
+            many = agree.sum(-1)  # one at least: the target
+            rank = np.minimum((nth[some, k] * many).astype(np.int64), many - 1)  # the n-th of the words that agree, n uniform
+            chosen = (agree.cumsum(-1) > rank[:, None]).argmax(-1)
+            guesses[some, k] = np.where(at_random[some, k], guesses[some, k], chosen)
+            agree &= codes[guesses[some, k]] == codes[guesses[some, k], targets[some]][:, None]
+    right = guesses == targets[:, None]
+    return targets, guesses, np.where(right.any(-1), right.argmax(-1) + 1, TRIES)
+
+
+def generate(
+    seed: int = 0, episodes: int = EPISODES, share: float = RANDOM, words: str | None = None, yellow: str = "anywhere"
+) -> list[dict[str, Any]]:
+    """Games in the canonical form of a player each of whose guesses is any word with probability `share`, else one that agrees with all
+    feedback so far. `meta`: the word."""
+    known = load_words(words)
+    targets, guesses, lengths = play(seed, episodes, share, known, yellow)
+    games = []
+    answer: Callable[[str, str], str] = cache(lambda guess, target: spaced(feedback(guess, target, yellow)))
+    for target, row, length in zip(targets.tolist(), guesses.tolist(), lengths.tolist(), strict=True):
+        said, turns = FIRST, []
+        for guess in row[:length]:
+            before, said = said, answer(known[guess], known[target])
+            turns.append({"obs": before, "action": spaced(known[guess]), "reward": 0.0 if guess == target else -1.0})
+        games.append({"turns": turns, "final_obs": said, "terminated": True, "truncated": False, "meta": {"word": known[target]}})
+    return games

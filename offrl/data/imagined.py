@@ -1,0 +1,92 @@
+"""Imagined rollouts as a second source beside the real data, with a weight of its own (ImagineBench, arXiv 2505.10010)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from offrl.data.config import DatasetConfig
+from offrl.data.dataset import Dataset
+from offrl.data.mmap import Memory
+from offrl.data.sources import resolve
+from offrl.data.transforms import concatenate
+from offrl.errors import UserError
+
+IMAGINED = "imagined"  # the column that marks imagined rows
+
+
+def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
+    """`dataset` with the data sets of `config.imagined` appended, and a bool column "imagined" that is true for their rows.
+
+    Raises UserError where one cannot be read, or does not fit.
+    """
+    from offrl.data.load import load_one
+
+    memory = memory or Memory()
+    others = []
+    for name in config.imagined:
+        own = source_config(config)
+        if not dataset.spec.text and not dataset.spec.discrete:  # their actions mean what the real ones do
+            own = replace(own, action_low=list(dataset.spec.action_low), action_high=list(dataset.spec.action_high))
+        others.append(load_one(resolve(name, own), own, memory))
+    return append_imagined(dataset, others, memory)
+
+
+def source_config(config: DatasetConfig) -> DatasetConfig:
+    """How an imagined data set is read: its layout is found out from the file, unless the layout is a key per column."""
+    return replace(config, format=config.format if config.format == "columns" else "auto")
+
+
+def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], memory: Memory | None = None) -> Dataset:
+    """`dataset`, then the episodes of `imagined`, and a bool column "imagined" that says which rows are whose.
+
+    Columns that not all of them have are left out, with a note. Algorithms see one data set. Raises UserError for spaces that differ.
+    """
+    others = [imagined] if isinstance(imagined, Dataset) else list(imagined)
+    if IMAGINED in dataset.columns:
+        raise UserError(f"{dataset.spec.name} has a column '{IMAGINED}' of its own, that marks imagined rows: leave out dataset.imagined")
+    shared = set(dataset.columns).intersection(*(set(d.columns) - {IMAGINED} for d in others))
+    lacking = sorted(set().union(*(d.columns for d in (dataset, *others))) - shared - {IMAGINED})
+    parts = []
+    for i, part in enumerate((dataset, *others)):
+        marks = torch.full((len(part),), i > 0)
+        columns = {name: column for name, column in part.columns.items() if name in shared}
+        goal_dim = part.spec.goal_dim if "achieved_goals" in shared else 0
+        parts.append(replace(part, columns={**columns, IMAGINED: marks}, spec=replace(part.spec, goal_dim=goal_dim)))
+    joined = concatenate(parts, memory)
+    rows, episodes = sum(len(d) for d in others), sum(d.num_episodes for d in others)
+    names = ", ".join(d.spec.name for d in others)
+    return replace(
+        joined,
+        transforms=(*dataset.transforms, f"imagined {' '.join(f'{d.spec.name} {d.fingerprint[:12]}' for d in others)}"),
+        notes=(
+            *joined.notes,
+            f"imagined: {episodes:,} rollouts ({rows:,} rows, {rows / len(joined):.3g} of all) of {names}",
+            *(f"left out: the column '{name}', which not all of the real and imagined data have" for name in lacking),
+        ),
+    )
+
+
+def share_draws(dataset: Dataset, share: float) -> Dataset:
+    """The data set with weights such that imagined rows are this share of the draws; among themselves, real and imagined rows keep theirs.
+
+    share: from 0 (none is drawn) to 1 (they alone are). Raises UserError where one side has nothing that can be drawn.
+    """
+    if IMAGINED not in dataset.columns:
+        raise UserError(f"{dataset.spec.name} has no imagined rollouts (dataset.imagined=[...]) that dataset.imagined_share is about")
+    first = dataset.columns[IMAGINED].cpu()[dataset.episode_start.cpu()].bool()
+    parts, lengths = dataset.episode_shares(), dataset.episode_lengths().double().cpu()
+    now = float(parts[first].sum())
+    for mine, side, left in ((share, "imagined", now), (1.0 - share, "real", 1.0 - now)):
+        if mine > 0.0 and not left > 0.0:
+            raise UserError(f"{dataset.spec.name}: no {side} episode is left to draw {mine:g} of the rows from (dataset.imagined_share)")
+    scaled = torch.where(first, parts * (share / now if now > 0.0 else 0.0), parts * ((1.0 - share) / (1.0 - now) if now < 1.0 else 0.0))
+    weights = scaled / lengths * lengths.sum()
+    return replace(
+        dataset,
+        weights=weights,
+        transforms=(*dataset.transforms, f"imagined share {share:g}"),
+        notes=(*dataset.notes, f"imagined rows are {share:.3g} of the draws; by their number they would be {now:.3g}"),
+    )

@@ -1,0 +1,56 @@
+"""Language models as helpers for control: they label rewards, preferences or subgoals of a data set (`offrl data label`).
+
+    labeller = Endpoint("http://127.0.0.1:8000/v1", "qwen3-8b")     # or LocalModel("path/to/model"), or any object of this form
+    answers, counts = ask(labeller, prompts, Answers("answers.jsonl"))
+
+Nothing else of offrl needs a language model. Imported lazily, as local models need torch and transformers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offrl.labelling.answers import Answers, Counts, Labeller, ask
+    from offrl.labelling.endpoint import Endpoint
+    from offrl.labelling.local import LocalModel
+    from offrl.labelling.preferences import label_preferences
+    from offrl.labelling.rewards import label_by_score
+    from offrl.labelling.settings import LabelSettings
+    from offrl.labelling.subgoals import label_subgoals
+    from offrl.labelling.words import Renderer
+
+_WHERE = {
+    "Answers": "answers",
+    "Counts": "answers",
+    "Endpoint": "endpoint",
+    "LabelSettings": "settings",
+    "Labeller": "answers",
+    "LocalModel": "local",
+    "Renderer": "words",
+    "ask": "answers",
+    "label_by_score": "rewards",
+    "label_preferences": "preferences",
+    "label_subgoals": "subgoals",
+}
+__all__ = [
+    "Answers",
+    "Counts",
+    "Endpoint",
+    "LabelSettings",
+    "Labeller",
+    "LocalModel",
+    "Renderer",
+    "ask",
+    "label_by_score",
+    "label_preferences",
+    "label_subgoals",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        import importlib
+
+        return getattr(importlib.import_module(f"offrl.labelling.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'offrl.labelling' has no attribute '{name}'")
