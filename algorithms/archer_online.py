@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,7 +56,7 @@ class ArCHerOnlineConfig(HierarchicalSettings):
     capacity: int = setting(10_000, "turns that are remembered, the newest ones", low=1)
     from_data: bool = setting(False, "the memory begins with the data set's last turns, not empty")
     data_share: float = setting(0.0, "of each batch that is drawn from the data set, the rest from what was played", low=0.0, high=1.0)
-    token_baseline: bool = setting(False, "the actor learns from the advantage less a value of each token's state, which it learns to predict")
+    token_baseline: bool = setting(False, "the actor learns from the advantage less what it learns to predict of it at each token")
 
 
 @register("algo", "archer_online")
@@ -117,8 +116,7 @@ class ArCHerOnline(Hierarchical):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         c = self.config
         pick, write = rng.split(rng.fold_in(key, 401))
-        own = round(c.batch_size * c.data_share)
-        own = max(0, min(own, len(batch[IDS]) - (c.data_share < 1.0)))
+        own = round(len(batch[IDS]) * c.data_share)
         memory = rings.draw(state.frozen["ring"], pick, len(batch[IDS]) - own)
         turn = trim(rings.joined({name: column[:own] for name, column in batch.items()}, memory))
         fresh = self.fresh(state, turn, write)
@@ -165,4 +163,4 @@ def played_in(config: Any, spec: DataSpec) -> Task:
         raise UserError(
             f"{config.name} plays episodes, and {spec.name} names no environment: algo.env=ID names one; algo=archer learns without"
         )
-    return dataclasses.replace(task, starts=spec.task.starts) if spec.task is not None and not config.env else task
+    return task

@@ -47,7 +47,8 @@ class ILQL(TokenTD):
             both = self.apply("value", state.target["value"], "judge", still, "q1", "q2")
             bar = torch.stack([head.mean(self.of_token(q, tokens)) for q in both]).amin(0)
             weight = torch.where(bar < head.mean(v), 1.0 - c.expectile, c.expectile)  # |expectile - 1[Qbar < V]|
-        fit = sum(0.5 * (head.loss(self.of_token(q, tokens), y) * known * share).sum() for q in (q1, q2))
+        each = head.loss(self.of_token(q1, tokens), y) + head.loss(self.of_token(q2, tokens), y)
+        fit = 0.5 * (each * known * share).sum()
         expectile = 0.5 * (weight * head.loss(v, bar) * share).sum()
         conservative = ((self.conservative(q1, tokens) + self.conservative(q2, tokens)) * share).sum()
         cloning, metrics = self.clone_loss(value, hidden, batch)

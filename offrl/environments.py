@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Flatten = Callable[[Any], np.ndarray]
 CONTINUING = ("PointMaze", "AntMaze")  # of them, those that take `continuing_task`
+CURE = "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
 ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandReach", "HandManipulate")
 
 
@@ -205,8 +206,7 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     finally:
         if env is None:
             made.close()
-    label = task.env_id or "the environment"
-    cure = "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
+    label, cure = task.env_id or "the environment", CURE
     note = f" {task.note}." if task.note else ""
     if tuple(spec.observation_shape) != shape:
         raise UserError(
@@ -227,11 +227,10 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
 
 def _check_texts(spec: DataSpec, task: Task, both: bool, any_: bool) -> None:
     """`check_fit` where the data or the environment's `both` (or `any_` of its) spaces are texts."""
-    label, cure = task.env_id or "the environment", "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
-    if spec.text and not both:
-        raise UserError(f"data set {spec.name} holds texts, {label} {'reads or writes numbers' if any_ else 'numbers'}. {cure}")
-    if not spec.text:
-        raise UserError(f"data set {spec.name} holds numbers, {label} texts. {cure}")
+    label = task.env_id or "the environment"
+    kinds = "texts" if both else "texts and numbers" if any_ else "numbers"
+    if not (spec.text and both):
+        raise UserError(f"data set {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}")
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -119,7 +119,8 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     able = [n for n, c in registry.names("algo").items() if c.text == dataset.spec.text and c.acting]
     kinds = ("numbers", "texts")
     names = f"{', '.join(able[:6])}{', ...' if len(able) > 6 else ''}"
-    raise UserError(f"{name} learns from {kinds[algorithm_class.text]}, and {dataset.spec.name} holds {kinds[dataset.spec.text]}; use one of {names}")
+    learns, holds = kinds[algorithm_class.text], kinds[dataset.spec.text]
+    raise UserError(f"{name} learns from {learns}, and {dataset.spec.name} holds {holds}; use one of {names}")
 
 
 def pick_device(name: str) -> torch.device:

@@ -28,7 +28,7 @@ from offrl.settings import setting
 from offrl.text import decoding, tokenizing
 from offrl.text.model import LM, Size, pack, probe, receive
 from offrl.text.tokenizing import ENDS_TURN, Tokenizer
-from offrl.text.tokens import ACTION, IDS, TextSampler
+from offrl.text.tokens import ACTION, COUNT, IDS, NEXT, SUCCESSOR, VALID, TextSampler
 
 if TYPE_CHECKING:
     from offrl.config import TrainConfig
@@ -72,7 +72,7 @@ class TextSettings:
     )
     length: int = setting(512, "most tokens of a sequence; a longer history is cut at its beginning", low=8)
     append_end: bool | None = setting(
-        None, "actions end with the tokenizer's end token; null: unless each of them ends with a newline, which then ends them"
+        None, "actions end with the tokenizer's end token; null: unless each of them ends with its only newline, which then ends them"
     )
     action_tokens: int | None = setting(
         None, "most tokens of an action that is written; null: half as many again as the longest in the data", low=1
@@ -139,7 +139,7 @@ class TextAlgorithm(Algorithm):
         tokenizer = tokenizer_of(c)
         append = c.append_end
         if append is None:
-            append = not all(text.endswith(ENDS_TURN) for text in actions)
+            append = not all(text.find(ENDS_TURN) == len(text) - 1 >= 0 for text in actions)
         if append and tokenizer.end is None:
             raise UserError(
                 f"algo.lm={c.lm}: its tokenizer has no end token, and the actions of {dataset.spec.name} do not all end with a newline: "
@@ -149,8 +149,8 @@ class TextAlgorithm(Algorithm):
         strange = tokenizer.unknown(actions[:CHECKED])
         if strange:
             warn(
-                f"{dataset.spec.name}: {len(strange):,} of {min(len(actions), CHECKED):,} actions are not the same after encoding and decoding "
-                f"them, such as {strange[0]!r}: the policy cannot write these"
+                f"{dataset.spec.name}: encoded and decoded, {len(strange):,} of {min(len(actions), CHECKED):,} actions are not what they "
+                f"were, such as {strange[0]!r}: the policy cannot write these"
             )
         most = c.action_tokens or max(1, min(int(ROOM * longest) + 1, c.length // 2))
         c = dataclasses.replace(c, append_end=append, action_tokens=most)
@@ -292,7 +292,9 @@ class TextAlgorithm(Algorithm):
             seen = seen[-c.length :]
         encoded = tokenizer.encode(seen)
         if c.append_end:
-            encoded = [np.append(ids, np.int32(tokenizer.end)) if (len(seen) - i) % 2 == 0 else ids for i, ids in enumerate(encoded)]
+            encoded = [
+                np.append(ids, np.int32(cast(int, tokenizer.end))) if (len(seen) - i) % 2 == 0 else ids for i, ids in enumerate(encoded)
+            ]
         ids = np.concatenate([np.zeros(0, np.int32), *encoded])
         room = c.length - 1
         if len(ids) > room:
@@ -330,7 +332,7 @@ class TextAlgorithm(Algorithm):
         for row, (prompt, actions) in enumerate(zip(prompts, legal, strict=True)):
             encoded = tokenizer.encode(actions)
             if c.append_end:
-                encoded = [np.append(ids, np.int32(tokenizer.end)) for ids in encoded]
+                encoded = [np.append(ids, np.int32(cast(int, tokenizer.end))) for ids in encoded]
             device = next(iter(state.params[self.acting[0]].values())).device
             ids, lengths = decoding.right_padded([np.append(prompt, own) for own in encoded], tokenizer.pad, device)
             likely = self.scores(state, ids[:, :-1])[..., : tokenizer.size].log_softmax(-1)
@@ -405,17 +407,20 @@ SHARE = "share"
 
 
 def trimmed(batch: Batch) -> Batch:
-    """A batch without the columns that are padding in all rows, and with `share`: 1 over its number of action tokens, [B]."""
-    from offrl.text.tokens import NEXT, SUCCESSOR, VALID
+    """A batch without the columns that are padding in all rows, and with `share`: 1 over its number of action tokens, [B].
 
+    Where processes share a batch it is that of the whole batch, as often as there are processes, whose gradients are averaged.
+    """
     long = int(batch[VALID].sum(-1).max())
-    new = {k: (v[:, :long] if not k.startswith(NEXT) else v) for k, v in batch.items()}
-    new[SUCCESSOR] = new[SUCCESSOR].clamp(max=long - 1)
+    new = {k: (v[:, :long] if v.ndim > 1 and not k.startswith(NEXT) else v) for k, v in batch.items()}
+    if SUCCESSOR in batch:
+        new[SUCCESSOR] = new[SUCCESSOR].clamp(max=long - 1)
     if NEXT + VALID in batch:
         long = int(batch[NEXT + VALID].sum(-1).max())
-        new |= {k: v[:, :long] for k, v in new.items() if k.startswith(NEXT)}
-    count = new[ACTION].sum().clamp(min=1)
-    return {**new, SHARE: (1.0 / count).expand(len(new[IDS]))}
+        new |= {k: v[:, :long] for k, v in new.items() if k.startswith(NEXT) and v.ndim > 1}
+    rows = len(new[IDS])
+    count = new.pop(COUNT)[0] * rows if COUNT in new else new[ACTION].sum()
+    return {**new, SHARE: (1.0 / count.clamp(min=1)).expand(rows)}
 
 
 def chosen(hidden: Tensor, batch: Batch, which: str = ACTION) -> tuple[Tensor, Tensor]:

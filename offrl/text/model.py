@@ -45,9 +45,19 @@ def gpt2(size: Size) -> Any:
         raise UserError(f"algo.width={size.width} is no multiple of algo.heads={size.heads}")
     transformers, _ = packages()
     config = transformers.GPT2Config(
-        vocab_size=size.tokens, n_embd=size.width, n_layer=size.layers, n_head=size.heads, n_positions=size.positions, activation_function="gelu_pytorch_tanh", bos_token_id=None,
-        eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=size.tokens,
+        n_embd=size.width,
+        n_layer=size.layers,
+        n_head=size.heads,
+        n_positions=size.positions,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's own in one kernel
+        bos_token_id=None,
+        eos_token_id=None,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation="sdpa",
+    )
     with silent():
         return transformers.GPT2LMHeadModel(config).eval()
 

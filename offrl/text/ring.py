@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,8 +57,9 @@ def at(ring: Tree, item: Tensor) -> Batch:
     place = torch.arange(ring[IDS].shape[1], device=item.device)
     first, end, later = (ring[name][item].unsqueeze(-1) for name in (FIRST, END, NEXT + END))
     return {
-        IDS: ring[IDS][item].long(), VALID: place < end, ACTION: (place >= first) & (place < end), NEXT + IDS: ring[NEXT + IDS][item].long(),
-        NEXT + VALID: place < later, REWARD: ring[REWARD][item], DONE: ring[DONE][item], KNOWN: ring[KNOWN][item],
+        IDS: ring[IDS][item].long(), VALID: place < end, ACTION: (place >= first) & (place < end),
+        NEXT + IDS: ring[NEXT + IDS][item].long(), NEXT + VALID: place < later, REWARD: ring[REWARD][item],
+        DONE: ring[DONE][item], KNOWN: ring[KNOWN][item],
     }  # fmt: skip
 
 
@@ -82,13 +84,17 @@ def widened(column: Tensor, width: int) -> Tensor:
     return F.pad(column, (0, width - column.shape[1]))
 
 
-def of_episodes(algorithm: TextAlgorithm, episodes: Sequence[Mapping[str, Any]], width: int, device: torch.device) -> Batch:
-    """The turns of episodes in the canonical form as a batch; rewards in the units that the algorithm is trained in. Actions without a
-    token are left out."""
+def of_episodes(
+    algorithm: TextAlgorithm, episodes: Sequence[Mapping[str, Any]], width: int, device: torch.device, discount: float = 1.0
+) -> Batch:
+    """The turns of episodes in the canonical form as a batch with the columns of `TurnSampler` but row; rewards in the units that the
+    algorithm is trained in. Actions without a token are left out."""
     c, tokenizer, spec = algorithm.config, algorithm.tokenizer, algorithm.spec
-    states, actions, after, rewards, done = [], [], [], [], []
+    states, actions, after, rewards, returns, done = [], [], [], [], [], []
     for episode in episodes:
         texts: list[str] = []
+        earned = [turn["reward"] * spec.reward_scale + spec.reward_shift for turn in episode["turns"]]
+        whole_return = list(itertools.accumulate(reversed(earned), lambda later, now: now + discount * later))[::-1]
         for number, turn in enumerate(episode["turns"]):
             texts.append(turn["obs"])
             action = tokenizer.encode([turn["action"]])[0]
@@ -102,7 +108,8 @@ def of_episodes(algorithm: TextAlgorithm, episodes: Sequence[Mapping[str, Any]],
                 states.append(np.append(prompt[:1], prompt[1:][-(width - 1 - len(action)) :]))
                 actions.append(action)
                 after.append(algorithm.prompt([*texts, turn["action"], later]))
-                rewards.append(turn["reward"] * spec.reward_scale + spec.reward_shift)
+                rewards.append(earned[number])
+                returns.append(whole_return[number])
                 done.append(last and bool(episode["terminated"]))
             texts.append(turn["action"])
     whole = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
@@ -115,5 +122,5 @@ def of_episodes(algorithm: TextAlgorithm, episodes: Sequence[Mapping[str, Any]],
         IDS: torch.from_numpy(ids).to(device), VALID: place < end, ACTION: (place >= first) & (place < end),
         NEXT + IDS: torch.from_numpy(next_ids).to(device), NEXT + VALID: place < later_end,
         REWARD: torch.tensor(rewards, dtype=torch.float32, device=device), DONE: torch.tensor(done, dtype=torch.bool, device=device),
-        KNOWN: torch.ones(len(whole), dtype=torch.bool, device=device),
+        KNOWN: torch.ones(len(whole), dtype=torch.bool, device=device), RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
     }  # fmt: skip

@@ -146,6 +146,5 @@ def played(
             return algorithm.reply(state, histories, legal, range(len(histories)), rng.fold_in(write, next(calls)), True)
 
     limits = [n for n in (max_steps, task.max_episode_steps) if n is not None]
-    return rollouts(
-        lambda: make_env(task), policy, episodes, int(begin) & 0x7FFFFFFF, parallel, starts=task.starts, max_steps=min(limits, default=ENDLESS)
-    )
+    most, seed = min(limits, default=ENDLESS), int(begin) & 0x7FFFFFFF
+    return rollouts(lambda: make_env(task), policy, episodes, seed, parallel, starts=task.starts, max_steps=most)

@@ -131,8 +131,7 @@ def of_model(folder: str | Path, where: str, **options: Any) -> Tokenizer:
     start = found.bos_token_id if found.bos_token_id is not None else found.eos_token_id
     if start is None:
         start = found.pad_token_id if found.pad_token_id is not None else 0
-        warn(
-            f"{where}: its tokenizer has neither a BOS nor an EOS token; token {start} ({found.convert_ids_to_tokens(start)!r}) begins each text"
-        )
+        first = found.convert_ids_to_tokens(start)
+        warn(f"{where}: its tokenizer has neither a BOS nor an EOS token; token {start} ({first!r}) begins each text")
     pad = found.pad_token_id if found.pad_token_id is not None else start
     return Tokenizer(backend, max(len(found), max(found.get_vocab().values()) + 1), int(start), found.eos_token_id, int(pad))

@@ -31,6 +31,7 @@ SLOW = 2.0  # seconds; what takes longer to encode is kept on disk
 ARRAYS = ("ids", "is_action", "turn", "obs_begin", "action_begin", "action_end", "final_begin", "final_end")
 IDS, VALID, ACTION, OBSERVED, LAST = "ids", "valid", "action", "observed", "last"
 REWARD, DONE, KNOWN, SUCCESSOR, RETURN = "reward", "done", "known", "successor", "return"
+COUNT = "count"  # action tokens of the whole batch for each of its sequences, [B]: a process that has a share of the batch needs it
 NEXT = "next_"  # before the names of what belongs to the window at the next state
 
 
@@ -173,14 +174,14 @@ class TextSampler:
     """Sequences of tokens; pure, like all samplers.
 
     history None: items are whole episodes, all of whose actions are learnt from; what is longer than `length` is cut into several that
-    overlap by half. history n: an item is one turn: the last n texts before its action, and the action; the same window one turn later is the
-    next state. Items are drawn uniformly, or in proportion to the weight of their episode.
+    overlap by half. history n: an item is one turn: the last n texts before its action, and the action; the same window one turn later is
+    the next state. Items are drawn uniformly, or in proportion to the weight of their episode.
 
-    Columns [B, L + 1], where position 0 is the start token: ids int64; valid, action (tokens of actions to
-    learn from), observed (tokens of observations among these) and last (the last token of an action) bool; at that last token reward float32, done bool, and known bool (whether its target can be made; True elsewhere);
-    successor int64, the position whose state comes after this token; return float32, the sum of the rewards from here on, discounted by
-    `discount` for each token of an action. With a history also next_ids and next_valid [B, L' + 1], whose last valid position is the
-    state after the item's action.
+    Columns [B, L + 1], where position 0 is the start token: ids int64; valid, action (tokens of actions to learn from), observed (tokens of
+    observations among these) and last (the last token of an action) bool; at that last token reward float32, done bool, and known bool
+    (whether its target can be made; True elsewhere); successor int64, the position whose state comes after this token; return float32,
+    the sum of the rewards from here on, discounted by `discount` for each token of an action. With a history also next_ids and next_valid
+    [B, L' + 1], whose last valid position is the state after the item's action.
     """
 
     tokenizer: Tokenizer
@@ -242,6 +243,7 @@ def take(source: Sequences, item: Tensor) -> Batch:
     learnt = inside & (at >= source.train[item].unsqueeze(-1))
     batch[OBSERVED] = learnt & ~batch[ACTION]
     batch[ACTION] = learnt & batch[ACTION]
+    batch[COUNT] = batch[ACTION].sum().float().expand(len(item)) / len(item)
     # position 0 is the start token, so the stream's index i is position i - begin + 1
     batch[SUCCESSOR] = (batch[SUCCESSOR] - begin + 1).clamp(0, source.length)
     if source.next_begin is None or source.next_end is None:
@@ -322,8 +324,8 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
             items.append((begin, train, piece, e))
             cut += begin > int(s.obs_begin[first])
             train, begin = piece, max(begin + 1, piece - length // 2)
-    begin, train, end, owner = np.array(items, np.int64).T
-    return Items(*(np.ascontiguousarray(column) for column in (begin, train, end, owner)), cut=cut)
+    table = np.array(items, np.int64)
+    return Items(table[:, 0], table[:, 1], table[:, 2], table[:, 3], cut=cut)
 
 
 def _windows(s: Stream, dataset: Dataset, history: int, length: int, following: bool) -> Items:

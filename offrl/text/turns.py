@@ -28,6 +28,7 @@ from offrl.text.cloned import ADAPTERS, SAME, Cloned, ClonedSettings
 from offrl.text.model import LM, Size
 from offrl.text.tokens import ACTION, DONE, IDS, KNOWN, NEXT, RETURN, REWARD, VALID, Sequences, TextSampler, stream, take
 
+ROW = "row"  # the row of the data that a turn is
 EACH = "each"  # 1 over the number of turns in the whole batch, [B]
 ALL = 1 << 40  # a history of so many texts holds them all
 
@@ -43,7 +44,8 @@ class TurnSource:
 @dataclass(frozen=True)
 class TurnSampler:
     """Turns: ids int64, valid and action bool [B, L + 1], next_ids int64 and next_valid bool [B, L' + 1] as of `TextSampler` with a
-    history, and for each turn reward float32, done, known bool and return float32 [B], discounted by `discount` for each turn."""
+    history, and for each turn reward float32, done, known bool, return float32, discounted by `discount` for each turn, and its row of the
+    data int64 [B]."""
 
     inner: TextSampler
     discount: float
@@ -62,6 +64,7 @@ class TurnSampler:
             DONE: columns["terminations"],
             KNOWN: columns["terminations"] | columns["successor_known"],
             RETURN: returns,
+            ROW: torch.arange(len(dataset), device=dataset.device),
         }
         return TurnSource(sequences, {name: column[kept] for name, column in each.items()})
 

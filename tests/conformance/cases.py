@@ -224,8 +224,10 @@ GOALS = [c for c in BASE if ALGORITHMS[c.name].goal_conditioned]
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
 # their updates are a relative's with another loss or network: what costs seconds and has failed for none of them alone is `slow` for them
-RELATIVES = ("breeze", "cal_ql", "combo", "edac", "edt", "f_dvl", "gadt", "gcbc", "gciql", "mc_fb", "meta_dt", "mobile", "modt", "morel", "ota",
-             "percent_bc", "qdt", "rebrac", "td3_awr", "vadt", "vc_fb", "xql")  # fmt: skip
+RELATIVES = (
+    "breeze", "cal_ql", "combo", "edac", "edt", "f_dvl", "gadt", "gcbc", "gciql", "mc_fb", "meta_dt", "mobile", "modt", "morel", "ota",
+    "qdt", "rebrac", "td3_awr", "vadt", "vc_fb", "xql",
+)  # fmt: skip
 
 
 def sparing(cases: list[Case]) -> list[Any]:

@@ -67,7 +67,7 @@ def softmax_loss(logits: np.ndarray, token: int) -> float:
 
 
 def tokens_of(history: int | None) -> Any:
-    """(text before, character, reward, done, text at whose end the next state is (None: unknown), rest of the rewards) of each action token."""
+    """(text before, character, reward, done, text at whose end the next state is (None: unknown), where) of each action token."""
     for episode in TOLD:
         turns = episode["turns"]
         for t, turn in enumerate(turns):

@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_said_in_one_line(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_long_history_is_cut_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_gpt2(tmp_path)
-    algorithm, state, _ = trained(tmp_path, story_data(), 1)
+    algorithm = trained(tmp_path, story_data(), 1)[0]
     ids = algorithm.prompt(["x" * 500])
     assert len(ids) == algorithm.config.length and algorithm.cut_contexts == 1
     algorithm.prompt(["y" * 500])

@@ -1,0 +1,141 @@
+"""A-LoL: "Leftover Lunch: Advantage-based Offline Reinforcement Learning for Language Models" (Baheti et al., 2023, arXiv 2305.14718)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offrl.algorithm import Metrics, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Batch, Sampler
+from offrl.environments import resolve_task
+from offrl.errors import UserError
+from offrl.evalconfig import EvalConfig
+from offrl.nn.language import SCRATCH
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+from offrl.text.advantages import WEIGHT, WeighedSampler
+from offrl.text.algorithm import PROMPTS, language_model
+from offrl.text.model import LM
+from offrl.text.turns import EACH, TurnAlgorithm, TurnSettings, spread, trim
+
+VARIANTS = ("a_lol", "a_lol_seq", "ref_free", "kl", "r_lol")
+
+
+@dataclass
+class ALoLConfig(TurnSettings):
+    """Settings of A-LoL."""
+
+    name: str = "alol"
+    start: str = setting(
+        "cloned",
+        "the reference policy, which the actor begins with: a cloned policy (algo.policy), or the language model as it is",
+        choices=("cloned", "language_model"),
+    )
+    variant: str = setting(
+        "a_lol",
+        "how the ratio of the actor's probability to the reference's weighs an action: that of the whole action (a_lol), of each token "
+        "(a_lol_seq), not at all (ref_free), by a penalty on its logarithm (kl); r_lol: as a_lol, with the reward in place of the advantage",
+        choices=VARIANTS,
+    )
+    clip: float = setting(0.9, "ratios are kept within 1 - clip and 1 + clip", low=0.0)
+    kl_weight: float = setting(0.1, "variant=kl: weight of the penalty", low=0.0)
+    credit: str = setting(
+        "return", "what an action earned: its turn's reward, or the rewards from there to the episode's end", choices=("reward", "return")
+    )
+    discount: float = setting(1.0, "of these rewards, for each turn", low=0.0, high=1.0)
+    sampling: str = setting(
+        "advantage", "actions are drawn in proportion to their advantage, as in the paper, or as the data's weights say",
+        choices=("advantage", "uniform"),
+    )  # fmt: skip
+    values_from: str = setting(
+        "auto",
+        "what the reference's values are fitted to: episodes that it plays, or the data's rewards; auto: episodes where there is an environment",
+        choices=("auto", "rollouts", "data"),
+    )
+    values_episodes: int = setting(512, "episodes that the reference plays for it", low=1)
+    values_steps: int = setting(1_000, "updates of the values", low=1)
+    values_learning_rate: float = setting(1e-3, "Adam's learning rate of the values", low=0.0)
+    value_layers: int = setting(2, "layers of the values' head, on the reference's state at the end of the prompt", low=1)
+    parallel: int = setting(32, "episodes that are played side by side", low=1, high=PROMPTS)
+
+
+@register("algo", "alol")
+class ALoL(TurnAlgorithm):
+    """Minimise the mean of -A rho log pi(y|x), A = max(0, R - V_ref(x)), rho = clip(pi / pi_ref) without gradient, over actions y drawn in
+    proportion to A (arXiv 2305.14718, equations 4 to 8).
+
+    log pi(y|x) is the sum over the tokens of y, not their mean: so the authors' later code, which notes that the sum is always better.
+    """
+
+    Config = ALoLConfig
+    rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (2e-5, 3e-4)}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """Raises UserError for a reference that was never trained."""
+        if config.lm == SCRATCH and config.start != "cloned":
+            raise UserError(f"algo.start={config.start}: algo.lm=scratch is no policy to stay close to; take algo.start=cloned")
+        return super().fit_config(config, dataset, grid)
+
+    def build(self) -> dict[str, nn.Module]:
+        c = self.config
+        self.reference: LM | None = self.clone()  # None: it is the actor without its adapters, or nothing is to be learnt
+        if c.start != "cloned" and c.tune != "adapters":
+            self.reference = language_model(c, "none").requires_grad_(False)
+        return {"policy": language_model(c)}
+
+    def sampler(self) -> Sampler:
+        plain: Any = super().sampler()
+        return WeighedSampler(plain, self)
+
+    @property
+    def plays(self) -> Any:
+        """The task that the reference plays, or None where its values are fitted to the data. Raises UserError where there is none."""
+        c = self.config
+        task = None if c.values_from == "data" else resolve_task(self.spec.task, EvalConfig())
+        if task is None and c.values_from == "rollouts":
+            raise UserError(f"algo.values_from=rollouts: {self.spec.name} names no environment; take algo.values_from=data")
+        return task
+
+    def reference_log_probs(self, policy: Params, batch: Batch) -> Tensor:
+        """As `log_probs`, of the reference policy, without gradient."""
+        with torch.no_grad():
+            if self.reference is None:
+                with self.lm().reference():
+                    return self.log_probs(policy, batch)
+            reference = self.reference.to(batch["ids"].device)
+            return spread(batch, reference.hidden(batch["ids"]), reference.logits)
+
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        c, each, weight = self.config, batch[EACH], batch[WEIGHT]
+        tokens = self.log_probs(policy, batch)
+        likely = tokens.sum(-1)
+        metrics = {"actor/advantage": (weight * each).sum(), "actor/log_prob": (likely * each).sum()}
+        if c.variant == "ref_free":
+            loss = -(weight * likely * each).sum()
+            return loss, {"actor/loss": loss, **metrics}
+        before = self.reference_log_probs(policy, batch)
+        apart = likely - before.sum(-1)
+        metrics["actor/kl"] = (apart * each).sum()
+        if c.variant == "kl":
+            loss = ((c.kl_weight * apart - weight * likely) * each).sum()
+            return loss, {"actor/loss": loss, **metrics}
+        low, high = 1.0 - c.clip, 1.0 + c.clip
+        if c.variant == "a_lol_seq":
+            ratio = (tokens - before).exp().clamp(low, high).detach()
+            likely = (ratio * tokens).sum(-1)
+        else:
+            ratio = apart.exp().clamp(low, high).detach()
+            metrics["actor/ratio"] = (ratio * each).sum()
+            likely = ratio * likely
+        loss = -(weight * likely * each).sum()
+        return loss, {"actor/loss": loss, **metrics}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "policy", self.actor_loss, trim(batch))

@@ -1,0 +1,114 @@
+"""Filtering as in DigiRL: "DigiRL: Training In-The-Wild Device-Control Agents with Autonomous Reinforcement Learning" (Bai et al., 2024,
+arXiv 2406.11896)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offrl.algorithm import Metrics, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.samplers import Batch, Sampler
+from offrl.errors import UserError
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings import setting
+from offrl.text.algorithm import language_model
+from offrl.text.tokens import IDS, KNOWN, NEXT, RETURN, REWARD, VALID
+from offrl.text.turns import EACH, CriticSettings, TurnAlgorithm, TurnCritic, TurnSampler, TurnSource, first_of, trim
+
+VS = ("v1", "v2")
+
+
+@dataclass
+class DigiRLConfig(CriticSettings):
+    """Settings of DigiRL-style filtering."""
+
+    name: str = "digirl"
+    discount: float = setting(0.95, "of the Monte-Carlo returns, for each turn", low=0.0, high=1.0)
+    threshold: float = setting(0.0, "a turn went well if the return from it on is above this")
+    margin: float = setting(0.05, "what the chance of going well has to rise by, and more, for a turn to be cloned")
+    outcome_weight: float = setting(
+        1.0, "of the turn's reward and return, which are added to that rise (the authors: 1); 0: the rise alone decides", low=0.0
+    )
+    critic_first: int = setting(0, "updates at the beginning in which the critic learns alone", low=0)
+
+
+@dataclass(frozen=True)
+class JudgedSampler(TurnSampler):
+    """Turns, some of which went well and some did not."""
+
+    threshold: float = 0.0
+
+    def prepare(self, dataset: Dataset) -> TurnSource:
+        source = super().prepare(dataset)
+        found = source.columns[RETURN]
+        good = found > self.threshold
+        if bool(good.all()) or not bool(good.any()):
+            raise UserError(
+                f"{dataset.spec.name}: the returns of its turns are all {'above' if bool(good.all()) else 'at or below'} "
+                f"algo.threshold={self.threshold:g}, so there is nothing to tell apart; they lie between {float(found.min()):.4g} and "
+                f"{float(found.max()):.4g}"
+            )
+        return source
+
+
+@register("algo", "digirl")
+class DigiRL(TurnAlgorithm):
+    """A critic learns by cross-entropy whether the return is above a threshold, from the state before a turn and from that after it; turns
+    with V(s') - V(s) - margin + r + return > 0 are cloned, V the smaller of two (arXiv 2406.11896, section 4.2, as in the authors' code).
+
+    The authors' other filter, of whole trajectories by their first state, is dataset.top_fraction or weighting here.
+    """
+
+    Config = DigiRLConfig
+    rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
+
+    def build(self) -> dict[str, nn.Module]:
+        critic = TurnCritic(self.reader_lm(), dict.fromkeys(VS, 2), {}, self.config.value_layers)
+        return {"policy": language_model(self.config), "critic": critic}
+
+    def sampler(self) -> Sampler:
+        plain: Any = super().sampler()
+        return JudgedSampler(plain.inner, plain.discount, self.config.threshold)
+
+    def logits(self, critic: Params, ids: Tensor, count: Tensor) -> Tensor:
+        """[2, B, 2]: of going badly and of going well, by both heads, after the first `count` tokens."""
+        return torch.stack(self.apply("critic", critic, "judge", self.apply("critic", critic, "encode", ids, count), *VS))
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        good, known = (batch[RETURN] > self.config.threshold).long(), batch[KNOWN].float()
+        now = self.logits(critic, batch[IDS], first_of(batch))
+        later = self.logits(critic, batch[NEXT + IDS], batch[NEXT + VALID].sum(-1))
+
+        def loss(logits: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(logits.flatten(0, 1), good.repeat(2), reduction="none").view(2, -1).sum(0)
+
+        fit, each = loss(now) + loss(later) * known, batch[EACH]
+        right = (now[0].argmax(-1) == good).float()
+        return (fit * each).sum(), {"critic/loss": (fit * each).sum(), "critic/accuracy": (right * each).sum()}
+
+    def kept(self, state: TrainState, batch: Batch) -> Tensor:
+        """[B] bool: the turns that are cloned. Where the state after a turn is not known, its chance counts as unchanged."""
+        c, critic = self.config, state.params["critic"]
+        with torch.no_grad():
+            now = self.logits(critic, batch[IDS], first_of(batch)).softmax(-1)[..., 1].amin(0)
+            later = self.logits(critic, batch[NEXT + IDS], batch[NEXT + VALID].sum(-1)).softmax(-1)[..., 1].amin(0)
+            rise = torch.where(batch[KNOWN], later - now, 0.0)
+            return rise - c.margin + c.outcome_weight * (batch[REWARD] + batch[RETURN]) > 0.0
+
+    def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        each, kept = batch[EACH], self.kept(state, batch).float()
+        loss = -(kept * self.log_probs(policy, batch).sum(-1) * each).sum()
+        return loss, {"actor/loss": loss, "actor/kept": (kept * each).sum()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        batch = trim(batch)
+        state, metrics = self.descend(state, "critic", self.critic_loss, batch)
+        if self.config.critic_first and int(state.step) < self.config.critic_first:
+            return state, metrics
+        state, more = self.descend(state, "policy", self.actor_loss, batch)
+        return state, {**metrics, **more}
