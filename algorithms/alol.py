@@ -40,7 +40,7 @@ class ALoLConfig(TurnSettings):
     variant: str = setting(
         "a_lol",
         "how the ratio of the actor's probability to the reference's weighs an action: that of the whole action (a_lol), of each token "
-        "(a_lol_seq), not at all (ref_free), by a penalty on its logarithm (kl); r_lol: as a_lol, with the reward in place of the advantage",
+        "(a_lol_seq), not at all (ref_free), by a penalty on its logarithm (kl); r_lol: as a_lol, with rewards in place of advantages",
         choices=VARIANTS,
     )
     clip: float = setting(0.9, "ratios are kept within 1 - clip and 1 + clip", low=0.0)
@@ -55,7 +55,7 @@ class ALoLConfig(TurnSettings):
     )  # fmt: skip
     values_from: str = setting(
         "auto",
-        "what the reference's values are fitted to: episodes that it plays, or the data's rewards; auto: episodes where there is an environment",
+        "what the reference's values are fitted to: episodes that it plays, or the data's rewards; auto: episodes if there is an environment",
         choices=("auto", "rollouts", "data"),
     )
     values_episodes: int = setting(512, "episodes that the reference plays for it", low=1)

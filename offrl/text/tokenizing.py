@@ -22,7 +22,7 @@ from offrl.errors import UserError, warn
 KINDS = ("characters", "words", "bytes")
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 OWN = (PAD, START, END, UNKNOWN)  # of tokenizers made here, in this order
-PIECES = {"characters": r"[\s\S]", "words": r"\w+|\s|[^\w\s]"}  # every character is in exactly one piece, so nothing is lost
+PIECES = {"characters": r"[\s\S]", "words": r" ?\w+|\s|[^\w\s]"}  # every character is in exactly one piece, so nothing is lost
 MOST_WORDS = 20_000
 ENDS_TURN = "\n"
 FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # one of them is there where a tokenizer is
