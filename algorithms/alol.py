@@ -55,7 +55,7 @@ class ALoLConfig(TurnSettings):
     )  # fmt: skip
     values_from: str = setting(
         "auto",
-        "what the reference's values are fitted to: episodes that it plays, or the data's rewards; auto: episodes if there is an environment",
+        "what values are fitted to: episodes that the reference plays, or the data's rewards; auto: episodes if an environment is there",
         choices=("auto", "rollouts", "data"),
     )
     values_episodes: int = setting(512, "episodes that the reference plays for it", low=1)

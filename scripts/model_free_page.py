@@ -3,7 +3,7 @@
     python scripts/model_free_page.py runs/model-free --out docs/benchmarks/model-free.md
 
 Mean over seeds of the last evaluation with its 95% interval, the seeds and the updates; `offrl.results` decides what is a result. What is
-not finished, or stands side by side and should not, is said below the table.
+not finished, or stands side by side and should not, is said below the table. What a person wrote after the line `<!-- by hand -->` stays.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ HEAD = """# Every algorithm on the same files
 Mean over seeds of the last evaluation, [95% Student-t interval], (seeds). Scores are normalised with D4RL's reference returns unless
 marked: 0 is a random policy, 100 the reference expert. Bold: the best mean of a file. {updates}
 """
+
+
+BY_HAND = "\n<!-- by hand -->\n"
 
 
 def order(label: str) -> tuple[int, str]:
@@ -101,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text = page(collect(options.paths), options.command or f"python scripts/model_free_page.py {' '.join(options.paths)}")
         if options.out:
-            checkpoint.write_text(options.out, text)
+            old = options.out.read_text() if options.out.is_file() else ""
+            checkpoint.write_text(options.out, text + "".join(old.partition(BY_HAND)[1:]))
         else:
             print(text, end="")
     except UserError as error:

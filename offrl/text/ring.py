@@ -99,7 +99,7 @@ def of_episodes(
             texts.append(turn["obs"])
             action = tokenizer.encode([turn["action"]])[0]
             if c.append_end:
-                action = np.append(action, np.int32(tokenizer.end))
+                action = np.append(action, np.int32(tokenizer.end or 0))
             last = number + 1 == len(episode["turns"])
             later = episode["final_obs"] if last else episode["turns"][number + 1]["obs"]
             if len(action):
