@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.goals import GoalValued, GoalValueSettings, goal_rewards, learner_field, together
+from offrl.backbones.goals import GoalTargetSettings, GoalValued, goal_rewards, learner_field, together
 from offrl.data.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
 from offrl.data.samplers import Batch
 from offrl.optim import Params
@@ -18,7 +18,7 @@ from offrl.settings import setting
 
 
 @dataclass
-class GCIQLConfig(GoalValueSettings):
+class GCIQLConfig(GoalTargetSettings):
     """Settings of GCIQL; the defaults are OGBench's for antmaze."""
 
     name: str = "gciql"

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.goals import GoalConditioned, GoalValueSettings, together, value_loss
+from offrl.backbones.goals import GoalConditioned, GoalTargetSettings, together, value_loss
 from offrl.data.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
 from offrl.data.samplers import Batch
 from offrl.optim import Params
@@ -17,7 +17,7 @@ from offrl.settings import setting
 
 
 @dataclass
-class GCIVLConfig(GoalValueSettings):
+class GCIVLConfig(GoalTargetSettings):
     """Settings of GCIVL; the defaults are OGBench's."""
 
     name: str = "gcivl"

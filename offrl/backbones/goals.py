@@ -55,7 +55,6 @@ class GoalSettings:
 class GoalValueSettings(GoalSettings):
     """Settings of those that learn values of goals as well."""
 
-    polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
     layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the values")
     value_current: float = setting(0.2, "share of the values' goals that are the present state", low=0.0, high=1.0)
     value_trajectory: float = setting(0.5, "share that are later states of the trajectory", low=0.0, high=1.0)
@@ -66,6 +65,13 @@ class GoalValueSettings(GoalSettings):
     def value_mix(self) -> Mix:
         """Where the values' goals come from."""
         return Mix(self.value_current, self.value_trajectory, self.value_random, self.value_geometric, self.discount)
+
+
+@dataclass
+class GoalTargetSettings(GoalValueSettings):
+    """Settings of those whose values have targets that follow them."""
+
+    polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from offrl import losses
 from offrl.algorithm import Carry, Metrics, TrainState
 from offrl.backbones import adjacency
-from offrl.backbones.goals import GoalConditioned, GoalValueSettings, together, value_loss
+from offrl.backbones.goals import GoalConditioned, GoalTargetSettings, together, value_loss
 from offrl.data.adjacency import ADJACENT, ANY_GOALS, ANY_STATES, NEAR_GOALS, NEAR_STATES, AdjacentSampler
 from offrl.data.goals import HIGH_GOALS, HIGH_TARGET_STATES, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS
 from offrl.data.samplers import Batch, Sampler
@@ -24,7 +24,7 @@ from offrl.settings import setting
 
 
 @dataclass
-class LevelSettings(GoalValueSettings):
+class LevelSettings(GoalTargetSettings):
     """Settings of two levels; the defaults are OGBench's for mazes."""
 
     expectile: float = setting(0.7, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0)

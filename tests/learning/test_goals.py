@@ -57,7 +57,9 @@ def walks(episodes: int = 400, length: int = 60, seed: int = 0) -> Dataset:
 def trained(name: str, dataset: Dataset, updates: int, seeds: int = 1, **settings: Any) -> tuple[Any, list[Any]]:
     """(algorithm, the state of each seed)."""
     kind = registry.get("algo", name)
-    common = {"hidden": [64, 64], "batch_size": 256, "learning_rate": 1e-3, "polyak": 0.02, "discount": 0.95, **settings}
+    common = {"hidden": [64, 64], "batch_size": 256, "learning_rate": 1e-3, "discount": 0.95, **settings}
+    if hasattr(kind.Config, "polyak"):
+        common.setdefault("polyak", 0.02)
     algorithm = kind(kind.Config(**common), dataset.spec)
     source = algorithm.sampler().prepare(dataset)
     step = make_step(algorithm, source, batch_size=256, replicas=seeds, mode="eager")
