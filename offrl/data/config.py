@@ -40,6 +40,7 @@ class DatasetConfig:
         "expert_unmarked",
         "imagined",
         "reward_labels",
+        "terminated_only",
         "top_fraction",
         "weighting",
         "weighting_temperature",
@@ -54,7 +55,7 @@ class DatasetConfig:
     )
 
     # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values keep to these.
-    CONTENT: ClassVar[tuple[str, ...]] = TRANSFORMS[: TRANSFORMS.index("top_fraction")]
+    CONTENT: ClassVar[tuple[str, ...]] = TRANSFORMS[: TRANSFORMS.index("terminated_only")]
     name: str = setting("builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME")
     format: str = setting(
         "auto", "layout; columns: npz, HDF5, Parquet, a key per column; padded: ImagineBench's; text: JSON lines", choices=FORMATS
@@ -106,6 +107,9 @@ class DatasetConfig:
         None,
         "new rewards: file.py:function or package.module:function of an episode's columns, or a file of offrl data label (.safetensors)",
         later=True,
+    )
+    terminated_only: bool = setting(
+        False, "keep the episodes that ended by themselves: where that is success, the successful ones", later=True
     )
     top_fraction: float = setting(1.0, "keep this share of the episodes (at least one), the best by return", high=1.0)
     # Which episodes are drawn more often (arXiv 2306.13085); unlike with top_fraction the others stay, in normalisation statistics, say.

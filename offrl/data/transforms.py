@@ -54,6 +54,8 @@ def apply_transforms(
         from offrl.data.labels import label_rewards
 
         dataset = label_rewards(dataset, config.reward_labels)
+    if config.terminated_only:
+        dataset = terminated_only(dataset, memory)
     if config.top_fraction < 1.0:
         dataset = top_fraction(dataset, config.top_fraction, memory)
     if config.weighting != "none":
@@ -196,6 +198,14 @@ def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory |
     count = max(1, int(fraction * dataset.num_episodes + 1e-9))
     chosen = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(dataset.num_episodes)[:count])
     return keep_episodes(dataset, torch.from_numpy(chosen), f"subsample {fraction:g} seed {seed}", memory)
+
+
+def terminated_only(dataset: Dataset, memory: Memory | None = None) -> Dataset:
+    """The episodes whose last step is terminal. Raises UserError where there is none."""
+    kept = torch.nonzero(dataset.columns["terminations"].cpu()[dataset.episode_end.cpu() - 1]).squeeze(-1)
+    if not len(kept):
+        raise UserError(f"dataset.terminated_only=true: no episode of {dataset.spec.name} terminates; leave it out")
+    return keep_episodes(dataset, kept, "terminated_only", memory)
 
 
 def top_fraction(dataset: Dataset, fraction: float, memory: Memory | None = None) -> Dataset:

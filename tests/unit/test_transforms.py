@@ -17,6 +17,7 @@ from offrl.data.transforms import (
     scale_by_return_range,
     scale_rewards,
     subsample,
+    terminated_only,
     top_fraction,
 )
 from offrl.errors import UserError
@@ -31,6 +32,13 @@ def make(rewards: list[float], ends: list[int], terminals: list[int] = (), **mor
 
 
 FOUR = make([1, 1, 5, 0, 2, 2, 2, 9], [1, 3, 6, 7], [3])  # returns 2, 5, 6, 9
+
+
+def test_terminated_only_leaves_out_what_was_cut_off() -> None:
+    kept = terminated_only(FOUR)
+    assert kept.columns["observations"][:, 0].tolist() == [2, 3] and kept.raw_returns.tolist() == [5] and kept.num_episodes == 1
+    with pytest.raises(UserError, match="no episode of arrays terminates"):
+        terminated_only(make([1.0, 2.0], [1]))
 
 
 def test_top_fraction_keeps_the_best_in_their_order() -> None:
