@@ -49,6 +49,7 @@ class Algorithm(ABC):
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
+    acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.text`
     goal_conditioned: ClassVar[bool] = False  # its policies act towards a goal, which `aim` tells them

@@ -125,6 +125,9 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
 Settings = TypeVar("Settings")
 
 
+FREE = frozenset({"fields", "acting"})  # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
+
+
 def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Settings:
     """A copy of `settings`, a dataclass of `setting` fields, with `values` {name: value} set and every range checked.
 
@@ -222,7 +225,7 @@ def _set(config: Any, name: str, value: Any) -> None:
     node: Any = config
     parts = name.split(".")
     for i, part in enumerate(parts):
-        free = i > 0 and parts[i - 1] == "fields"  # dataset.fields holds names of the user's own
+        free = i > 0 and parts[i - 1] in FREE
         if not isinstance(node, DictConfig) or (part not in node and not free):
             prefix = ".".join(parts[:i])
             options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
@@ -238,7 +241,7 @@ def _set(config: Any, name: str, value: Any) -> None:
     if isinstance(value, float) and value.is_integer() and (isinstance(old, int) or isinstance(node, IntegerNode)):
         value = int(value)  # steps=1e6
     try:
-        OmegaConf.update(config, name, value, force_add="fields" in parts)
+        OmegaConf.update(config, name, value, force_add=not FREE.isdisjoint(parts))
     except OmegaConfBaseException as error:
         text = str(error).splitlines()[0]
         words = {

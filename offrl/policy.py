@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch.utils import _pytree as pytree
 from offrl import checkpoint, registry, rng
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
-from offrl.errors import UserError
+from offrl.errors import UserError, nearest
 from offrl.evaluate import DISCOUNT
 from offrl.optim import Params
+from offrl.settings import check
 
 LUGGAGE = "luggage/"  # before names of tensors that `Algorithm.luggage` gave
 KEYS = 1_000  # steps of an episode whose keys are made at once
@@ -130,9 +132,31 @@ class TrainedPolicy:
             raise UserError(f"a policy of {name} cannot be asked for a return: only return-conditioned ones can, such as dt or rvs")
         if not math.isfinite(target_return):
             raise UserError(f"target_return={target_return} is no number to ask for")
+        return self._with(target_return=float(target_return))
+
+    def acting(self, settings: Mapping[str, Any]) -> TrainedPolicy:
+        """The same policy with other values of settings that only acting looks at (`Algorithm.acts_by`), such as {"beta": 16.0}.
+
+        Raises UserError for other settings, and for values that are not allowed.
+        """
+        name, known = self.algorithm.config.name, self.algorithm.acts_by
+        for key in settings:
+            if key not in known:
+                able = f"settings that only acting looks at: {', '.join(known)}" if known else "it has no settings that only acting looks at"
+                raise UserError(f"a policy of {name} cannot act with another {key}.{nearest(key, known)} ({able})")
+        kinds = {f.name: type(getattr(type(self.algorithm.config)(), f.name)) for f in dataclasses.fields(self.algorithm.config)}
+        values = {k: float(v) if kinds[k] is float and isinstance(v, int) else v for k, v in settings.items()}
+        for key, value in values.items():
+            if kinds[key] is float and not isinstance(value, float):
+                raise UserError(f"acting.{key}={value} is no number")
+        other = self._with(**values)
+        check(other.algorithm.config, "acting.")
+        return other
+
+    def _with(self, **settings: Any) -> TrainedPolicy:
         other = copy.copy(self)
         other.algorithm = copy.copy(self.algorithm)
-        other.algorithm.config = dataclasses.replace(self.algorithm.config, target_return=float(target_return))
+        other.algorithm.config = dataclasses.replace(self.algorithm.config, **settings)
         other._ready = None
         other.reset()
         return other

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,13 +267,23 @@ class Run:
             raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")
         return TrainedPolicy.load(path)
 
-    def evaluate(self, episodes: int = 10, seed: int = 0, env: Any = None, parallel: int = 64, max_steps: int | None = None) -> Evaluation:
+    def evaluate(
+        self,
+        episodes: int = 10,
+        seed: int = 0,
+        env: Any = None,
+        parallel: int = 64,
+        max_steps: int | None = None,
+        acting: Mapping[str, Any] | None = None,
+    ) -> Evaluation:
         """Score the final policies of all replicas again, in the order of `replicas`.
 
         `env`: a Gymnasium id, "auto" (the data set's), a function that makes an environment, or None for the one that the run was scored
-        in. Raises UserError where there is none, or it does not fit the data.
+        in. `acting`: see `TrainedPolicy.acting`. Raises UserError where there is none, or it does not fit the data.
         """
-        return self._score([self._load(r) for r in self.replicas], episodes, seed, env, parallel, max_steps)
+        policies = [self._load(r) for r in self.replicas]
+        policies = [p.acting(acting) for p in policies] if acting else policies
+        return self._score(policies, episodes, seed, env, parallel, max_steps)
 
     def ask(
         self,

@@ -33,6 +33,9 @@ class EvaluateConfig:
         "other rewards to tell zero-shot policies (fb, breeze), without training: file.py:function, or several, [a.py:f,a.py:g], as "
         "dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
     )
+    acting: dict[str, Any] = setting(
+        {}, "settings with which policies act otherwise than in training, such as acting.beta=16 acting.decoding=greedy (language models)"
+    )
     video: bool = setting(False, "true: film the first episodes, all policies in one picture, to RUN/videos/*.mp4")
     video_episodes: int = setting(1, "how many episodes are filmed, one file each", low=1)
     fps: int = setting(30, "pictures a second at most, at real speed", low=1)
@@ -68,7 +71,7 @@ def run(arguments: list[str]) -> int:
     video = config.video and _can_film()
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     drawing = os.environ.get("MUJOCO_GL")
-    result = trained.evaluate(**scoring)
+    result = trained.evaluate(**scoring, acting=config.acting)
     headers = [*trained.grid, "seed", "score", "return", "std over episodes", "length", "success", "success by task"]
     keys = ["score", "return", "return_std", "length", "success", "success_by_task"]
     rows = [

@@ -111,6 +111,7 @@ class TextAlgorithm(Algorithm):
     discrete: ClassVar[bool] = False
     online: ClassVar[dict[str, Any] | None] = None
     acting: ClassVar[tuple[str, ...]] = ("policy",)
+    acts_by: ClassVar[tuple[str, ...]] = ("decoding", "sampling_temperature", "legal", "action_tokens")
     returns_discount: ClassVar[str] = ""  # the setting by which the batch's column "return" is discounted
     cut_contexts: int = 0  # histories that were too long when acting, of this copy
 

@@ -19,7 +19,7 @@ from offrl.data.samplers import Batch
 from offrl.optim import Params
 from offrl.settings import setting
 from offrl.text import decoding
-from offrl.text.algorithm import language_model, trimmed
+from offrl.text.algorithm import TextAlgorithm, language_model, trimmed
 from offrl.text.cloned import Cloned, ClonedSettings, _clones, head_of, ranged
 from offrl.text.model import LM, Valued
 from offrl.text.tokens import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
@@ -58,6 +58,7 @@ class Steered(Cloned):
     """log pi(token) = log pi_clone + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
 
     acting: ClassVar[tuple[str, ...]] = ("value",)
+    acts_by: ClassVar[tuple[str, ...]] = (*TextAlgorithm.acts_by, "beta")
     outs: ClassVar[tuple[str, ...]] = ("q1",)  # heads with a value for each token
     single: ClassVar[tuple[str, ...]] = ()  # heads with one value
 

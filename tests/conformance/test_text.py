@@ -178,3 +178,23 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
         drawn, _ = algorithm.act(state, algorithm.start(600), [asked] * 600, rng.make_key(5), explore=True)
     shares = np.array([drawn.count(action) for action in legal]) / 600
     assert np.abs(shares - expected).max() < 4 * 0.5 / 600**0.5 and shares.sum() == 1.0
+
+
+def test_a_trained_policy_acts_otherwise() -> None:
+    algorithm, dataset = make("ilql", trunk="shared")
+    state, step = started(algorithm, dataset)
+    policy = TrainedPolicy(algorithm, select(step.run(state, {}, 0, 20)[0], 0), 0)
+    asked = ["say red\n"] * 40
+    assert len(set(policy.act(asked))) > 1
+    greedy = policy.acting({"decoding": "greedy", "beta": 0})
+    assert len(set(greedy.act(asked))) == 1 and policy.algorithm.config.decoding == "sample"
+    with torch.no_grad():
+        ids = torch.from_numpy(algorithm.prompt(asked[:1]).astype(np.int64)).unsqueeze(0)
+        hidden = algorithm.apply("value", policy.state.params["value"], "hidden", ids)
+        clone = algorithm.apply("value", policy.state.params["value"], "logits", hidden).log_softmax(-1)
+        torch.testing.assert_close(greedy.algorithm.scores(policy.state, ids), clone)  # beta 0: the clone itself
+        assert (algorithm.scores(policy.state, ids) - clone).abs().max() > 1e-3
+    with pytest.raises(UserError, match="cannot act with another width"):
+        policy.acting({"width": 3})
+    with pytest.raises(UserError, match=r"acting.sampling_temperature=0.0 is out of range"):
+        policy.acting({"sampling_temperature": 0})
