@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
-from offrl.algorithms.archer import Hierarchical, HierarchicalSettings
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers import Batch
 from offrl.environments import check_fit, resolve_task
@@ -23,6 +22,7 @@ from offrl.settings import setting
 from offrl.tasks import Task
 from offrl.text import ring as rings
 from offrl.text.algorithm import PROMPTS, SHARE, language_model
+from offrl.text.hierarchical import Hierarchical, HierarchicalSettings
 from offrl.text.model import Valued
 from offrl.text.rollouts import played
 from offrl.text.tokens import ACTION, IDS

@@ -142,8 +142,8 @@ class TrainedPolicy:
         name, known = self.algorithm.config.name, self.algorithm.acts_by
         for key in settings:
             if key not in known:
-                able = f"settings that only acting looks at: {', '.join(known)}" if known else "it has no settings that only acting looks at"
-                raise UserError(f"a policy of {name} cannot act with another {key}.{nearest(key, known)} ({able})")
+                able = f"only {', '.join(known)}" if known else "there is nothing that only acting looks at"
+                raise UserError(f"a policy of {name} cannot act with another {key}, {able}.{nearest(key, known)}")
         kinds = {f.name: type(getattr(type(self.algorithm.config)(), f.name)) for f in dataclasses.fields(self.algorithm.config)}
         values = {k: float(v) if kinds[k] is float and isinstance(v, int) else v for k, v in settings.items()}
         for key, value in values.items():

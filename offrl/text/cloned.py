@@ -67,8 +67,10 @@ class Cloned(TextAlgorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """The language model's settings are those of the cloned policy."""
         told = config.policy_settings
-        config = dataclasses.replace(config, **{name: told[name] for name in cls.alike if name in told})
-        return super().fit_config(config, dataset, grid)
+        same = {name: told[name] for name in cls.alike if name in told}
+        # the cloned policy looks back no further
+        shorter = {n: min(getattr(config, n) or told[n], told[n]) for n in ("length", "action_tokens") if told.get(n)}
+        return super().fit_config(dataclasses.replace(config, **same, **shorter), dataset, grid)
 
     def cloned(self) -> Params | None:
         """The cloned policy's parameters; None where none is wanted, or its run is gone (and nothing is to be learnt)."""

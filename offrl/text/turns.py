@@ -194,9 +194,7 @@ class TurnAlgorithm(Cloned):
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """Learning rates that are not given depend on whether the language model was trained before."""
-        told = {n: config.policy_settings[n] for n in ("length", "action_tokens") if config.policy_settings.get(n)}
-        shorter = {n: min(getattr(config, n) or most, most) for n, most in told.items()}  # the cloned policy looks back no further
-        c = super().fit_config(dataclasses.replace(config, **shorter), dataset, grid)
+        c = super().fit_config(config, dataset, grid)
         for name, (trained, fresh) in cls.rates.items():
             if getattr(c, name) is None:
                 scratch = c.lm == SCRATCH or (name == "critic_learning_rate" and c.critic == SCRATCH)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from offrl.config import TrainConfig
 from offrl.errors import UserError
 from offrl.policy import TrainedPolicy
 from offrl.step import make_step, metric_means, select, stack
+from offrl.tasks import Task
 from offrl.train import check_kind
 
 if not (find_spec("transformers") and find_spec("peft")):
@@ -29,6 +31,9 @@ NAMES = [name for name, kind in registry.names("algo").items() if kind.text]
 SMALL: dict[str, Any] = {
     "width": 8, "layers": 1, "heads": 2, "batch_size": 6, "length": 60, "policy_steps": 2, "learning_rate": 1e-2, "history": 1,
     "observation_weight": 0.5,
+    # what plays: without data in its memory no reward is earned in so few updates, and nothing moves
+    "critic_steps": 2, "actor_steps": 1, "rollouts": 4, "warmup_iterations": 0, "max_turns": 3, "capacity": 32, "from_data": True,
+    "values_episodes": 8, "values_steps": 20,
 }  # fmt: skip
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lm_bc", {"history": None}),
@@ -51,8 +56,23 @@ def episodes() -> Any:
         yield {"turns": turns, "final_obs": "bye\n", "terminated": number % 3 > 0, "truncated": number % 3 == 0}
 
 
+class Echo(gym.Env):
+    """Say what is said."""
+
+    observation_space = action_space = gym.spaces.Text(50, charset=" abcdefghijklmnopqrstuvwxyz\n")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.asked, self.turn = str(self.np_random.choice(["red", "blue", "a b"])), 0
+        return f"say {self.asked}\n", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        return f"say {self.asked}\n", float(action.strip() == self.asked), self.turn == 3, False, {}
+
+
 def texts() -> Any:
-    return from_episodes(episodes(), name="echo")
+    return from_episodes(episodes(), name="echo", task=Task("echo", env_factory=Echo))
 
 
 def make(name: str, **settings: Any) -> Any:
@@ -88,6 +108,8 @@ def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dic
         still = [k for k, v in params.items() if torch.equal(v, before.params[module][k])]
         assert not [k for k in still if "wpe" not in k and "wte" not in k], (module, still)
     other, _ = started(algorithm, dataset, seeds=(1,))
+    if name == "alol":  # every seed begins as the cloned policy
+        return
     assert any(not torch.equal(a, b) for a, b in zip(pytree.tree_leaves(other.params), pytree.tree_leaves(before.params), strict=True))
 
 
