@@ -155,13 +155,15 @@ def test_ctrl_c_keeps_the_answers_that_came(tmp_path: Path) -> None:
     def interrupted(prompt: str) -> str:
         if prompt == "q3":
             os.kill(os.getpid(), signal.SIGINT)
+        if int(prompt[1:]) > 3:
+            time.sleep(0.05)  # the signal is heeded long before the last answer
         return prompt
 
     path = tmp_path / "answers.jsonl"
     with serving(interrupted) as there:
         with pytest.raises(KeyboardInterrupt):
             ask(client(there.url, parallel=1), [f"q{i}" for i in range(200)], Answers(path), quiet=True)
-        assert len(Answers(path).known) == len(there.bodies) < 200
+        assert len(there.bodies) - 1 <= len(Answers(path).known) <= len(there.bodies) < 200  # the one on its way may be lost
         assert {"q0", "q1", "q2", "q3"} <= set(Answers(path).known.values())
 
 
