@@ -299,7 +299,8 @@ def test_selection_weights_and_rewards_work_on_texts(tmp_path: Path) -> None:
      {"fields": {"rewards": "r"}}, {"labelled_fraction": 0.5}, {"reward_labels": "x.py:f"}],
 )  # fmt: skip
 def test_what_needs_numbers_refuses_texts(tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"dataset.{next(iter(settings))}.* holds texts|holds texts, and dataset.{next(iter(settings))} is for numbers"):
+    key = next(iter(settings))
+    with pytest.raises(UserError, match=f"dataset.{key}=.* holds texts|holds texts, and dataset.{key} is for numbers"):
         loaded(lines(tmp_path / "log.jsonl", EPISODES), **settings)
 
 
