@@ -165,7 +165,7 @@ PARTS: dict[str, Part] = {
             *ESTIMATE,
         ),
         {"algo": "edac", "algo.critics": 10, "algo.hidden": [256, 256]},
-        "10 critics of 2 x 256 for all. The cosine is measured at the data's actions, on the batches; with eta 0 it is only measured.",
+        "10 critics for all. The cosine is measured at the data's actions, on the batches; with eta 0 it is only measured.",
     ),
     "cql-weight": Part(
         "CQL with and without its penalty",

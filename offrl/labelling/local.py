@@ -14,6 +14,7 @@ import torch
 
 from offrl.errors import UserError
 from offrl.nn.language import FILES, GGUF, packages, silent
+from offrl.text.tokenizing import FILES as TOKENIZERS
 
 
 class LocalModel:
@@ -27,6 +28,8 @@ class LocalModel:
         self.name, self.max_tokens, self.system, self.batch, self.device = name, max_tokens, system, batch, torch.device(device)
         folder, more = _place(name)
         transformers, _ = packages()
+        if not more and not any((folder / file).is_file() for file in TOKENIZERS):  # transformers would make one that knows nothing
+            raise UserError(f"local={name}: no tokenizer can be read in it (none of {', '.join(TOKENIZERS)})")
         self._files = _digest(folder / more["gguf_file"] if more else folder)
         with silent():
             options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, **more}
