@@ -102,12 +102,12 @@ _clones: dict[str, Params] = {}  # parameters of cloned policies, by identity
 # ---- values that are numbers or distributions
 
 
-def ranged(config: Any, dataset: Dataset) -> Any:
-    """Settings whose bins have a range, from the data where it is not given; a discount for each token only brings values nearer to 0."""
+def ranged(config: Any, dataset: Dataset, tokens: float = 1.0) -> Any:
+    """Settings whose bins have a range, from the data where it is not given. tokens: how often a turn is discounted, on average."""
     c = config
     if c.value_head == "scalar" or None not in (c.value_min, c.value_max):
         return c
-    low, high = value_range(dataset, c.discount)
+    low, high = value_range(dataset, c.discount**tokens)
     return dataclasses.replace(
         c,
         value_min=min(low, 0.0) if c.value_min is None else c.value_min,

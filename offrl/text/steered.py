@@ -19,7 +19,7 @@ from offrl.data.samplers import Batch
 from offrl.optim import Params
 from offrl.settings import setting
 from offrl.text import decoding
-from offrl.text.algorithm import TextAlgorithm, language_model, trimmed
+from offrl.text.algorithm import TextAlgorithm, language_model, tokenizer_of, trimmed
 from offrl.text.cloned import Cloned, ClonedSettings, _clones, head_of, ranged
 from offrl.text.model import LM, Valued
 from offrl.text.tokens import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
@@ -68,8 +68,11 @@ class Steered(Cloned):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """As the cloned policy's; the bins' range is from the data."""
-        return ranged(super().fit_config(config, dataset, grid), dataset)
+        """As the cloned policy's; the bins' range is from the data, whose turns are discounted for each token of an action."""
+        c = super().fit_config(config, dataset, grid)
+        actions, count = dataset.columns["actions"].cpu().unique(return_counts=True)
+        lengths = [len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])]
+        return ranged(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
 
     def build(self) -> dict[str, nn.Module]:
         c = self.config
