@@ -31,6 +31,7 @@ MINARI = (
     "mujoco/hopper/expert-v0",
 )
 OGBENCH = SUITES["ogbench"]
+TEXT = ("text-maze", "text-maze-compact", "text-maze-po", "text-wordle")
 EXPERIMENTS = config_names("experiment")
 ROWS = [(e, row) for e in EXPERIMENTS for row in read_yaml(config_folder() / "experiment" / f"{e}.yaml").get("per", {})]
 
@@ -67,7 +68,7 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
     text = (config_folder() / "experiment" / f"{experiment}.yaml").read_text()
     assert text.startswith("# "), "the source is in the first lines"
     assert set(values) <= {"match", "per", "algo", "dataset", "eval"}  # not the length of a run, which a suite decides
-    mine = [d for d in (*D4RL, *OGBENCH, *MINARI, "builtin") if found(algo, d) == experiment]
+    mine = [d for d in (*D4RL, *OGBENCH, *MINARI, *TEXT, "builtin") if found(algo, d) == experiment]
     asked_for = not experiments._experiment_file(experiment)[0]
     assert bool(mine) != asked_for
     for name, value in experiments.dotted(values).items():
@@ -82,7 +83,8 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
 @pytest.mark.parametrize(("experiment", "row"), ROWS)
 def test_a_row_is_for_a_data_set_of_a_benchmark_and_is_what_its_run_gets(experiment: str, row: str) -> None:
     algo, (_, common, rows) = experiment.partition("/")[0], experiments._experiment_file(experiment)
-    mine = [d for d in (OGBENCH if experiment.endswith("/ogbench") else D4RL) if experiments._fitting(d, rows) == row]
+    benchmark = {"ogbench": OGBENCH, "text-tasks": TEXT}.get(experiment.partition("/")[2], D4RL)
+    mine = [d for d in benchmark if experiments._fitting(d, rows) == row]
     assert mine, "no data set of the benchmark has this row"
     for part, schema in (("algo", registry.get("algo", algo).Config), ("dataset", DatasetConfig)):
         values = {k.removeprefix(f"{part}."): v for k, v in {**experiments.dotted(common), **experiments.dotted(rows[row])}.items()}
