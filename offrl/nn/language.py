@@ -287,25 +287,14 @@ def open_elsewhere(place: str, identity: str) -> Language:
         ) from None
 
 
-def unpack_whole(tensors: dict[str, Tensor], about: dict[str, Any], identity: str) -> Language:
-    """A model with its head from its architecture and, where they are there, all of its tensors."""
-    transformers, _ = packages()
-    config = transformers.AutoConfig.for_model(**about)
-    with silent(), torch.random.fork_rng(devices=[]):
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=_implementation(config), dtype=torch.float32)
-    own = dict(model.named_parameters())
-    for name, value in tensors.items():
-        own[name].data = value.detach().clone()
-    return _known.setdefault(identity, Language(_settled(model), identity, ""))
-
-
-def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str) -> Language:
-    """A model without its head, from its architecture and what of its tensors is there."""
+def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, head: bool = False) -> Language:
+    """A model, with its head or without, from its architecture and what of its tensors is there."""
     if identity not in _known:
         transformers, _ = packages()
         config = transformers.AutoConfig.for_model(**about)
+        kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         with silent(), torch.random.fork_rng(devices=[]):
-            model = transformers.AutoModel.from_config(config, attn_implementation=_implementation(config), dtype=torch.float32)
+            model = kind.from_config(config, attn_implementation=_implementation(config), dtype=torch.float32)
         own = dict(model.named_parameters())
         for name, value in tensors.items():
             own[name].data = value.detach().clone()

@@ -267,10 +267,8 @@ def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], di
     frozen = dict(lm.named_buffers())
     small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
     if ship == "always" or not language.place or (ship == "small" and small):
-        words = language.model.get_output_embeddings()
-        tied = words is None or words.weight is language.base.get_input_embeddings().weight
         full = {name: p for name, p in language.model.named_parameters() if lm.adapted}
-        return full, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False)), "tied": tied}
+        return full, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
     return {}, about
 
 
@@ -281,7 +279,7 @@ def receive(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
     identity = about["identity"]
     if languages.known(identity) is None:
         if "architecture" in about:
-            languages.unpack_whole(tensors, about["architecture"], identity)
+            languages.unpack(tensors, about["architecture"], identity, head=True)
         else:
             languages.open_elsewhere(about["place"], identity)
     return tokenizer
