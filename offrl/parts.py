@@ -79,7 +79,7 @@ def load(path: str | Path, spec: DataSpec, setting: str) -> Part:
     kind = registry.get("algo", settings["name"])
     own = DataSpec.from_json(record["spec"])
     _check(own, spec, where)
-    algorithm = kind(kind.Config(**{**_defaults(kind), **settings}), own)
+    algorithm = kind(kind.Config(**{**_defaults(kind), **_places(run_dir, kind), **settings}), own)
     tensors, _ = found
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()
     if not alive:
@@ -115,6 +115,14 @@ def named(path: str | Path, dataset: Dataset, setting: str) -> Part:
 
 def _defaults(kind: Any) -> dict[str, Any]:
     return dataclasses.asdict(kind.Config())
+
+
+def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
+    """The settings of a run that say where something lies, such as a language model: they are no part of its identity."""
+    from offrl.experiments import read_yaml
+
+    given = read_yaml(run_dir / runs.CONFIG).get("algo", {})
+    return {f.name: given[f.name] for f in dataclasses.fields(kind.Config) if f.metadata.get("place") and f.name in given}
 
 
 def _check(own: DataSpec, spec: DataSpec, where: str) -> None:

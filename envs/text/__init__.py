@@ -9,7 +9,6 @@ before.
 
 from offrl.envs.text import tasks
 from offrl.envs.text.history import HistoryWindow
-from offrl.envs.text.rollouts import rollouts
 from offrl.envs.text.space import AnyText
 
-__all__ = ["AnyText", "HistoryWindow", "rollouts", "tasks"]
+__all__ = ["AnyText", "HistoryWindow", "tasks"]

@@ -19,7 +19,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.download import cache_dir
 from offrl.data.samplers import Batch, Episodes, alias_table
 from offrl.errors import UserError
-from offrl.nn.mlp import MLP
+from offrl.text.model import value_mlp
 from offrl.text.ring import of_episodes
 from offrl.text.rollouts import played
 from offrl.text.tokens import IDS, RETURN, REWARD
@@ -134,9 +134,7 @@ def fit(x: Tensor, y: Tensor, at: Tensor, layers: int, steps: int, learning_rate
     rest = torch.nonzero(~held if len(x) >= 20 else held).flatten()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = MLP(x.shape[1], [2 * x.shape[1]] * (layers - 1), 1)
-    torch.nn.init.zeros_(net.head.weight)
-    torch.nn.init.zeros_(net.head.bias)
+        net = value_mlp(x.shape[1], [2 * x.shape[1]] * (layers - 1), 1)
     net = net.to(x.device)
     adam = torch.optim.Adam(net.parameters(), learning_rate)
 

@@ -111,7 +111,7 @@ class TextAlgorithm(Algorithm):
     discrete: ClassVar[bool] = False
     online: ClassVar[dict[str, Any] | None] = None
     acting: ClassVar[tuple[str, ...]] = ("policy",)
-    acts_by: ClassVar[tuple[str, ...]] = ("decoding", "sampling_temperature", "legal", "action_tokens")
+    acts_by: ClassVar[tuple[str, ...]] = ("decoding", "sampling_temperature", "legal")
     returns_discount: ClassVar[str] = ""  # the setting by which the batch's column "return" is discounted
     cut_contexts: int = 0  # histories that were too long when acting, of this copy
 
@@ -311,20 +311,14 @@ class TextAlgorithm(Algorithm):
         cache = LM.fresh_cache()
 
         def read(ids: Tensor, valid: Tensor) -> Tensor:
-            hidden = self.apply("policy", params, "hidden", ids, valid, cache)[:, -1]
-            return self.steered(state, self.apply("policy", params, "logits", hidden), hidden)
+            return self.apply("policy", params, "logits", self.apply("policy", params, "hidden", ids, valid, cache)[:, -1])
 
         return read
 
-    def steered(self, state: TrainState, logits: Tensor, hidden: Tensor) -> Tensor:
-        """The logits [..., V] by which tokens are drawn, of the policy's own and its states [..., D]."""
-        return logits
-
     def scores(self, state: TrainState, ids: Tensor) -> Tensor:
-        """`steered` logits [B, T, V] at every position of tokens [B, T], without a cache."""
+        """The logits [B, T, V] by which tokens are drawn, at every position of tokens [B, T], without a cache."""
         params = state.params["policy"]
-        hidden = self.apply("policy", params, "hidden", ids)
-        return self.steered(state, self.apply("policy", params, "logits", hidden), hidden)
+        return self.apply("policy", params, "logits", self.apply("policy", params, "hidden", ids))
 
     def rerank(self, state: TrainState, prompts: Sequence[np.ndarray], legal: Sequence[Sequence[str]], noise: Tensor | None) -> list[str]:
         """One of the legal actions for each prompt, drawn in proportion to how likely the policy is to write it, or the likeliest."""

@@ -60,7 +60,9 @@ class Cloned(TextAlgorithm):
             mine = {f.name: getattr(c, f.name) for f in dataclasses.fields(kind.Config) if f.name != "name" and hasattr(c, f.name)}
             path = str(parts.train_first(config, dataset, kind.Config(**mine), c.policy_steps or config.steps, "policy-lm_bc", "policy"))
         part = parts.named(path, dataset, "policy")
-        algo = dataclasses.replace(c, policy=path, policy_id=part.identity, policy_settings=part.settings)
+        # its language model is this one's; where that lies is no part of its settings
+        lm = part.algorithm.config.lm
+        algo = dataclasses.replace(c, policy=path, policy_id=part.identity, policy_settings=part.settings, lm=lm)
         return dataclasses.replace(config, algo=algo)
 
     @classmethod
@@ -91,7 +93,8 @@ class Cloned(TextAlgorithm):
             return None
         kind = registry.get("algo", "lm_bc")
         known = {f.name for f in dataclasses.fields(kind.Config)}
-        clone = language_model(kind.Config(**{k: v for k, v in self.config.policy_settings.items() if k in known}))
+        settings = {k: v for k, v in self.config.policy_settings.items() if k in known}
+        clone = language_model(kind.Config(**{**settings, "lm": self.config.lm}))
         clone.load_state_dict(params)
         return clone.requires_grad_(False)
 
@@ -100,6 +103,18 @@ _clones: dict[str, Params] = {}  # parameters of cloned policies, by identity
 
 
 # ---- values that are numbers or distributions
+
+
+@dataclass
+class HeadSettings:
+    """Settings of value heads."""
+
+    value_head: str = setting(
+        "scalar", "values are numbers, or distributions over bins (for each token: small vocabularies only)", choices=("scalar", "hl_gauss")
+    )
+    bins: int = setting(51, "of such a distribution", low=2)
+    value_min: float | None = setting(None, "lowest value of its bins; null: from the data")
+    value_max: float | None = setting(None, "highest value of its bins; null: from the data")
 
 
 def ranged(config: Any, dataset: Dataset, tokens: float = 1.0) -> Any:

@@ -15,7 +15,7 @@ from offrl.data.samplers import Batch
 from offrl.optim import Params
 from offrl.settings import setting
 from offrl.text.algorithm import language_model
-from offrl.text.cloned import head_of, ranged
+from offrl.text.cloned import HeadSettings, head_of, ranged
 from offrl.text.tokens import DONE, IDS, KNOWN, NEXT, REWARD, VALID
 from offrl.text.turns import EACH, CriticSettings, TurnAlgorithm, TurnCritic, action_of, first_of
 
@@ -23,15 +23,11 @@ QS, VS = ("q1", "q2"), ("v1", "v2")
 
 
 @dataclass
-class HierarchicalSettings(CriticSettings):
+class HierarchicalSettings(HeadSettings, CriticSettings):
     """Settings of both forms of ArCHer."""
 
     discount: float = setting(0.99, "discount factor, of each turn", low=0.0, high=1.0)
     polyak: float = setting(0.05, "rate at which the critic's target follows", low=0.0, high=1.0)
-    value_head: str = setting("scalar", "values are numbers, or distributions over bins", choices=("scalar", "hl_gauss"))
-    bins: int = setting(51, "of such a distribution", low=2)
-    value_min: float | None = setting(None, "lowest value of its bins; null: from the data")
-    value_max: float | None = setting(None, "highest value of its bins; null: from the data")
 
 
 class Hierarchical(TurnAlgorithm):

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,9 +227,9 @@ def probe(lm: LM, tokens: int, where: str) -> None:
             raise UserError(f"{where}: a {lm.base.config.model_type} cannot be a policy here: {problem}")
 
 
-def value_mlp(width: int, out: int, layers: int) -> MLP:
-    """A head of `layers` layers, the hidden ones twice as wide as the state; its last layer begins at 0 (arXiv 2206.11871)."""
-    head = MLP(width, [2 * width] * (layers - 1), out)
+def value_mlp(width: int, hidden: Sequence[int], out: int) -> MLP:
+    """A value head; its last layer begins at 0 (arXiv 2206.11871)."""
+    head = MLP(width, hidden, out)
     nn.init.zeros_(head.head.weight)
     nn.init.zeros_(head.head.bias)
     return head
@@ -239,10 +239,10 @@ class Valued(nn.Module):
     """A language model with value heads on its states. Methods are called by name, as `LM`'s."""
 
     def __init__(self, lm: LM, outs: Mapping[str, int], layers: int) -> None:
-        """outs: head name -> width of its output."""
+        """outs: head name -> width of its output. layers: of each head, the hidden ones twice as wide as the states."""
         super().__init__()
         self.lm = lm
-        self.heads = nn.ModuleDict({name: value_mlp(lm.width, out, layers) for name, out in outs.items()})
+        self.heads = nn.ModuleDict({name: value_mlp(lm.width, [2 * lm.width] * (layers - 1), out) for name, out in outs.items()})
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """The method of that name, of this or of the language model."""

@@ -6,6 +6,7 @@ the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.1
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch
+from offrl.errors import UserError
 from offrl.optim import Params
 from offrl.settings import setting
 from offrl.text import decoding
 from offrl.text.algorithm import TextAlgorithm, language_model, tokenizer_of, trimmed
-from offrl.text.cloned import Cloned, ClonedSettings, _clones, head_of, ranged
+from offrl.text.cloned import Cloned, ClonedSettings, HeadSettings, _clones, head_of, ranged
 from offrl.text.model import LM, Valued
 from offrl.text.tokens import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
 
@@ -30,7 +32,7 @@ MOST_OUTPUTS = 100_000  # of a head with bins for each token: beyond, a batch do
 
 
 @dataclass
-class SteeredSettings(ClonedSettings):
+class SteeredSettings(HeadSettings, ClonedSettings):
     """Settings of policies that are steered by values."""
 
     trunk: str = setting(
@@ -44,14 +46,6 @@ class SteeredSettings(ClonedSettings):
     discount: float = setting(0.99, "discount factor, of each token of an action", low=0.0, high=1.0)
     conservative_weight: float = setting(0.01, "weight of CQL's term: a cross-entropy with the values as logits", low=0.0)
     value_layers: int = setting(2, "layers of each value head", low=1)
-    value_head: str = setting(
-        "scalar",
-        "values are numbers, or distributions over bins; bins for each token need a small vocabulary",
-        choices=("scalar", "hl_gauss"),
-    )
-    bins: int = setting(51, "of such a distribution", low=2)
-    value_min: float | None = setting(None, "lowest value of its bins; null: from the data")
-    value_max: float | None = setting(None, "highest value of its bins; null: from the data")
 
 
 class Steered(Cloned):
@@ -70,6 +64,8 @@ class Steered(Cloned):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """As the cloned policy's; the bins' range is from the data, whose turns are discounted for each token of an action."""
         c = super().fit_config(config, dataset, grid)
+        if c.value_head == "scalar":
+            return c
         actions, count = dataset.columns["actions"].cpu().unique(return_counts=True)
         lengths = [len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])]
         return ranged(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
@@ -79,8 +75,6 @@ class Steered(Cloned):
         self.head = head_of(c)
         lm = language_model(c)
         if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
-            from offrl.errors import UserError
-
             raise UserError(
                 f"algo.value_head={c.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many; "
                 "take algo.value_head=scalar, or fewer algo.bins"
@@ -198,9 +192,9 @@ class TokenTD(Steered):
             state = self.polyak(state, name, self.config.polyak)
         return state, metrics
 
+    @abstractmethod
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """To be minimised by the module "value"."""
-        raise NotImplementedError
 
 
 def action_mask(batch: Batch) -> Tensor:

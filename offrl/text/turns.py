@@ -20,12 +20,11 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch, Sampler
 from offrl.data.transforms import returns_to_go
 from offrl.nn.language import SCRATCH
-from offrl.nn.mlp import MLP
 from offrl.optim import Adam, Params
 from offrl.settings import setting
 from offrl.text.algorithm import SHARE, chosen, language_model, noise_of
 from offrl.text.cloned import ADAPTERS, SAME, Cloned, ClonedSettings
-from offrl.text.model import LM, Size
+from offrl.text.model import LM, Size, value_mlp
 from offrl.text.tokens import ACTION, DONE, IDS, KNOWN, NEXT, RETURN, REWARD, VALID, Sequences, TextSampler, stream, take
 
 ROW = "row"  # the row of the data that a turn is
@@ -132,10 +131,7 @@ class TurnCritic(nn.Module):
         super().__init__()
         self.lm = lm
         sizes = {**{n: (lm.width, out) for n, out in alone.items()}, **{n: (2 * lm.width, out) for n, out in pairs.items()}}
-        self.heads = nn.ModuleDict({n: MLP(width, [lm.width] * (layers - 1), out) for n, (width, out) in sizes.items()})
-        for head in self.heads.values():
-            nn.init.zeros_(head.head.weight)  # type: ignore[union-attr, arg-type]
-            nn.init.zeros_(head.head.bias)  # type: ignore[union-attr, arg-type]
+        self.heads = nn.ModuleDict({n: value_mlp(width, [lm.width] * (layers - 1), out) for n, (width, out) in sizes.items()})
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """The method of that name."""

@@ -15,11 +15,12 @@ from gymnasium.utils.env_checker import check_env
 
 from offrl import registry
 from offrl.environments import make_env
-from offrl.envs.text import AnyText, HistoryWindow, maze, maze_data, rollouts, wordle, wordle_play
+from offrl.envs.text import AnyText, HistoryWindow, maze, maze_data, wordle, wordle_play
 from offrl.errors import UserError
 from offrl.evalconfig import EvalConfig
 from offrl.evaluate import evaluate
 from offrl.tasks import lookup
+from offrl.text.rollouts import rollouts
 
 START = {"start": (1, 1)}
 

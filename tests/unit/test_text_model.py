@@ -22,7 +22,7 @@ if not (find_spec("transformers") and find_spec("peft")):
 from offrl.data.text import from_episodes
 from offrl.nn import language as languages
 from offrl.text import algorithm as base
-from offrl.text import tokenizing
+from offrl.text import steered, tokenizing
 
 ROOT = Path(__file__).parents[2]
 STORIES = ROOT.parent / "shared" / "data" / "text"
@@ -167,3 +167,33 @@ def test_a_long_history_is_cut_and_counted(tmp_path: Path, capsys: pytest.Captur
     assert len(ids) == algorithm.config.length and algorithm.cut_contexts == 1
     algorithm.prompt(["y" * 500])
     assert algorithm.cut_contexts == 2 and capsys.readouterr().err.count("cut at its beginning") == 1
+
+
+def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a language model lies is no part of a run's identity: the run of the clone says it, to a process that knows no model yet."""
+    from offrl.config import TrainConfig
+
+    tiny_gpt2(tmp_path / "lm")
+    data, kind = story_data(), registry.get("algo", "ilql")
+    given: dict[str, Any] = {"lm": str(tmp_path / "lm"), "tune": "adapters", "rank": 2, "length": 64, "batch_size": 3, "policy_steps": 2}
+
+    def made(**settings: Any) -> Any:
+        run = TrainConfig(algo=kind.Config(**settings), seeds=[0], steps=2, runs_dir=str(tmp_path / "runs"), quiet=True, device="cpu")
+        return kind(kind.fit_config(kind.prerequisites(run, data).algo, data), data.spec)
+
+    first = made(**given)
+    monkeypatch.setattr(languages, "_known", {})
+    monkeypatch.setattr(base, "_tokenizers", {})
+    again = made(policy=first.config.policy, tune="adapters", rank=2, length=64)
+    assert again.config.lm == given["lm"] and again.config.lm_id == first.config.lm_id
+    state = again.init(0)
+    policy = TrainedPolicy(again, state, 0)
+    policy.save(tmp_path / "p.safetensors")
+    shutil.rmtree(tmp_path / "lm")
+    shutil.rmtree(tmp_path / "runs")
+    for place, name in ((languages, "_known"), (base, "_tokenizers"), (steered, "_clones")):
+        monkeypatch.setattr(place, name, {})
+    from offrl.text import cloned
+
+    monkeypatch.setattr(cloned, "_clones", steered._clones)
+    assert TrainedPolicy.load(tmp_path / "p.safetensors").act(data.strings[0]) == policy.act(data.strings[0])
