@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from offrl import backend
 from offrl.errors import UserError
 from offrl.nn import language as languages
 from offrl.nn.adapted import adapt, freeze, replace_dropout
@@ -153,7 +154,10 @@ class LM(nn.Module):
                 more["position_ids"] = (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if cache is not None:
             more["past_key_values"] = cache
-        return self.base(input_ids=ids, use_cache=cache is not None, **more).last_hidden_state
+        # what is checkpointed is computed again elsewhere, and has to be computed alike
+        keys = ids.shape[1] if valid is None else valid.shape[1]
+        with contextlib.nullcontext() if self.checkpointing else backend.attention(ids.device, keys):
+            return self.base(input_ids=ids, use_cache=cache is not None, **more).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V] float32, of the next token."""
