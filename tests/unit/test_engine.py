@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,3 +168,12 @@ def test_bfloat16_is_on_only_where_asked_for() -> None:
 def test_tf32_is_refused_on_a_cpu() -> None:
     with pytest.raises(UserError, match="precision=tf32 needs a CUDA GPU"):
         backend.configure(CPU, 1, "tf32")
+
+
+def test_short_attention_is_plain_where_products_go_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = torch.backends.cuda.flash_sdp_enabled
+    for routed, keys, expected in (("bf16", 76, False), ("bf16", 512, True), ("ieee", 76, True)):
+        monkeypatch.setattr(backend, "_onednn", lambda routed=routed: SimpleNamespace(fp32_precision=routed))
+        with backend.attention(CPU, keys):
+            assert fused() is expected
+        assert fused()
