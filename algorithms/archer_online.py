@@ -72,7 +72,9 @@ class ArCHerOnline(Hierarchical):
 
     @classmethod
     def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Raises UserError where there is no environment to play in, or it does not speak."""
+        """Raises UserError where there is no environment to play in, or it does not speak; and for legal=rerank."""
+        if config.algo.legal == "rerank":
+            raise UserError("algo.legal=rerank: archer_online learns from what its actor writes freely; take algo.legal=ignore")
         if dataset.spec.text:
             check_fit(dataset.spec, played_in(config.algo, dataset.spec))
         return super().prerequisites(config, dataset)

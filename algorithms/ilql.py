@@ -37,7 +37,7 @@ class ILQL(TokenTD):
     single: ClassVar[tuple[str, ...]] = ("v",)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        c, head, share = self.config, self.head, batch[SHARE][0]
+        c, head, v_head, share = self.config, self.head, self.v_head, batch[SHARE][0]
         hidden = self.apply("value", value, "hidden", batch[IDS])
         before, tokens = chosen(hidden, batch)
         q1, q2, v = self.apply("value", value, "judge", before, "q1", "q2", "v")
@@ -46,12 +46,12 @@ class ILQL(TokenTD):
             still, _ = chosen(self.apply("value", state.target["value"], "hidden", batch[IDS]), batch)
             both = self.apply("value", state.target["value"], "judge", still, "q1", "q2")
             bar = torch.stack([head.mean(self.of_token(q, tokens)) for q in both]).amin(0)
-            weight = torch.where(bar < head.mean(v), 1.0 - c.expectile, c.expectile)  # |expectile - 1[Qbar < V]|
+            weight = torch.where(bar < v_head.mean(v), 1.0 - c.expectile, c.expectile)  # |expectile - 1[Qbar < V]|
         each = head.loss(self.of_token(q1, tokens), y) + head.loss(self.of_token(q2, tokens), y)
         fit = 0.5 * (each * known * share).sum()
-        expectile = 0.5 * (weight * head.loss(v, bar) * share).sum()
+        expectile = 0.5 * (weight * v_head.loss(v, bar) * share).sum()
         conservative = ((self.conservative(q1, tokens) + self.conservative(q2, tokens)) * share).sum()
         cloning, metrics = self.clone_loss(value, hidden, batch)
         loss = fit + expectile + c.conservative_weight * conservative + cloning
-        means = {"value/q": (head.mean(self.of_token(q1, tokens)) * share).sum(), "value/v": (head.mean(v) * share).sum()}
+        means = {"value/q": (head.mean(self.of_token(q1, tokens)) * share).sum(), "value/v": (v_head.mean(v) * share).sum()}
         return loss, {**metrics, "value/q_loss": fit, "value/v_loss": expectile, "value/conservative": conservative, **means}

@@ -53,7 +53,7 @@ class Algorithm(ABC):
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.text`
     goal_conditioned: ClassVar[bool] = False  # its policies act towards a goal, which `aim` tells them
-    anneal: ClassVar[dict[str, tuple[float, float]]] = {}  # setting -> its factor at the start and at the end of that
+    anneal: ClassVar[dict[str, tuple[float, float, float]]] = {}  # setting -> its factor at first, at last, and from which share of that on
     headline: ClassVar[str] = ""  # the metric that the progress bar shows
     notes: Sequence[str] = ()  # what a person should know about how it was set up
     watched: Mapping[str, str] = {}  # metric -> what to say of a replica that is stopped because this one is not finite

@@ -188,6 +188,11 @@ class Evaluator:
         self.fast = fast_stepper(env, self._another, self.flatten)
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
+        if task.starts and config.episodes % len(task.starts):
+            tasks = len(task.starts)
+            self._tell(
+                "starts", f"{config.episodes} episodes play some of its {tasks} starts more often than others: take a multiple of {tasks}"
+            )
 
     def __enter__(self) -> Evaluator:
         return self

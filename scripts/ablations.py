@@ -186,7 +186,10 @@ PARTS: dict[str, Part] = {
         20_000,
         {
             **{f"XQL, temperature {t:g}": {"algo": "xql", "algo.gumbel_temperature": t} for t in (0.5, 1.0, 2.0, 5.0)},
-            **{f"XQL, temperature {t:g}, no clip": {"algo": "xql", "algo.gumbel_temperature": t, "algo.gumbel_clip": 1e3} for t in (0.5, 1.0)},
+            **{
+                f"XQL, temperature {t:g}, no clip": {"algo": "xql", "algo.gumbel_temperature": t, "algo.gumbel_clip": 1e3}
+                for t in (0.5, 1.0)
+            },
             "f-DVL, chi-square": {"algo": "f_dvl", "algo.divergence": "chi_square"},
             "f-DVL, total variation": {"algo": "f_dvl", "algo.divergence": "total_variation"},
         },

@@ -161,8 +161,12 @@ class Conservative(SoftMaximum):
     def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """The penalty, summed over critics, with its weight."""
         c = self.config
-        rows = max(1, round(self.share * len(batch["rewards"])))  # rows of a batch are independent: the first are as good as any
-        level, taken, metrics = self.soft_maximum(critic, state, {k: v[:rows] for k, v in batch.items()}, key)
+        many = len(batch["rewards"])
+        rows = max(1, round(self.share * many))
+        if rows < many:  # evenly from the whole: online, the data's rows come first and the played ones after them
+            some = torch.arange(rows, device=batch["rewards"].device) * many // rows
+            batch = {k: v[some] for k, v in batch.items()}
+        level, taken, metrics = self.soft_maximum(critic, state, batch, key)
         difference = level - taken  # [E, B]
         if c.smallest_difference is not None:
             difference = difference.clamp(min=c.smallest_difference)

@@ -119,12 +119,14 @@ class CriticAlgorithm(Algorithm):
             init=c.init,
         )
 
-    def make_value(self, *, layer_norm: bool = False) -> MLP:
+    def make_value(self, *, layer_norm: bool = False, norm_first: bool = False) -> MLP:
         """A network for V with the critics' head and options; `layer_norm`: with LayerNorm even where the critics have none."""
         c = self.config
         self.prepare_head()
         widths, norm = c.critic_hidden or c.hidden, c.layer_norm or layer_norm
-        return MLP(self.spec.observation_dim, widths, self.head.out_dim, layer_norm=norm, residual=c.residual, init=c.init)
+        return MLP(
+            self.spec.observation_dim, widths, self.head.out_dim, layer_norm=norm, norm_first=norm_first, residual=c.residual, init=c.init
+        )
 
     def optimizer(self, name: str) -> Adam:
         c = self.config

@@ -27,7 +27,7 @@ class DualSettings(InSampleSettings):
         2.0, "XQL's beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is", low=1e-3
     )
     gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
-    value_layer_norm: bool = setting(True, "LayerNorm after each hidden layer of V, whatever the critics have")
+    value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
     action_noise: float = setting(
@@ -46,8 +46,9 @@ class DualQ(InSampleQ):
         self.noisy = c.action_noise > 0.0 and not self.spec.discrete
         return modules
 
-    def make_value(self, *, layer_norm: bool = False) -> MLP:
-        return super().make_value(layer_norm=layer_norm or self.config.value_layer_norm)
+    def make_value(self, *, layer_norm: bool = False, norm_first: bool = True) -> MLP:
+        """LayerNorm before the activation, as in the authors' code."""
+        return super().make_value(layer_norm=layer_norm or self.config.value_layer_norm, norm_first=norm_first)
 
     @abstractmethod
     def value_error(self, difference: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def dropout(x: Tensor, rate: float, key: Tensor) -> Tensor:
 class MLP(nn.Module):
     """in_dim -> hidden... -> out_dim. Each hidden layer is linear, activation, LayerNorm (if asked), dropout (if a key is given).
 
-    The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); without LayerNorm it makes no difference. `residual`: a
+    The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V. `residual`: a
     hidden layer as wide as the one before adds its input to its output. `actor`: the network is a policy's (matters for `init` only).
     """
 
@@ -106,6 +106,7 @@ class MLP(nn.Module):
         *,
         activation: str = "relu",
         layer_norm: bool = False,
+        norm_first: bool = False,
         residual: bool = False,
         dropout: float = 0.0,
         init: str = "torch",
@@ -117,15 +118,16 @@ class MLP(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(o) for o in sizes[1:]) if layer_norm else None
         self.head = Linear(sizes[-1], out_dim, init, head=True, actor=actor)
         self.activation = ACTIVATIONS[activation]
-        self.residual, self.dropout = residual, dropout
+        self.norm_first, self.residual, self.dropout = norm_first, residual, dropout
 
     def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         """x [..., in_dim] -> [..., out_dim]. Dropout is on exactly when a key is given."""
         for i, layer in enumerate(self.layers):
-            y = self.activation(layer(x))
+            y = layer(x) if self.norm_first else self.activation(layer(x))
             if self.norms is not None:
                 norm = cast(nn.LayerNorm, self.norms[i])  # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
                 y = F.layer_norm(y, y.shape[-1:]) * norm.weight + norm.bias
+            y = self.activation(y) if self.norm_first else y
             if key is not None and self.dropout > 0.0:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
             x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y

@@ -51,7 +51,7 @@ class Start:
     state: TrainState | None = None  # on the CPU; None: of the run's own checkpoint
     parent: dict[str, Any] | None = None  # the run that it began from; None: fresh parameters
     fixed: dict[str, float] = field(default_factory=dict)  # `Algorithm.online`, where a grid has another value
-    anneal: dict[str, tuple[float, float]] = field(default_factory=dict)
+    anneal: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None  # of a run that goes on
@@ -270,7 +270,7 @@ def _resumed(
     grid = dict(identity.get("grid", []))
     more = record["online"]
     return Start(config, kind(algo, spec), expand(grid, identity["seeds"]), grid, spec, task, more["label"], settings, record["data"], data,
-                 None, more["parent"], more["fixed"], {k: tuple(v) for k, v in more["anneal"].items()}, saved.get("given") or {},
+                 None, more["parent"], more["fixed"], {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()}, saved.get("given") or {},
                  run_dir=path)  # fmt: skip
 
 
@@ -290,7 +290,9 @@ def _kind(name: str, where: str) -> type[Algorithm]:
     return kind
 
 
-def _online(kind: type[Algorithm], algo: Any, other: Mapping[str, Any]) -> tuple[Any, dict[str, float], dict[str, tuple[float, float]]]:
+def _online(
+    kind: type[Algorithm], algo: Any, other: Mapping[str, Any]
+) -> tuple[Any, dict[str, float], dict[str, tuple[float, float, float]]]:
     """(settings as they are online, those that a grid must not override, annealed ones). What the command names stays as it says."""
     fields = {f.name for f in dataclasses.fields(algo)}
     for name in kind.online or {}:

@@ -29,7 +29,7 @@ class Learner(LocalEngine):
         replicas: Sequence[Replica],
         device: torch.device,
         fixed: Mapping[str, float],
-        anneal: Mapping[str, tuple[float, float]],
+        anneal: Mapping[str, tuple[float, float, float]],
     ) -> None:
         """fixed: fields of the algorithm's config that are the same for all replicas whatever the grid says. anneal: field -> its factor
         at the start and at the end; see `progress`."""
@@ -46,8 +46,8 @@ class Learner(LocalEngine):
 
     def progress(self, share: float) -> None:
         """Set the annealed settings: `share` of the steps is done."""
-        for name, (first, last) in self.anneal.items():
-            self.hyper[0][name] = self.base[name] * (first + (last - first) * share)
+        for name, (first, last, until) in self.anneal.items():
+            self.hyper[0][name] = self.base[name] * (first + (last - first) * min(1.0, share / until))
 
     @torch.no_grad()
     def act(self, observations: np.ndarray, t: int, noise: float | None) -> np.ndarray:

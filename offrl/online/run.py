@@ -150,7 +150,7 @@ class _Loop:
         changed = [
             f"{k}={v}" for k, v in (type(start.algorithm).online or {}).items() if k in start.fixed or hasattr(start.algorithm.config, k)
         ]
-        changed += [f"{k} from {a:g} to {b:g} times its value" for k, (a, b) in start.anneal.items()]
+        changed += [f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps" for k, (a, b, c) in start.anneal.items()]
         if changed:
             say(f"online: {', '.join(changed)}")
         if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:

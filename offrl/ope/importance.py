@@ -169,12 +169,15 @@ def weighted_sums(
         log_weight[n:][~ended[n:]] = -torch.inf
         if usable is not None:
             log_weight[:n][~usable[rows]] = -torch.inf
-        weight = torch.exp(log_weight - log_weight.amax(0))
+        top = log_weight.amax(0)
+        if (top == -torch.inf).all():
+            break  # no episode says what happens this late
+        weight = torch.exp(log_weight - torch.where(top == -torch.inf, 0.0, top))
         above = counts[:, :n] @ (weight[:n] * gains[rows])
         below = counts @ weight
         # a bootstrap sample can hold none of the episodes that still run
         total += factor * torch.where(below > 0.0, above / below, 0.0)
-        effective += factor * weight.sum(0).square() / weight.square().sum(0)
+        effective += factor * weight.sum(0).square() / weight.square().sum(0).clamp(min=NEGLIGIBLE)
         share += factor
     return total, effective / max(share, NEGLIGIBLE)
 

@@ -108,7 +108,7 @@ def reference_values(algorithm: Any, source: TurnSource, earned: Tensor) -> Tens
 
 def _about(config: Any) -> str:
     names = ("lm", "lm_id", "policy_id", "start", "history", "length", "credit", "discount", "append_end", "action_tokens", "value_layers",
-             "sampling_temperature", "vocabulary", "values_episodes", "values_steps", "values_learning_rate")  # fmt: skip
+             "sampling_temperature", "legal", "vocabulary", "values_episodes", "values_steps", "values_learning_rate")  # fmt: skip
     return str([getattr(config, name) for name in names])
 
 

@@ -264,10 +264,18 @@ class TextAlgorithm(Algorithm):
         sampled = explore or c.decoding == "sample"
         device = next(iter(state.params[self.acting[0]].values())).device
         prompts = [self.prompt(texts) for texts in histories]
-        noise = noise_of(key, rows, device)
-        if c.legal == "rerank" and all(actions for actions in legal):
-            return self.rerank(state, prompts, [list(actions) for actions in legal], noise(0) if sampled else None)
-        return [tokenizer.decode(ids) for ids in self.continued(state, prompts, noise if sampled else None)]
+        listed = [i for i, actions in enumerate(legal) if actions] if c.legal == "rerank" else []
+        free = sorted({*range(len(prompts))} - {*listed})
+        said: dict[int, str] = {}
+        if listed:
+            noise = noise_of(key, [rows[i] for i in listed], device)
+            picked = self.rerank(state, [prompts[i] for i in listed], [list(legal[i]) for i in listed], noise(0) if sampled else None)
+            said |= dict(zip(listed, picked, strict=True))
+        if free:
+            noise = noise_of(key, [rows[i] for i in free], device)
+            ids = self.continued(state, [prompts[i] for i in free], noise if sampled else None)
+            said |= dict(zip(free, map(tokenizer.decode, ids), strict=True))
+        return [said[i] for i in range(len(prompts))]
 
     def continued(self, state: TrainState, prompts: Sequence[np.ndarray], noise: Callable[[int], Tensor] | None) -> list[list[int]]:
         """The tokens of an action for each prompt; see `decoding.write`."""

@@ -231,22 +231,22 @@ def probe(lm: LM, tokens: int, where: str) -> None:
             raise UserError(f"{where}: a {lm.base.config.model_type} cannot be a policy here: {problem}")
 
 
-def value_mlp(width: int, hidden: Sequence[int], out: int) -> MLP:
-    """A value head; its last layer begins at 0 (arXiv 2206.11871)."""
+def value_mlp(width: int, hidden: Sequence[int], out: int, bias: float = 0.0) -> MLP:
+    """A value head; its last layer begins at 0 (arXiv 2206.11871) plus `bias`."""
     head = MLP(width, hidden, out)
     nn.init.zeros_(head.head.weight)
-    nn.init.zeros_(head.head.bias)
+    nn.init.constant_(head.head.bias, bias)
     return head
 
 
 class Valued(nn.Module):
     """A language model with value heads on its states. Methods are called by name, as `LM`'s."""
 
-    def __init__(self, lm: LM, outs: Mapping[str, int], layers: int) -> None:
-        """outs: head name -> width of its output. layers: of each head, the hidden ones twice as wide as the states."""
+    def __init__(self, lm: LM, outs: Mapping[str, int], layers: int, bias: float = 0.0) -> None:
+        """outs: head name -> width of its output. layers: of each head, hidden ones twice as wide as the states. bias: see `value_mlp`."""
         super().__init__()
         self.lm = lm
-        self.heads = nn.ModuleDict({name: value_mlp(lm.width, [2 * lm.width] * (layers - 1), out) for name, out in outs.items()})
+        self.heads = nn.ModuleDict({name: value_mlp(lm.width, [2 * lm.width] * (layers - 1), out, bias) for name, out in outs.items()})
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """The method of that name, of this or of the language model."""

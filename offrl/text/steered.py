@@ -6,6 +6,7 @@ the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.1
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class SteeredSettings(HeadSettings, ClonedSettings):
     discount: float = setting(0.99, "discount factor, of each token of an action", low=0.0, high=1.0)
     conservative_weight: float = setting(0.01, "weight of CQL's term: a cross-entropy with the values as logits", low=0.0)
     value_layers: int = setting(2, "layers of each value head", low=1)
+    value_bias: float = setting(0.0, "what all values are in the beginning, where they are numbers; LMRL-Gym's Wordle has -4.4")
 
 
 class Steered(Cloned):
@@ -72,17 +74,18 @@ class Steered(Cloned):
 
     def build(self) -> dict[str, nn.Module]:
         c = self.config
-        self.head = head_of(c)
+        self.head = self.v_head = head_of(c)  # of the heads with a value for each token, and of those with one
         lm = language_model(c)
-        if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
-            raise UserError(
-                f"algo.value_head={c.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many; "
-                "take algo.value_head=scalar, or fewer algo.bins"
-            )
-        outs = dict.fromkeys(self.outs, lm.vocabulary * self.head.out_dim) | dict.fromkeys(self.single, self.head.out_dim)
-        self.behaviour = self.clone()
         self.notes = [self.described(lm)]
-        return {"value": Valued(lm, outs, c.value_layers)}
+        if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
+            many = f"algo.value_head={c.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many"
+            if not self.single:
+                raise UserError(f"{many}; take algo.value_head=scalar, or fewer algo.bins")
+            self.notes.append(f"{many}: values of tokens are numbers, and V is a distribution")
+            self.head = head_of(dataclasses.replace(c, value_head="scalar"))
+        outs = dict.fromkeys(self.outs, lm.vocabulary * self.head.out_dim) | dict.fromkeys(self.single, self.v_head.out_dim)
+        self.behaviour = self.clone()
+        return {"value": Valued(lm, outs, c.value_layers, c.value_bias)}
 
     def init(self, seed: int) -> TrainState:
         """Values begin with the weights of the cloned policy."""
@@ -171,12 +174,12 @@ class TokenTD(Steered):
         """V [M] of the states after the action tokens of a batch, without gradient: after an action, where the next one begins."""
         with torch.no_grad():
             picked = batch[SUCCESSOR].unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-            after = self.head.mean(self.apply("value", params, "judge", hidden.gather(1, picked), head)[0])  # [B, L]
+            after = self.v_head.mean(self.apply("value", params, "judge", hidden.gather(1, picked), head)[0])  # [B, L]
             if NEXT + IDS in batch:
                 later = self.apply("value", params, "hidden", batch[NEXT + IDS])
                 end = batch[NEXT + VALID].sum(-1) - 1
                 state = later[torch.arange(len(end), device=end.device), end]
-                window = self.head.mean(self.apply("value", params, "judge", state, head)[0])
+                window = self.v_head.mean(self.apply("value", params, "judge", state, head)[0])
                 after = torch.where(batch[LAST], window.unsqueeze(-1), after)
             return after[action_mask(batch)]
 

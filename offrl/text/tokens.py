@@ -245,8 +245,11 @@ def take(source: Sequences, item: Tensor) -> Batch:
     batch[ACTION] = learnt & batch[ACTION]
     batch[COUNT] = batch[ACTION].sum().float().expand(len(item)) / len(item)
     # position 0 is the start token, so the stream's index i is position i - begin + 1
-    batch[SUCCESSOR] = (batch[SUCCESSOR] - begin + 1).clamp(0, source.length)
+    later = batch[SUCCESSOR] - begin + 1
+    batch[SUCCESSOR] = later.clamp(0, source.length)
     if source.next_begin is None or source.next_end is None:
+        # an action whose next observation is too long to be shown with it; its end needs no value
+        batch[KNOWN] &= batch[DONE] | (later <= end - begin)
         return batch
     first, last = source.next_begin[item].unsqueeze(-1), source.next_end[item].unsqueeze(-1)
     at = first + torch.arange(-1, source.next_length, device=item.device)
@@ -316,11 +319,17 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
         if end - begin <= length:
             items.append((begin, begin, end, e))
             continue
-        ends = np.append(s.action_begin[first + 1 : last], end)  # with the observation that follows an action, where its value is asked for
+        actions = s.action_begin[first:last]
+        ends = np.append(actions[1:], end)  # with the observation that follows an action, where its value is asked for
         train = begin
         while train < end:
-            fits = ends[(ends > train) & (ends <= begin + length)]
-            piece = int(fits[-1]) if len(fits) else min(begin + length, end)  # a text longer than the sequence is cut where it must be
+            turn = int(np.searchsorted(ends, train, side="right"))
+            # an action and what follows it stay together where they can: rather less of what was before, as when acting
+            whole = ends[turn] - actions[turn] <= length
+            begin = max(begin, int(ends[turn] if whole else s.action_end[first + turn]) - length)
+            train = max(train, begin)
+            fits = int(np.searchsorted(ends, begin + length, side="right")) - 1
+            piece = int(ends[fits]) if fits >= turn else min(begin + length, end)  # longer than the sequence: cut where it must be
             items.append((begin, train, piece, e))
             cut += begin > int(s.obs_begin[first])
             train, begin = piece, max(begin + 1, piece - length // 2)

@@ -202,6 +202,20 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     assert np.abs(shares - expected).max() < 4 * 0.5 / 600**0.5 and shares.sum() == 1.0
 
 
+def test_who_has_no_legal_actions_changes_nothing_for_the_others() -> None:
+    from offrl.text.play import Observed
+
+    algorithm, dataset = make("lm_bc", legal="rerank")
+    state = select(started(algorithm, dataset)[0], 0)
+    asked, plain = Observed("say red\n"), Observed("say blue\n")
+    asked.legal_actions = ("red\n", "blue\n")
+    with torch.no_grad():
+        alone, _ = algorithm.act(state, algorithm.start(1), [asked], rng.make_key(5), explore=True)
+        both, _ = algorithm.act(state, algorithm.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
+        free, _ = make("lm_bc")[0].act(state, algorithm.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
+    assert both[0] == alone[0] in asked.legal_actions and both[1:] == free[1:]
+
+
 def test_a_trained_policy_acts_otherwise() -> None:
     algorithm, dataset = make("ilql", trunk="shared")
     state, step = started(algorithm, dataset)

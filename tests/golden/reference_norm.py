@@ -1,4 +1,4 @@
-"""Networks with LayerNorm after each activation, and their gradients, in float64 NumPy. Like `reference`, it knows nothing of offrl."""
+"""Networks with LayerNorm after each activation (`first`: before it), and their gradients, in float64 NumPy. It knows nothing of offrl."""
 
 from __future__ import annotations
 
@@ -27,27 +27,31 @@ def net(params: dict[str, Any], prefix: str = "", member: int | None = None) -> 
     return [*layers, (w.T, b) if member is None else (w[member], b[member, 0])]
 
 
-def forward(layers: Net, x: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+def forward(layers: Net, x: np.ndarray, first: bool = False) -> tuple[np.ndarray, list[Any]]:
     """Outputs [B, out], and what `backward` needs."""
     seen: list[Any] = []
     for w, b, scale, shift in layers[:-1]:
-        y = np.maximum(x @ w + b, 0.0)
+        y = x @ w + b
+        on = y > 0.0
+        y = y if first else np.maximum(y, 0.0)
         std = np.sqrt(y.var(1, keepdims=True) + EPS)
         unit = (y - y.mean(1, keepdims=True)) / std
-        seen.append((x, y > 0.0, unit, std))
-        x = unit * scale + shift
+        out = unit * scale + shift
+        seen.append((x, out > 0.0 if first else on, unit, std))
+        x = np.maximum(out, 0.0) if first else out
     w, b = layers[-1]
     return x @ w + b, [*seen, x]
 
 
-def backward(layers: Net, seen: list[Any], grad: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+def backward(layers: Net, seen: list[Any], grad: np.ndarray, first: bool = False) -> tuple[list[np.ndarray], np.ndarray]:
     """Gradients in the order of `flat`, and with respect to the input, from the gradient at the output."""
     grads = [seen[-1].T @ grad, grad.sum(0)]
     grad = grad @ layers[-1][0].T
     for (w, _, scale, _), (x, on, unit, std) in zip(reversed(layers[:-1]), reversed(seen[:-1]), strict=True):
+        grad = grad * on if first else grad
         norms = [(grad * unit).sum(0), grad.sum(0)]
         g = grad * scale
-        g = (g - g.mean(1, keepdims=True) - unit * (g * unit).mean(1, keepdims=True)) / std * on
+        g = (g - g.mean(1, keepdims=True) - unit * (g * unit).mean(1, keepdims=True)) / std * (1.0 if first else on)
         grads = [x.T @ g, g.sum(0), *norms, *grads]
         grad = g @ w.T
     return grads, grad

@@ -105,7 +105,7 @@ def q_values(params: dict[str, Any], actions: np.ndarray, observations: np.ndarr
 def test_value_loss_and_what_shows_spikes() -> None:
     algorithm, state = make()
     q = q_values(state.target["critic"], X["actions"]).min(0)
-    v = norm.forward(norm.net(state.params["value"]), X["observations"])[0][:, 0]
+    v = norm.forward(norm.net(state.params["value"]), X["observations"], True)[0][:, 0]
     assert ((q - v) / BETA > CLIP).any() and (q < v).any()
     rows, _ = gumbel(q - v, BETA, CLIP)
     ours, _ = algorithm.target_q(state, BATCH, KEY)
@@ -127,8 +127,15 @@ def test_value_loss_of_a_binned_head_is_that_of_its_mean() -> None:
     torch.testing.assert_close(algorithm.q_objective(out, target), algorithm.head.loss(out, y))
 
 
-def test_layer_norm_is_in_v_alone() -> None:
-    _, state = make()
+def test_layer_norm_is_in_v_alone_before_its_activation() -> None:
+    algorithm, state = make()
+    x, p = BATCH["observations"].double().numpy(), {k: v.double().numpy() for k, v in state.params["value"].items()}
+    for i in range(2):
+        y = x @ p[f"layers.{i}.weight"].T + p[f"layers.{i}.bias"]
+        y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
+        x = np.maximum(y * p[f"norms.{i}.weight"] + p[f"norms.{i}.bias"], 0.0)
+    expected = x @ p["head.weight"].T + p["head.bias"]
+    np.testing.assert_allclose(algorithm.apply("value", state.params["value"], BATCH["observations"]), expected, rtol=1e-4, atol=1e-5)
     assert any("norms" in k for k in state.params["value"]) and not any("scales" in k for k in state.params["critic"])
     assert not any("norms" in k for k in make(value_layer_norm=False)[1].params["value"])
     assert any("norms" in k for k in make(value_layer_norm=False, layer_norm=True)[1].params["value"])
@@ -178,12 +185,12 @@ class Reference:
         both = np.concatenate([X["observations"], X["actions"]], 1)
         q = np.stack([ref.forward(n, both)[0][:, 0] for n in self.targets]).min(0)
         for _ in range(self.value_updates):
-            v, seen = norm.forward(self.value, X["observations"])
-            grads, _ = norm.backward(self.value, seen, (gumbel(q - v[:, 0], BETA, CLIP)[1] / B)[:, None])
+            v, seen = norm.forward(self.value, X["observations"], True)
+            grads, _ = norm.backward(self.value, seen, (gumbel(q - v[:, 0], BETA, CLIP)[1] / B)[:, None], True)
             self.value = norm.unflat(self.adam["value"].step(norm.flat(self.value), grads))
         size = float(np.sqrt(sum((g**2).sum() for g in grads)))
 
-        advantage = q - norm.forward(self.value, X["observations"])[0][:, 0]
+        advantage = q - norm.forward(self.value, X["observations"], True)[0][:, 0]
         weight = np.minimum(np.exp(TEMPERATURE * advantage), 100.0)[:, None]
         z, inputs = ref.forward(self.actor, X["observations"])
         mean, std = np.tanh(z), np.exp(self.log_std)
@@ -193,7 +200,7 @@ class Reference:
         *values, self.log_std = self.adam["actor"].step([*ref.flat(self.actor), self.log_std], grads)
         self.actor = ref.unflat(values)
 
-        y = X["rewards"] + DISCOUNT * X["masks"] * norm.forward(self.value, X["next_observations"])[0][:, 0]
+        y = X["rewards"] + DISCOUNT * X["masks"] * norm.forward(self.value, X["next_observations"], True)[0][:, 0]
         for e, critic in enumerate(self.critics):
             out, inputs = ref.forward(critic, both)
             grads, _ = ref.backward(critic, inputs, huber(out - y[:, None], DELTA)[1] / B)

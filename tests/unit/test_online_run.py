@@ -232,7 +232,7 @@ def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.
 def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = registry.get("algo", "td3_bc")
     monkeypatch.setattr(kind, "online", {"noise_clip": 0.25, "mixing": None, "update_every": "episode"})
-    monkeypatch.setattr(kind, "anneal", {"alpha": (1.0, 0.5)})
+    monkeypatch.setattr(kind, "anneal", {"alpha": (1.0, 0.5, 0.5)})
     run, seen = Learner.run, []
 
     def watched(self: Learner, step: int, count: int) -> None:
@@ -244,7 +244,7 @@ def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: py
     tuned = tune(offline, tmp_path)
     alphas = [float(alpha[0]) for alpha, _ in seen if alpha is not None]
     assert len(alphas) == len(seen) and alphas == sorted(alphas, reverse=True)
-    assert 2.5 > alphas[0] > 2.0 and 1.25 <= alphas[-1] < 1.6
+    assert 2.5 > alphas[0] > 1.9 and alphas[len(alphas) // 2 + 1 :] == [1.25] * (len(alphas) - len(alphas) // 2 - 1)
     assert {clip for _, clip in seen} == {0.25}
     assert tuned.record["identity"]["finetune"]["mixing"] is None
     assert tuned.record["identity"]["finetune"]["update_every"] == "episode"

@@ -207,6 +207,13 @@ def test_weighted_sums_by_hand(ended: bool, value: float) -> None:
     assert math.isfinite(shifted.item())
 
 
+def test_where_no_episode_goes_on_nothing_is_known() -> None:
+    data = two_episodes(False)
+    ratios, gains = torch.zeros(3, 1, dtype=torch.float64), data.columns["rewards"].double().unsqueeze(1)
+    sums, effective = weighted_sums(ratios, gains, data, 0.5, usable=torch.tensor([True, False, True]))
+    assert sums.item() == pytest.approx(2.0) and effective.item() == pytest.approx(2.0)  # step 0 alone: (1 + 3) / 2 of two episodes
+
+
 def test_target_densities_by_hand() -> None:
     data = two_episodes(True)
     problem = make_problem(data, {"zero": Constant(1), "half": Constant(1, 0.05)})

@@ -131,6 +131,22 @@ def test_what_does_not_fit_is_cut_at_its_beginning() -> None:
     assert window.cut > 0 and tok.decode(shown[IDS][0][shown[VALID][0]].tolist()) == "x\n8888xxxxx\n"
 
 
+@pytest.mark.parametrize(("size", "shown"), [(20, True), (40, False)])
+def test_a_state_that_does_not_fit_behind_its_action_is_not_taken_for_known(size: int, shown: bool) -> None:
+    turns = [{"obs": f"{i}" * size + "\n", "action": "ab\n", "reward": 1.0} for i in range(6)]
+    data = from_episodes([{"turns": turns, "final_obs": "end\n", "terminated": False, "truncated": True}], name="toy")
+    source = TextSampler(tokenizer("characters", data), False, None, 30).prepare(data)
+    batch = take(source, torch.arange(len(source.begin)))
+    assert int(batch[ACTION].sum()) == 6 * 3 and float(batch[REWARD][batch[ACTION]].sum()) == 6.0  # each is learnt from once
+    ends = batch[ACTION] & batch[LAST]
+    for row, position in ends.nonzero().tolist():
+        last_turn = int(source.begin[row]) + position - 1 > 5 * (size + 4)
+        assert bool(batch[KNOWN][row, position]) is (shown or last_turn)
+        if batch[KNOWN][row, position]:
+            state = int(source.begin[row]) + int(batch[SUCCESSOR][row, position]) - 1
+            assert state == int(source.flat[SUCCESSOR][int(source.begin[row]) + position - 1]) < int(source.end[row])
+
+
 def test_weights_decide_what_is_drawn() -> None:
     from dataclasses import replace
 
