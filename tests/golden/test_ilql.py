@@ -15,6 +15,7 @@ if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
 from offrl.data.text import from_episodes
+from offrl.text import steered
 from offrl.text.algorithm import trimmed
 from offrl.text.tokens import take
 
@@ -135,8 +136,10 @@ def test_monte_carlo_returns() -> None:
     assert float(loss) == pytest.approx(np.mean(total), rel=1e-4)
 
 
-def test_hl_gauss_heads_mean_what_scalars_do() -> None:
-    """The expectile's weight, CQL's logits and targets come from the mean of the bins."""
+@pytest.mark.parametrize("large", [False, True])
+def test_hl_gauss_heads_mean_what_scalars_do(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expectile's weight, CQL's logits and targets come from the mean of the bins; of a large vocabulary only V has bins."""
+    monkeypatch.setattr(steered, "MOST_OUTPUTS", 10 if large else 10_000)
     algorithm, state, batch = made("ilql", history=1, expectile=TAU, value_head="hl_gauss", bins=7, value_min=-4.0, value_max=3.0)
     _, metrics = algorithm.value_loss(state.params["value"], state, batch)
     centres, edges = np.arange(7) - 3.5, np.arange(8) - 4.0
@@ -144,6 +147,12 @@ def test_hl_gauss_heads_mean_what_scalars_do() -> None:
     def mean(logits: np.ndarray) -> np.ndarray:
         p = np.exp(logits - logits.max(-1, keepdims=True))
         return (p / p.sum(-1, keepdims=True)) @ centres
+
+    def mean_q(logits: np.ndarray) -> np.ndarray:
+        return logits if large else mean(logits.reshape(-1, 7))
+
+    def q_error(logits: np.ndarray, token: int, target: float) -> float:
+        return (logits[token] - target) ** 2 if large else cross_entropy(logits.reshape(-1, 7)[token], target)
 
     def cross_entropy(logits: np.ndarray, target: float) -> float:
         from math import erf, sqrt
@@ -156,13 +165,12 @@ def test_hl_gauss_heads_mean_what_scalars_do() -> None:
     for before, letter, reward, done, after, _ in tokens_of(1):
         token, count = int(algorithm.tokenizer.encode([letter])[0][0]), count + 1
         q1, q2, v = (x[-1] for x in outputs(algorithm, state.params, before, "q1", "q2", "v"))
-        q1, q2 = q1.reshape(-1, 7), q2.reshape(-1, 7)
-        bar = min(mean(x[-1].reshape(-1, 7))[token] for x in outputs(algorithm, state.target, before, "q1", "q2"))
+        bar = min(mean_q(x[-1])[token] for x in outputs(algorithm, state.target, before, "q1", "q2"))
         expectile += 0.5 * abs(TAU - float(bar < mean(v))) * cross_entropy(v, bar)
-        cql += softmax_loss(mean(q1), token) + softmax_loss(mean(q2), token)
+        cql += softmax_loss(mean_q(q1), token) + softmax_loss(mean_q(q2), token)
         if after is not None:
             y = reward + GAMMA * (0.0 if done else float(mean(outputs(algorithm, state.params, after, "v")[0][-1])))
-            fit += 0.5 * cross_entropy(q1[token], y) + 0.5 * cross_entropy(q2[token], y)
+            fit += 0.5 * q_error(q1, token, y) + 0.5 * q_error(q2, token, y)
     for name, expected in (("value/q_loss", fit), ("value/v_loss", expectile), ("value/conservative", cql)):
         assert float(metrics[name]) == pytest.approx(expected / count, rel=2e-4), name
 

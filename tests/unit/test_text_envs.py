@@ -179,6 +179,15 @@ def test_evaluation_begins_in_every_cell_in_turn() -> None:
     assert "LMRL-Gym" in scored.label and "TextMaze-v0" in scored.label
 
 
+def test_some_starts_more_often_than_others_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    task = lookup("text-maze-compact")
+    assert task is not None
+    evaluate([Solver()], [0], task, EvalConfig(episodes=10))
+    assert capsys.readouterr().err.count("10 episodes play some of its 25 starts more often than others: take a multiple of 25") == 1
+    evaluate([Solver()], [0], task, EvalConfig(episodes=25))
+    assert "more often" not in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------------------ the maze's data
 
 
