@@ -21,6 +21,8 @@ from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings import setting
 
+FLOOR = math.log(1e-6)  # of the energies that the actor learns from, as in OGBench's code
+
 
 @dataclass
 class CRLConfig(GoalValueSettings):
@@ -71,24 +73,24 @@ class CRL(GoalValued):
         c = self.config
         if c.encoder == "residual" and c.depth % BLOCK:
             raise UserError(f"algo.depth={c.depth} must be a multiple of {BLOCK}")
-        modules = {"actor": self.make_actor(), "critic": self.pair(self.spec.observation_dim + self.encoded_action_dim)}
-        return {**modules, "value": self.pair(self.spec.observation_dim)} if self.learner == "awr" else modules
+        modules = {"actor": self.make_actor(), "critic": self.encoders(2, self.spec.observation_dim + self.encoded_action_dim)}
+        return {**modules, "value": self.encoders(1, self.spec.observation_dim)} if self.learner == "awr" else modules
 
-    def pair(self, inputs: int) -> Encoders:
-        """Twin encoders of so many inputs and of goals."""
+    def encoders(self, size: int, inputs: int) -> Encoders:
+        """`size` encoders of so many inputs and as many of goals."""
         c = self.config
         make = self.make_values if c.encoder == "mlp" else lambda size, width, out: ResidualEnsemble(size, width, c.width, c.depth, out)
-        return Encoders(make(2, inputs, c.latent), make(2, self.goal_dim, c.latent))
+        return Encoders(make(size, inputs, c.latent), make(size, self.goal_dim, c.latent))
 
     def near(self, name: str, params: Params, x: Tensor, goals: Tensor) -> Tensor:
-        """Energies of rows with their own goals, [2, B]."""
+        """Energies of rows with their own goals, [E, B]."""
         phi, psi = self.apply(name, params, x, goals)
         if self.config.energy == "l2":
             return -(phi - psi).square().sum(-1).clamp(min=1e-12).sqrt()
         return (phi * psi).sum(-1) / math.sqrt(self.config.latent)
 
     def pairs(self, name: str, params: Params, x: Tensor, goals: Tensor) -> Tensor:
-        """Energies of all rows with all goals, [2, B, B]."""
+        """Energies of all rows with all goals, [E, B, B]."""
         phi, psi = self.apply(name, params, x, goals)
         product = phi @ psi.transpose(-2, -1)
         if self.config.energy == "dot":
@@ -103,12 +105,20 @@ class CRL(GoalValued):
         found = (logits.mean(0).argmax(-1) == torch.arange(logits.shape[-1], device=logits.device)).float().mean()
         return loss, {f"{name}/loss": loss, f"{name}/own": own, f"{name}/others": logits.mean(), f"{name}/accuracy": found}
 
-    def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
+    def energy(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
+        """The smaller of the critics' energies, [B]."""
         return self.near("critic", state.params["critic"], together(observations, self.encode(actions)), goals).amin(0)
+
+    def floored(self, energies: Tensor) -> Tensor:
+        """Pairs that are hardly ever of one trajectory are all alike to the actor, and have no gradient."""
+        return energies.clamp(min=FLOOR) if self.config.energy == "dot" else energies
+
+    def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
+        return self.floored(self.energy(state, observations, goals, actions))
 
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
         observations, goals = batch["observations"], batch[ACTOR_GOALS]
-        v = self.near("value", state.params["value"], observations.flatten(1), goals).amin(0)
+        v = self.floored(self.near("value", state.params["value"], observations.flatten(1), goals).squeeze(0))
         return self.q(state, observations, goals, batch["actions"]) - v
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
@@ -123,4 +133,4 @@ class CRL(GoalValued):
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Any:
         mean = self.policy.mode(self.apply("actor", state.params["actor"], together(observations, goals)))
-        return -self.q(state, observations, goals, mean)
+        return -self.energy(state, observations, goals, mean)

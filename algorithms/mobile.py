@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.backbones.critics import Target
 from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch
 from offrl.errors import UserError
@@ -72,6 +73,18 @@ class MOBILE(ModelBased):
         action, _ = self.sample(state.params["actor"], following, act)
         value, _ = self.smallest(self.q(state.target["critic"], following, action))
         return value.reshape(many, *mean.shape[:2]).mean(0).std(0)
+
+    def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, many: int) -> Target:
+        """The target with, for V(s'), the smallest over critics of each one's best of `many` actions, as in the authors' code: the other
+        order, that of CQL, is more cautious."""
+        observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
+        action, log_p = self.sample(actor, observations, key, many)
+        logits = self.q(voters, observations, action)  # [E, M, B, out_dim]
+        best = self.head.mean(logits).argmax(1)  # [E, B]
+        own = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)  # [E, B, out_dim]
+        bonus = self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best)
+        _, least = self.smallest(own)
+        return self.td_target(batch, (self.head.mean(own) - bonus).amin(0), least)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         c, real = self.config, self.real_rows

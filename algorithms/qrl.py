@@ -41,8 +41,8 @@ class QRLConfig(GoalValueSettings):
 class QRL(GoalValued):
     """The largest quasimetric under which no step of the data is longer than 1 is the number of steps to the goal.
 
-    States and goals are pushed apart, one step's distance is held at 1 by a multiplier that rises while the constraint is violated, and a
-    model of what actions do to the latent lets the distance judge them. Assumes that dynamics are deterministic.
+    States and goals are pushed apart, one step's distance is held at 1 by a multiplier that rises while the constraint is violated, and,
+    with learner=ddpg_bc, a model of what actions do to the latent lets the distance judge them. Assumes that dynamics are deterministic.
     """
 
     Config = QRLConfig
@@ -53,7 +53,8 @@ class QRL(GoalValued):
         if c.latent % (8 if c.quasimetric == "iqe" else 2):
             raise UserError(f"algo.latent={c.latent} must be a multiple of {8 if c.quasimetric == 'iqe' else 2} for {c.quasimetric}")
         encoder = self.make_net(self.spec.observation_dim, c.latent)
-        moves = self.make_net(c.latent + self.encoded_action_dim, c.latent)
+        # awr asks the distance alone: dynamics that nothing uses would only shape phi
+        moves = None if self.learner == "awr" else self.make_net(c.latent + self.encoded_action_dim, c.latent)
         return {"actor": self.make_actor(), "value": QuasimetricModel(encoder, moves, Quasimetric(c.quasimetric, c.latent))}
 
     def distance(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
@@ -72,9 +73,11 @@ class QRL(GoalValued):
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")
         loss = apart + multiplier.detach() * excess + multiplier * (c.slack - excess.detach())
+        metrics = {"value/loss": loss, "value/distance": far.mean(), "value/step": step.mean(), "value/multiplier": multiplier}
+        if self.learner == "awr":
+            return loss, metrics
         moved = self.apply("value", value, "move", here, self.encode(batch["actions"]))
         dynamics = 0.5 * (self.apply("value", value, "between", moved, there) + self.apply("value", value, "between", there, moved)).mean()
-        metrics = {"value/loss": loss, "value/distance": far.mean(), "value/step": step.mean(), "value/multiplier": multiplier}
         return loss + dynamics, {**metrics, "value/dynamics": dynamics}
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:

@@ -230,8 +230,14 @@ class _Loop:
         if evaluator is None and self.algorithm.acting:
             self.log.say("no environment: policies are trained but not scored (eval.env=ID names one)")
         decay = getattr(config.algo, "decay_steps", None)
-        if decay and decay < config.steps and getattr(config.algo, "actor_schedule", "") == "cosine":
-            warn(f"the actor's learning rate reaches 0 at step {decay:,} (algo.decay_steps); it does not learn after that")
+        if decay and getattr(config.algo, "actor_schedule", "") == "cosine":
+            if decay < config.steps:
+                warn(f"the actor's learning rate reaches 0 at step {decay:,} (algo.decay_steps); it does not learn after that")
+            elif decay > config.steps >= PAYS_FROM:  # shorter runs are trials
+                left = 0.5 * (1.0 + math.cos(math.pi * config.steps / decay))
+                self.log.say(
+                    f"the actor's learning rate falls over {decay:,} updates (algo.decay_steps); this run ends at {left:.0%} of it"
+                )
         # a language model is no small thing to hand to other processes
         brief = config.eval.workers is None and (config.steps < PAYS_FROM or done or self.algorithm.text)
         self.scorer = None if evaluator is None else Scorer(evaluator, 0 if brief else worker_count(config.eval))

@@ -112,8 +112,12 @@ class TwoLevels(GoalConditioned):
     def objective(
         self, value: Params, state: TrainState, head: str, now: Tensor, after: Tensor, goals: Tensor, successes: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(the loss of a head over the step from `now` to `after`, its values [2, B])."""
-        c, target = self.config, state.target["value"]
+        """(the loss of a head over the step from `now` to `after`, its values [2, B]).
+
+        Targets average the heads alone: in OGBench's code V and its target share one phi, as it is before the update.
+        """
+        c, shared = self.config, {k: p for k, p in state.params["value"].items() if k.startswith("represent.")}
+        target = {**state.target["value"], **shared}
         v = self.v(value, now, goals, head)
         before, following = self.v(target, now, goals, head), self.v(target, after, goals, head)
         return value_loss(v, before, following, successes, c.discount, c.expectile), v

@@ -50,9 +50,9 @@ class Quasimetric(nn.Module):
 
 
 class QuasimetricModel(nn.Module):
-    """A quasimetric between states, and how actions move their latents: phi(s), phi(s) + T(phi(s), a)."""
+    """A quasimetric between states and, if asked for, how actions move their latents: phi(s), phi(s) + T(phi(s), a)."""
 
-    def __init__(self, encoder: MLP, moves: MLP, distance: Quasimetric, multiplier: float = 0.0) -> None:
+    def __init__(self, encoder: MLP, moves: MLP | None, distance: Quasimetric, multiplier: float = 0.0) -> None:
         super().__init__()
         self.encoder, self.moves, self.distance = encoder, moves, distance
         self.log_multiplier = nn.Parameter(torch.tensor(multiplier))
@@ -62,5 +62,6 @@ class QuasimetricModel(nn.Module):
         if part == "encode":
             return self.encoder(*x)
         if part == "move":
+            assert self.moves is not None
             return x[0] + self.moves(torch.cat(x, -1))
         return self.distance(*x) if part == "between" else self.log_multiplier.exp()

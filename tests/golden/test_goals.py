@@ -14,6 +14,7 @@ from torch.func import grad
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import DataSpec
+from offrl.errors import UserError
 from offrl.nn.quasimetric import Quasimetric, interval_lengths
 
 B, OBS, A, DISCOUNT = 7, 3, 2, 0.9
@@ -186,7 +187,39 @@ def test_crl(contrast: str, energy: str) -> None:
     found, _ = algorithm.contrastive_loss(p, state, "critic", torch.cat([BATCH["observations"], BATCH["actions"]], 1), BATCH["value_goals"])
     assert float(found) == pytest.approx(expected, rel=1e-4)
     q = algorithm.q(state, BATCH["observations"], BATCH["value_goals"], BATCH["actions"])
-    np.testing.assert_allclose(q, own.min(0), rtol=1e-4, atol=1e-4)
+    floor = np.log(1e-6) if energy == "dot" else -np.inf  # OGBench: log(max(exp(energy), 1e-6))
+    np.testing.assert_allclose(q, np.maximum(own.min(0), floor), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("energy", ["dot", "l2"])
+def test_what_the_actor_of_crl_learns_from_has_a_floor(energy: str) -> None:
+    algorithm, state = make("crl", energy=energy, learner="awr", temperature=0.1)
+    for name, size in (("critic", 2), ("value", 1)):
+        assert [v.shape[0] for k, v in state.params[name].items() if k.endswith("head.weight")] == [size] * 2
+        state.params[name] = {k: 4.0 * v if k.endswith("head.weight") else v for k, v in state.params[name].items()}
+    energies = {}
+    for name, x in (("critic", join("observations", "actions")), ("value", X["observations"])):
+        twice = {k: v.expand(2, *v.shape[1:]) for k, v in state.params[name].items()}  # the reference has two of each
+        phi, psi = ref.twins(twice, x, "near."), ref.twins(twice, X["actor_goals"], "far.")
+        energies[name] = (phi * psi).sum(-1) / 4.0 if energy == "dot" else -np.sqrt(((phi - psi) ** 2).sum(-1))
+    floor = np.log(1e-6) if energy == "dot" else -np.inf
+    least = energies["critic"].min(0)
+    assert all((v < np.log(1e-6)).any() and (v > np.log(1e-6)).any() for v in (least, energies["value"])) or energy == "l2"
+    expected = np.maximum(least, floor) - np.maximum(energies["value"][0], floor)
+    np.testing.assert_allclose(algorithm.advantage(state, BATCH), expected, rtol=1e-4, atol=1e-4)
+
+    slope = grad(lambda a: algorithm.q(state, BATCH["observations"], BATCH["actor_goals"], a).sum())(BATCH["actions"])
+    np.testing.assert_array_equal(slope.norm(dim=-1) > 0, least > floor)  # no gradient below
+    below = algorithm.energy(state, BATCH["observations"], BATCH["actor_goals"], BATCH["actions"])
+    np.testing.assert_allclose(below, least, rtol=1e-4, atol=1e-4)  # pictures of distances go on below
+
+
+@pytest.mark.parametrize("name", ["gcbc", "gcivl", "gciql", "qrl", "crl", "hiql", "ota", "fb", "breeze"])
+def test_images_are_refused(name: str) -> None:
+    kind = registry.get("algo", name)
+    spec = DataSpec((64, 64, 3), A, action_low=(-1.0,) * A, action_high=(1.0,) * A, name="visual-antmaze-medium-navigate-v0")
+    with pytest.raises(UserError, match=rf"{name} learns from states.* of {spec.name} are images, of shape \[64, 64, 3\]"):
+        kind(kind.Config(), spec)
 
 
 def represent(p: Any, observations: str, goals: str) -> np.ndarray:
@@ -202,7 +235,8 @@ def level_value(p: Any, observations: str, goals: str, head: str = "low") -> np.
 @pytest.mark.parametrize("name", ["hiql", "ota"])
 def test_two_levels(name: str) -> None:
     algorithm, state = make(name, low_temperature=2.0, high_temperature=1.5, expectile=0.7)
-    p, target = state.params["value"], state.target["value"]
+    p = state.params["value"]
+    target = {k: p[k] if k.startswith("represent.") else v for k, v in state.target["value"].items()}  # one phi for both
     o, n, g = "observations", "next_observations", "value_goals"
     expected = ref.ivl(level_value(p, o, g), level_value(target, o, g), level_value(target, n, g), X["successes"], DISCOUNT, 0.7)
     head = "low"
@@ -226,6 +260,48 @@ def test_two_levels(name: str) -> None:
     action = np.clip(ref.mlp(state.params["actor"], np.concatenate([X[o], z], 1), "net."), -1, 1)
     carry = algorithm.aim(algorithm.start(B), BATCH["high_goals"])
     np.testing.assert_allclose(algorithm.act(state, carry, BATCH[o], rng.make_key(0), explore=False)[0], action, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hiql", "ota"])
+def test_targets_see_the_representation_of_before_the_update(name: str) -> None:
+    """Shifting phi moves the targets, its own Polyak copy does not, and what is being trained is no part of them."""
+    algorithm, state = make(name, expectile=0.7)
+    trained, heads = state.params["value"], state.target["value"]
+    shifted = {k: v + 0.5 if k.startswith("represent.") else v for k, v in trained.items()}
+    mixed = {k: shifted[k] if k.startswith("represent.") else v for k, v in heads.items()}
+    pairs = [("low", "next_observations", "value_goals", "successes")]
+    pairs += [("high", "option_states", "option_goals", "option_successes")] if name == "ota" else []
+    expected = 0.0
+    for head, after, g, ends in pairs:
+        asked = ((trained, "observations"), (mixed, "observations"), (mixed, after))
+        now, before, later = (level_value(p, s, g, head) for p, s in asked)
+        expected += ref.ivl(now, before, later, X[ends], DISCOUNT, 0.7)
+
+    def loss(**trees: Any) -> float:
+        other = state._replace(**{k: {**getattr(state, k), "value": v} for k, v in trees.items()})
+        return float(algorithm.value_loss(trained, other, BATCH)[0])
+
+    assert loss(params=shifted) == pytest.approx(expected, rel=1e-5) and abs(expected - loss()) > 0.01
+    assert loss(target={k: v + 9.0 if k.startswith("represent.") else v for k, v in heads.items()}) == loss()
+
+
+@pytest.mark.parametrize("learner", ["ddpg_bc", "awr"])
+def test_qrl_learns_latent_dynamics_where_the_policy_climbs_them(learner: str) -> None:
+    algorithm, state = make("qrl", learner=learner)
+    p = state.params["value"]
+    _, metrics = algorithm.value_loss(p, state, BATCH)
+    assert any(k.startswith("moves.") for k in p) == ("value/dynamics" in metrics) == (learner == "ddpg_bc")
+    encode = lambda s: ref.mlp(p, X[s], "encoder.")  # noqa: E731
+    between = lambda a, b: np.array([ref.iqe(i, j, 8, float(p["distance.alpha"])) for i, j in zip(a, b, strict=True)])  # noqa: E731
+    if learner == "awr":
+        here, there = encode("observations"), encode("next_observations")
+        far, step = between(here, encode("value_goals")), between(here, there)
+        lam = np.exp(float(p["log_multiplier"]))
+        expected = (100 * np.log1p(np.exp(5 - far / 100))).mean() + lam * 0.05  # the multiplier's two terms in the excess cancel
+        assert (step > 1).any() and float(algorithm.value_loss(p, state, BATCH)[0]) == pytest.approx(expected, rel=1e-5)
+        goal = encode("actor_goals")
+        advantage = algorithm.advantage(state, BATCH)
+        np.testing.assert_allclose(advantage, between(here, goal) - between(there, goal), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gcivl", "gciql", "qrl", "crl", "hiql"])

@@ -82,6 +82,31 @@ def test_critic_loss(settings: dict[str, Any], tmp_path: Path) -> None:
     assert ("mobile/clipped" in metrics) == ("smallest_target" in settings)
 
 
+@pytest.mark.parametrize("settings", [{}, {"entropy_in_target": True}, {"value_head": "c51", "value_range": [-20.0, 20.0]}])
+def test_the_best_of_several_actions_is_each_critics_own(settings: dict[str, Any], tmp_path: Path) -> None:
+    """min over critics of max over actions, as in the authors' code; not max over actions of min over critics."""
+    algorithm, state, _ = make(tmp_path, max_target_actions=5, critics=3, **settings)
+    critic = state.target["critic"]
+    action, log_p = small.sample(state.params["actor"], X["next_observations"], small.normal(KEY, 5, 8, A))
+    if "value_head" in settings:
+        raw = algorithm.q(critic, BATCH["next_observations"], torch.tensor(action, dtype=torch.float32))
+        q = small.wide(algorithm.head.mean(raw))
+    else:
+        q = q_values(critic, X["next_observations"], action)  # [E, M, B]
+        critic["head.bias"] -= torch.tensor(q.mean((1, 2)), dtype=torch.float32).view(-1, 1, 1)  # or one is the smallest everywhere
+        q = q_values(critic, X["next_observations"], action)
+    assert (q.max(1).min(0) > q.min(0).max(0) + 1e-3).any()
+    chosen = q.argmax(1)
+    value = q.max(1) - (np.take_along_axis(log_p, chosen, 0) if settings.get("entropy_in_target") else 0.0)  # the weight counts as 1
+    expected = X["rewards"] + 0.9 * X["masks"] * value.min(0)
+    found = algorithm.target(state, state.params["actor"], BATCH, KEY)
+    np.testing.assert_allclose(found.value, expected, rtol=1e-3, atol=1e-3)
+    if "value_head" in settings:
+        least = q.max(1).argmin(0)
+        logits = raw[torch.tensor(least), torch.tensor(chosen)[torch.tensor(least), torch.arange(8)], torch.arange(8)]
+        torch.testing.assert_close(found.bootstrap.logits, logits)
+
+
 def test_the_actor_sees_the_clipped_weight(tmp_path: Path) -> None:
     algorithm, state, _ = make(tmp_path)
     action, log_p = small.sample(state.params["actor"], X["observations"], small.normal(KEY, 8, A))

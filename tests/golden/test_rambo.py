@@ -269,6 +269,21 @@ def test_each_replica_trains_a_model_of_its_own_and_the_shared_one_stays(model: 
     assert float(state.opt["dynamics"]["count"][0]) == 5  # type: ignore[index]
 
 
+def test_a_model_that_does_not_learn_stays_the_shared_one(model: str) -> None:
+    """At rate 0 it is not even asked; beside other rates of a grid an update leaves it as it is. At weight 0 alone it goes on learning."""
+    rates = {"model_learning_rate": torch.tensor([0.0, 3e-4])}
+    shared = None
+    for settings, grid in (({"model_learning_rate": 0.0}, {}), ({"adversarial_weight": 0.0}, {}), ({}, rates)):
+        algorithm, _ = make(model, **settings)
+        shared = algorithm.source.tree["params"]
+        step = make_step(algorithm, algorithm.source, batch_size=B, replicas=2, hyper=grid)
+        state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 3)
+        same = [all(torch.equal(v[n], shared[k]) for k, v in state.params["dynamics"].items()) for n in (0, 1)]
+        frozen = "model_learning_rate" in settings
+        assert same == ([True, True] if frozen else [True, False] if grid else [False, False])
+        assert ("model/loss" in sums) != frozen
+
+
 def test_roll_outs_are_those_of_its_own_model(model: str) -> None:
     algorithm, state = make(model)
     other = {k: v + 1.0 if k == "net.head.bias" else v for k, v in state.params["dynamics"].items()}
@@ -359,4 +374,4 @@ def test_published_defaults() -> None:
         "bounds_weight": 0.001,
     }
     assert {k: getattr(c, k) for k in published} == published
-    assert kind.dynamics == {"learning_rate": 3e-4, "patience": 10}
+    assert kind.dynamics == {"learning_rate": 3e-4, "patience": 10, "bounds_weight": 0.001}
