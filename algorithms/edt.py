@@ -50,7 +50,7 @@ class EDTNet(StepPolicy):
     """The policy, the returns that histories promise, and the next observation."""
 
     def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any) -> None:
-        super().__init__(sizes, config, spec, read="return", post_norm=True)
+        super().__init__(sizes, config, spec, read="return", post_norm=True, hidden="return")
         self.best = Affine(config.width, 1)
         self.bins = Affine(config.width, config.return_bins)
         self.next = Affine(config.width, spec.observation_dim)
@@ -70,6 +70,11 @@ class EDT(WindowAlgorithm):
 
     Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest return to go, an
     expectile of it (equation 3); of several lengths of history the policy takes the one with the largest estimate, and asks for that.
+    As in the authors' code (its `MaskedCausalAttention`; the paper does not say so) nothing attends to returns but that of a window's first
+    step: an action sees the return that is asked for through the residual stream of its own token.
+
+    Differences from the authors' code: the reward is a token, as in the paper, where they train a network without; the next observation is
+    predicted from it, and not from the return's token with the predicted action.
     """
 
     Config = EDTConfig

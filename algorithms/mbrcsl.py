@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from offrl.world_models import imagined, provide
 if TYPE_CHECKING:
     from offrl.config import TrainConfig
 
+EPOCHS, PUBLISHED = 50, 8_000  # of the behaviour policy, beside so many updates of what learns from its episodes
 SEED = 0  # of the episodes: the same ones serve all seeds, as the model and the behaviour policy do
 
 
@@ -51,7 +53,11 @@ class MBRCSLConfig(OutcomeSettings):
     members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
     behaviour: str = setting("", "a trained run whose policy plays in the model; empty: diffusion_bc is trained first", place=True)
     behaviour_steps: int | None = setting(
-        None, "updates of the behaviour policy that is trained first; null: as many as this run has", low=1, place=True
+        None,
+        "updates of the behaviour policy that is trained first; null: 50 times through the data, or as much less as this run has fewer "
+        "than 8,000 updates",
+        low=1,
+        place=True,
     )
     behaviour_hidden: list[int] = setting([512, 512, 512], "widths of its hidden layers", low=1, place=True)
     behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True)
@@ -189,4 +195,5 @@ def clone(config: TrainConfig, dataset: Dataset) -> Path:
     """The run of the behaviour policy, trained now unless it is there."""
     c, kind = config.algo, registry.get("algo", "diffusion_bc")
     algo = kind.Config(hidden=list(c.behaviour_hidden), learning_rate=c.behaviour_learning_rate)
-    return parts.train_first(config, dataset, algo, c.behaviour_steps or config.steps, "behaviour-diffusion_bc", "behaviour")
+    steps = c.behaviour_steps or math.ceil(EPOCHS * len(dataset) / algo.batch_size * min(1.0, config.steps / PUBLISHED))
+    return parts.train_first(config, dataset, algo, steps, "behaviour-diffusion_bc", "behaviour")

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl import parts, registry
+from offrl import parts, registry, rng
+from offrl.algorithm import Metrics, TrainState
 from offrl.backbones.asking import round_digits
 from offrl.backbones.sequence import SequenceAlgorithm, SequenceSettings
 from offrl.backbones.valued import Valued, ValuedSettings, v_of_policy
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Sampler
-from offrl.data.sequences import RETURNS, drawn_episodes
+from offrl.data.samplers import Batch, Sampler
+from offrl.data.sequences import RETURNS, VALID, drawn_episodes
 from offrl.errors import UserError
+from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings import setting
 
@@ -53,8 +55,8 @@ def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.
 class QDT(Valued, SequenceAlgorithm):
     """DT that learns from returns which a good policy could have earned from where the data went, by CQL's values.
 
-    Each return is mended by itself. A step's return then says less of the steps before it, so a long context, which also tells where the
-    episode came from, can outweigh it: on data whose episodes are to be joined, a short one does better.
+    Each return is mended by itself, so those of an episode need not add up. Within a window they do, as when acting: the last one is the
+    mended one, an earlier one the rewards until there and that. Where a window ends is drawn anew in each update.
 
     CQL bounds values from below, so a return is only ever raised to what is likely to be had. Asking for a return works as in DT, with
     the largest mended return from a first step as the default.
@@ -62,6 +64,7 @@ class QDT(Valued, SequenceAlgorithm):
 
     Config = QDTConfig
     suitable = "cql, or another actor-critic"
+    values_ratio = 5  # 500,000 updates of CQL, then 100,000
 
     @classmethod
     def teacher(cls, config: Any) -> Any:
@@ -82,6 +85,21 @@ class QDT(Valued, SequenceAlgorithm):
 
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), made=self.judge)  # type: ignore[type-var]
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        cut, key = rng.split(key)
+        return super().actor_loss(actor, state, self.shortened(batch, cut), key)
+
+    def shortened(self, batch: Batch, key: Tensor) -> Batch:
+        """Windows that end after a random number of their steps, with returns that follow from the mended one of their last step."""
+        valid = batch[VALID]
+        place, many = valid.cumsum(-1) - 1, valid.sum(-1)
+        last = rng.randint(key, tuple(many.shape), many).unsqueeze(-1)
+        rewards = torch.where(valid & (place < last), self.recorded(batch["rewards"]), 0.0)
+        mended = torch.where(valid & (place == last), batch[RETURNS], 0.0).sum(-1, keepdim=True)
+        valid = valid & (place <= last)
+        returns = rewards.flip(-1).cumsum(-1).flip(-1) + mended
+        return {**batch, VALID: valid, RETURNS: torch.where(valid, returns, 0.0)}
 
     def judge(self, dataset: Dataset) -> dict[str, Tensor]:
         """The mended returns to go of every row."""

@@ -50,7 +50,10 @@ class TTConfig:
     clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0)
     warmup_steps: int | None = setting(None, "updates until the learning rate is reached; null: once through the data", low=0)
     decay_steps: int | None = setting(
-        None, "updates of the cosine down to a tenth of the learning rate, at which it stays; null: 20 times through the data", low=1
+        None,
+        "updates of the cosine, after the warm-up, from the learning rate down; then it rises as it fell, and so on, but is never below a "
+        "tenth; null: 19 times through the data",
+        low=1,
     )
     batch_size: int = setting(256, "windows in a batch", low=1)
     context: int = setting(10, "steps of a window", low=2)
@@ -208,7 +211,7 @@ class TT(Algorithm):
         rows = int(dataset.episode_lengths()[drawn_episodes(dataset)].sum())
         epoch = -(-rows // config.batch_size)
         warmup = epoch if config.warmup_steps is None else config.warmup_steps
-        decay = 20 * epoch if config.decay_steps is None else config.decay_steps
+        decay = 19 * epoch if config.decay_steps is None else config.decay_steps
         return dataclasses.replace(config, warmup_steps=warmup, decay_steps=decay)
 
     def build(self) -> dict[str, nn.Module]:
@@ -247,7 +250,7 @@ class TT(Algorithm):
         c = self.config
         return Adam(
             c.learning_rate, beta2=0.95, weight_decay=c.weight_decay, decayed=self.decayed, clip_norm=c.clip_norm,
-            schedule="cosine", decay_steps=c.decay_steps or 1, floor=0.1, warmup_steps=c.warmup_steps or 0,
+            schedule="cosine_cycle", decay_steps=c.decay_steps or 1, floor=0.1, warmup_steps=c.warmup_steps or 0,
         )  # fmt: skip
 
     def extras(self, params: dict[str, Params]) -> Tree:

@@ -54,6 +54,7 @@ class VADT(Valued, WindowAlgorithm):
 
     Config = VADTConfig
     suitable = "iql, xql or f_dvl"
+    values_ratio = 10  # 1,000,000 updates of IQL, then 100,000
 
     @classmethod
     def teacher(cls, config: Any) -> Any:

@@ -97,7 +97,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 def compose(values: Mapping[str, Any]) -> TrainConfig:
     """Settings of a run from {name: value}, names as on the command line.
 
-    In this order, later ones win: defaults of the dataclasses; configs/dataset, configs/algo and the experiment that belongs to the data
+    In this order, later ones win: defaults of the dataclasses; configs/algo, configs/dataset and the experiment that belongs to the data
     set; the file named by `config`; `values`. `resume` starts from a run's own settings instead. Raises UserError.
     """
     from omegaconf import OmegaConf

@@ -27,14 +27,16 @@ class Adam:
     decayed: frozenset[str] | None = None  # of the parameters of these names; None: of all
     clip_norm: float = 0.0  # largest norm of the whole gradient; 0: no clipping
     clip_value: float = 0.0  # largest size of each of its entries; 0: no clipping
-    schedule: str = "constant"  # constant | cosine: to 0 after `decay_steps` updates | linear: to 0
+    # constant | cosine: to 0 after `decay_steps` updates | linear: to 0 | cosine_cycle: to 0 in the `decay_steps` after the warm-up, and
+    # then up again, and so on
+    schedule: str = "constant"
     decay_steps: int = 0
     floor: float = 0.0  # the schedule's factor stays at this where it would fall below
     warmup_steps: int = 0  # linear from 0
 
     def __post_init__(self) -> None:
-        if self.schedule not in ("constant", "cosine", "linear"):
-            raise ValueError(f"schedule is {self.schedule!r}; it must be constant, cosine or linear")
+        if self.schedule not in ("constant", "cosine", "linear", "cosine_cycle"):
+            raise ValueError(f"schedule is {self.schedule!r}; it must be constant, cosine, linear or cosine_cycle")
         if self.schedule != "constant" and self.decay_steps <= 0:
             raise ValueError(f"the {self.schedule} schedule needs decay_steps > 0")
 
@@ -43,7 +45,9 @@ class Adam:
         factor = torch.ones_like(count)
         if self.schedule != "constant":
             done = (count / self.decay_steps).clamp(max=1.0)
-            factor = 0.5 * (1.0 + torch.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
+            if self.schedule == "cosine_cycle":
+                done = ((count + 1.0 - self.warmup_steps) / self.decay_steps).clamp(min=0.0)
+            factor = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + torch.cos(math.pi * done))
             if self.floor:
                 factor = factor.clamp(min=self.floor)
         if self.warmup_steps:

@@ -61,10 +61,11 @@ class WindowSettings:
 class Steps(nn.Module):
     """Several tokens a step, each embedded linearly; those of a step share a learnt embedding of its time."""
 
-    def __init__(self, sizes: Mapping[str, int], config: Any, post_norm: bool = False) -> None:
-        """sizes: numbers in each kind of token, in their order within a step."""
+    def __init__(self, sizes: Mapping[str, int], config: Any, post_norm: bool = False, hidden: str = "") -> None:
+        """sizes: numbers in each kind of token, in their order within a step. hidden: a kind to which no token attends, not even itself,
+        but for the one of a window's first step."""
         super().__init__()
-        c, self.kinds, self.rate = config, tuple(sizes), config.dropout
+        c, self.kinds, self.rate, self.hidden = config, tuple(sizes), config.dropout, hidden
         self.embed = nn.ModuleDict({kind: Affine(size, c.width) for kind, size in sizes.items()})
         self.time = Table(c.max_timestep or 1, c.width)  # it is found from the data, and a grid is checked before that
         self.norm = Norm(c.width)
@@ -76,7 +77,17 @@ class Steps(nn.Module):
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
         if key is not None:
             x = drop(x, self.rate, key, OUTER)
-        mask = None if valid is None else visible(valid.repeat_interleave(many, -1), x.shape[-2])
+        if self.hidden and valid is None:
+            valid = torch.ones_like(timesteps, dtype=torch.bool)
+        mask = None
+        if valid is not None:
+            rows = valid.repeat_interleave(many, -1)
+            mask = visible(rows, x.shape[-2])
+            if self.hidden:
+                first = valid & (valid.cumsum(-1) == 1)
+                shown = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
+                # padding goes on seeing itself, so that no row of weights is empty
+                mask = mask & (shown.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
         x = self.trunk(x, mask, key).unflatten(-2, (-1, many))
         return {kind: x[..., i, :] for i, kind in enumerate(self.kinds)}
 
@@ -84,10 +95,12 @@ class Steps(nn.Module):
 class StepPolicy(nn.Module):
     """`Steps`, and the distribution of the action read from what became of one kind of token."""
 
-    def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any, read: str = "observation", post_norm: bool = False) -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], config: Any, spec: Any, read: str = "observation", post_norm: bool = False, hidden: str = ""
+    ) -> None:
         super().__init__()
         self.read = read
-        self.steps = Steps(sizes, config, post_norm)
+        self.steps = Steps(sizes, config, post_norm, hidden)
         self.head = make_policy(config.policy, config.width, spec.action_dim, spec.num_actions, [], init="gpt")
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from offrl.config import TrainConfig
 
 CHUNK = 16_384  # rows whose values are computed at once
+MOST_STEPS = 1_000_000  # of values that are trained first: what is published, however long the run that takes them
 
 
 @dataclass
@@ -29,11 +30,19 @@ class ValuedSettings:
     values: str = setting("", "a trained run whose values are used; empty: one is trained first", place=True)
     values_id: str = setting("", "which one that is; filled in")
     values_settings: dict[str, Any] = setting({}, "its algorithm's settings; filled in")
-    values_steps: int | None = setting(None, "updates of the run that is trained first; null: as many as this run has", low=1, place=True)
+    values_steps: int | None = setting(
+        None,
+        "updates of the run that is trained first; null: in the published proportion to this run's (vadt: 10 times as many, qdt: 5, "
+        "gadt: 1), but more than 1,000,000 only where this run has more",
+        low=1,
+        place=True,
+    )
 
 
 class Valued(Algorithm):
     """Base of what takes the values of another run, trained with the same data and normalisation. One such run serves all seeds."""
+
+    values_ratio: ClassVar[int] = 1  # updates of the values for each of this algorithm's, as published
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.teacher(config)  # read here, for what the one run of values is trained with cannot be in a grid (`replicas.structural`)
@@ -50,7 +59,8 @@ class Valued(Algorithm):
         c, path = config.algo, config.algo.values
         if not path:
             teacher = cls.teacher(c)
-            path = str(parts.train_first(config, dataset, teacher, c.values_steps or config.steps, f"values-{teacher.name}", "values"))
+            steps = c.values_steps or max(config.steps, min(cls.values_ratio * config.steps, MOST_STEPS))
+            path = str(parts.train_first(config, dataset, teacher, steps, f"values-{teacher.name}", "values"))
         part = parts.named(path, dataset, "values")
         cls.accept(part)
         algo = dataclasses.replace(c, values=path, values_id=part.identity, values_settings=part.settings)

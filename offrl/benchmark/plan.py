@@ -33,7 +33,7 @@ class BenchmarkConfig:
     algos: list[str] = setting(["bc", "td3_bc", "iql"], "algorithms; ALGO.NAME=VALUE sets something for one of them: iql.temperature=5")
     datasets: list[str] = setting([], "only these data sets of the suite; for suite=own, its files or names")
     seeds: Any = setting(5, "how many seeds (0, 1, ...) or a list of seeds; all seeds of a cell train at once")
-    steps: int | None = setting(None, "updates of each seed; null: the suite's", low=1)
+    steps: int | None = setting(None, "updates of each seed; null: the suite's, or else the algorithm's own", low=1)
     name: str | None = setting(None, "the benchmark's folder in runs_dir; null: the suite's name")
     runs_dir: str = setting("runs", "where the benchmark's folder is made")
     launcher: str = setting("serial", "what runs the cells: serial, joblib, ray, slurm, slurm_local; launcher.NAME=VALUE sets it up")
@@ -168,7 +168,7 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
     A folder holds one suite with one list of seeds. A later command may add algorithms and data sets to it, and updates to its cells.
     Raises UserError for a folder with something else in it, and for a cell that was trained with other settings.
     """
-    seeds, steps = seed_list(command.config.seeds), max(c.config.steps for c in cells)
+    seeds = seed_list(command.config.seeds)
     old = read_record(folder)
     if old is None and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise UserError(f"{folder} is no benchmark's folder and not empty; choose another name= or runs_dir=")
@@ -176,16 +176,21 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
         for what, there, here in (("suite", old["suite"], suite.name), ("seeds", old["seeds"], seeds)):
             if there != here:
                 raise UserError(f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name=")
-        if steps < old["steps"]:
-            raise UserError(f"{folder} holds a benchmark of {old['steps']:,} updates, this one has {steps:,}; choose another name=")
+        before = {c["run"]: int(c.get("steps", old["steps"])) for c in old["cells"]}
+        for cell in cells:
+            if cell.config.steps < before.get(cell.run, 0):
+                raise UserError(
+                    f"{folder} holds {cell.run} with {before[cell.run]:,} updates, here it has {cell.config.steps:,}; choose another name="
+                )
     for cell in cells:
         if (folder / cell.run / runs.RECORD).exists():
             there = runs.read_record(folder / cell.run)["identity"]
             change = runs.change(there, json.loads(json.dumps(runs.identity(cell.config), default=str)))
             if change:
                 raise UserError(f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to them")
-    mine = [{"dataset": c.dataset, "algorithm": c.algorithm, "run": c.run} for c in cells]
+    mine = [{"dataset": c.dataset, "algorithm": c.algorithm, "run": c.run, "steps": c.config.steps} for c in cells]
     kept = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in mine}]
+    steps = max(c.config.steps for c in cells) if old is None else max(old["steps"], *(c.config.steps for c in cells))
     record: dict[str, Any] = {"version": VERSION, "suite": suite.name, "seeds": seeds, "steps": steps, "cells": [*kept, *mine]}
     references, source = _references(suite, record["cells"])
     if references:

@@ -54,7 +54,7 @@ def show(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
                 notes.setdefault(why, [])
                 notes[why] += [c["dataset"]] * (c["dataset"] not in notes[why])
             if status.get("steps", 0) < record["steps"]:
-                notes.setdefault(f"after {status.get('steps', 0):,} updates only", []).append(c["run"])
+                notes.setdefault(f"after {status.get('steps', 0):,} updates", []).append(c["run"])
             if not results:
                 columns.setdefault(algorithm, {})[c["dataset"]] = "-"
             for result in results:

@@ -77,6 +77,8 @@ class Trunk(nn.Module):
         if tune == "adapters":
             learning = {id(p) for p in adapt(base, language, layers, rank, alpha, biases)}
         else:
+            if not talks and hasattr(base, "wpe"):
+                still |= {id(p) for p in base.wpe.parameters()}  # see `forward`
             learning = {id(p) for p in base.parameters()} - still
         language.model.requires_grad_(False)  # peft looks at what is shared as its own
         replace_dropout(base, dropout)
@@ -88,7 +90,10 @@ class Trunk(nn.Module):
         self.placed = "position_ids" in inspect.signature(base.forward).parameters
 
     def forward(self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None) -> Tensor:
-        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. A token's position: how many it sees before it."""
+        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. A token's position: how many it sees before it.
+
+        What a GPT-2 adds for a position (its `wpe`) is left out: embedded tokens say when they are.
+        """
         return self._run(self.base, {"inputs_embeds": x}, x.shape[0], mask, key)[0]
 
     def train(self, mode: bool = True) -> Trunk:
@@ -111,6 +116,8 @@ class Trunk(nn.Module):
         for layer in self.drops:
             layer.key = inner
         places = {"position_ids": mask.sum(-1).squeeze(1) - 1} if self.placed else {}
+        if places and "inputs_embeds" in inputs and hasattr(self.base, "wpe"):
+            inputs = {"inputs_embeds": given - self.base.wpe(places["position_ids"])}  # which the model is about to add
         try:
             return model(**inputs, **places, attention_mask=bias, use_cache=False, return_dict=False)
         finally:

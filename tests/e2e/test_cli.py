@@ -344,6 +344,16 @@ def test_the_first_slice_is_a_whole_pattern_and_no_measure_of_speed(offrl: Offrl
     assert second["step"] == 10 and second["updates_per_second"] > 0
 
 
+def test_a_schedule_that_is_longer_than_the_run(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log says at what learning rate the actor's schedule is cut off, once, unless the run is a trial or quiet."""
+    command = "train algo=iql seeds=1 algo.decay_steps=60"
+    note = "the actor's learning rate falls over 60 updates (algo.decay_steps); this run ends at 75% of it\n"
+    assert "falls over" not in offrl(f"{command} name=trial").out
+    monkeypatch.setattr(sys.modules["offrl.train"], "PAYS_FROM", 20)
+    long, quiet = offrl(command), offrl(f"{command} name=quiet quiet=true")
+    assert long.out.count(note) == 1 and not long.err and "falls over" not in quiet.out
+
+
 def test_what_critics_expect_is_logged(offrl: Offrl) -> None:
     """Q(s0, pi(s0)) less the discounted return of the episode, in the units of the data; nothing without a critic."""
     for algo in ("td3_bc", "iql", "bc"):

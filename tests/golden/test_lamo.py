@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,8 @@ def lora(x: np.ndarray, w: dict[str, np.ndarray], name: str) -> np.ndarray:
     return x @ w[name + ".base_layer.weight"] + w[name + ".base_layer.bias"] + ALPHA / RANK * low
 
 
-def gpt2(x: np.ndarray, places: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
-    """One block on tokens [T, D] of one sequence without padding."""
-    x = x + w["wpe.weight"][places]
+def gpt2(x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
+    """One block on tokens [T, D] of one sequence without padding, without GPT-2's embeddings of positions."""
     q, k, v = np.split(lora(norm(x, w, "h.0.ln_1"), w, "h.0.attn.c_attn"), 3, -1)
     seen = []
     for h in range(H):
@@ -95,7 +95,7 @@ def policy(w: dict[str, np.ndarray], b: int, first: int, last: int) -> np.ndarra
     tokens = {"return": X[RETURNS][b, rows, None] / SCALE, "observation": X["observations"][b, rows], "action": X["actions"][b, rows]}
     x = np.stack([embed(tokens[kind], w, kind) for kind in tokens], 1).reshape(-1, D)
     x = norm(x, w, "steps.norm") + np.repeat(w["steps.time.weight"][X[STEPS][b, rows]], 3, 0)
-    y = gpt2(x, np.arange(len(x)), w)[1::3]
+    y = gpt2(x, w)[1::3]
     y = gelu(y @ w["head.net.layers.0.weight"].T + w["head.net.layers.0.bias"])
     return y @ w["head.net.head.weight"].T + w["head.net.head.bias"]
 
@@ -152,6 +152,33 @@ def test_actions_while_the_window_grows_and_slides() -> None:
         found = algorithm.policy.mode(algorithm.last(state, part))[0]
         expected = policy(w, 0, max(0, t - 3), t)[-1]
         np.testing.assert_allclose(found.numpy(), expected.clip(-1, 1), atol=1e-4)
+
+
+@pytest.mark.parametrize("tune", ["adapters", "all"])
+def test_positions_are_of_texts_alone(tune: str, tmp_path: Path) -> None:
+    """Whatever GPT-2 adds for a position, embedded tokens of any length and padding become the same; a text does not."""
+    import transformers
+
+    from offrl.nn.adapted import Trunk
+    from offrl.nn.language import find
+    from offrl.nn.transformer import visible
+
+    words = {"vocab_size": 9, "bos_token_id": None, "eos_token_id": None}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=D, n_layer=2, n_head=H, **words)).save_pretrained(tmp_path)
+    x = torch.tensor(G.normal(size=(2, 6, D)), dtype=torch.float32)
+    mask = visible(torch.tensor([[True] * 6, [False, False, True, True, True, True]]), 6)
+    for talks in (False, True):
+        trunk = Trunk(find(str(tmp_path)), tune=tune, talks=talks)
+        own = {**dict(trunk.named_buffers(remove_duplicate=False)), **dict(trunk.named_parameters(remove_duplicate=False))}
+        name = next(n for n in own if n.endswith("wpe.weight"))
+        assert (name in dict(trunk.named_parameters())) == (talks and tune == "all")
+        other = {**own, name: 50.0 * own[name]}
+        for given in ((x, mask), (x, None), (x[:1, :3], None)):
+            torch.testing.assert_close(torch.func.functional_call(trunk, other, given, tie_weights=False), trunk(*given), atol=1e-5, rtol=0)
+    text = torch.arange(5).unsqueeze(0)
+    before = float(trunk.text_loss(text).detach())
+    (trunk.get_parameter if tune == "all" else trunk.get_buffer)(name).data.mul_(50.0)
+    assert abs(float(trunk.text_loss(text).detach()) - before) > 1e-3
 
 
 def test_update_trains_adapters_and_heads_and_nothing_frozen() -> None:

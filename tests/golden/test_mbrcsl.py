@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 import offrl
-from offrl import checkpoint, registry, rng
+from offrl import checkpoint, parts, registry, rng
+from offrl.algorithms.mbrcsl import clone
+from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.step import make_step, stack
@@ -187,6 +189,18 @@ def test_a_run_makes_its_parts_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run.record["identity"]["algo"]["imagined_id"] == other.record["identity"]["algo"]["imagined_id"] != ""
     with pytest.raises(UserError, match="remembers"):  # a policy with a memory cannot play
         offrl.train("mbrcsl", "point-stitch", settings={**settings, "algo.behaviour": str(run.dir)}, **common)
+
+
+@pytest.mark.parametrize(("steps", "given", "expected"), [(8_000, None, 100), (80_000, None, 100), (2_000, None, 25), (10, 7, 7)])
+def test_updates_of_the_behaviour_policy(steps: int, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50 times through 512 rows, in batches of 256, beside 8,000 updates."""
+    asked: list[int] = []
+    monkeypatch.setattr(parts, "train_first", lambda config, dataset, algo, steps, label, setting: asked.append(steps))
+    dataset = Dataset.from_arrays(
+        np.zeros((512, 1)), np.zeros((512, 1)), np.zeros(512), np.arange(512) == 511, action_low=-1.0, action_high=1.0
+    )
+    clone(TrainConfig(algo=registry.get("algo", "mbrcsl").Config(behaviour_steps=given), steps=steps), dataset)
+    assert asked == [expected]
 
 
 def test_published_defaults() -> None:

@@ -97,6 +97,10 @@ def test_first_update_is_one_learning_rate_long() -> None:
         ({"schedule": "cosine", "decay_steps": 100, "floor": 0.1}, {0: 1.0, 25: 0.853553, 75: 0.146447, 90: 0.1, 100: 0.1, 250: 0.1}),
         ({"schedule": "cosine", "decay_steps": 10, "floor": 0.1, "warmup_steps": 4}, {0: 0.25, 1: 0.487764, 9: 0.1, 20: 0.1}),
         ({"warmup_steps": 4}, {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 50: 1.0}),
+        (  # the Trajectory Transformer's: 10 updates up, 100 down, 100 up again
+            {"schedule": "cosine_cycle", "decay_steps": 100, "floor": 0.1, "warmup_steps": 10},
+            {0: 0.1, 4: 0.5, 9: 1.0, 34: 0.853553, 59: 0.5, 84: 0.146447, 109: 0.1, 134: 0.146447, 159: 0.5, 209: 1.0, 259: 0.5, 309: 0.1},
+        ),
         ({"schedule": "linear", "decay_steps": 10, "warmup_steps": 4}, {0: 0.25, 1: 0.45, 2: 0.6, 3: 0.7, 4: 0.6, 10: 0.0}),
     ],
 )
@@ -118,7 +122,7 @@ def test_scheduled_updates_equal_torch_optim() -> None:
 
 
 def test_impossible_schedules_are_refused() -> None:
-    with pytest.raises(ValueError, match="'step'; it must be constant, cosine or linear"):
+    with pytest.raises(ValueError, match="'step'; it must be constant, cosine, linear or cosine_cycle"):
         Adam(schedule="step")
     with pytest.raises(ValueError, match="cosine schedule needs decay_steps > 0"):
         Adam(schedule="cosine")

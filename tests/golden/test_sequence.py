@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offrl import registry, rng
+from offrl import parts, registry, rng
 from offrl.algorithms.modt import kmeans, shortest
 from offrl.algorithms.qdt import relabel
 from offrl.config import TrainConfig
@@ -68,8 +68,10 @@ def affine(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
     return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
 
-def reference(x: np.ndarray, p: dict[str, np.ndarray], layers: int, heads: int, valid: np.ndarray, post_norm: bool = False) -> np.ndarray:
-    """Token by token, head by head."""
+def reference(
+    x: np.ndarray, p: dict[str, np.ndarray], layers: int, heads: int, valid: np.ndarray, post_norm: bool = False, shown: Any = None
+) -> np.ndarray:
+    """Token by token, head by head. shown: which tokens of a batch are attended to at all."""
     batch, tokens, width = x.shape
     size = width // heads
     for i in range(layers):
@@ -78,7 +80,7 @@ def reference(x: np.ndarray, p: dict[str, np.ndarray], layers: int, heads: int, 
         seen = np.zeros_like(x)
         for b in range(batch):
             for t in range(tokens):
-                may = [s for s in range(t + 1) if valid[b, s] or s == t]
+                may = [s for s in range(t + 1) if (valid[b, s] or s == t) and (shown is None or shown[b, s])]
                 for h in range(heads):
                     part = slice(h * size, (h + 1) * size)
                     q = qkv[b, t, part]
@@ -318,6 +320,38 @@ def test_edt_losses() -> None:
     assert float(loss) == pytest.approx(imitation + 0.5 * promise + 0.001 * entropy[valid].mean() + model, rel=1e-4)
 
 
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_edt_hides_returns_but_the_first(padding: str) -> None:
+    """As in the authors' mask: nothing attends to the return of a later step, also not that return itself."""
+    dataset = data()
+    algorithm = make("edt", dataset, activation="relu", padding=padding)
+    p = scramble(algorithm.modules["actor"])
+    actor = {k: torch.tensor(v, dtype=torch.float32) for k, v in p.items()}
+    batch = batch_of(algorithm, dataset, [3, 1, 7])  # windows of 4, 2 and 2 steps
+    valid = batch["valid"].numpy()
+
+    def outputs(batch: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        (mean,), _, _, following = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
+        return mean.numpy(), following.numpy()
+
+    time = p["steps.time.weight"][batch["timesteps"].numpy()]
+    tokens = [affine(x.double().numpy(), p, f"steps.embed.{kind}") + time for kind, x in algorithm.tokens(batch).items()]
+    x = layer_norm(np.stack(tokens, 2).reshape(3, -1, 8), p, "steps.norm")
+    shown = np.ones((3, 4, 4), bool)
+    shown[:, :, 1] = valid & (valid.cumsum(1) == 1)
+    shown[~valid] = True  # padding is looked at by padding only
+    trunk = {k.removeprefix("steps.trunk."): v for k, v in p.items()}
+    h = reference(x, trunk, 2, 2, np.repeat(valid, 4, 1), post_norm=True, shown=shown.reshape(3, 16))
+    mean, following = outputs(batch)
+    np.testing.assert_allclose(mean[valid], np.tanh(affine(h[:, 1::4], p, "head.net.head"))[valid], atol=2e-5)
+    np.testing.assert_allclose(following[valid], affine(h[:, 3::4], p, "next")[valid], atol=5e-5)
+    for step in range(4):  # of the window of 4 steps: the first return tells of all that comes, a later one of its own action
+        moved = {**batch, "returns_to_go": batch["returns_to_go"].clone()}
+        moved["returns_to_go"][0, step] = 2.0
+        changed = np.abs(outputs(moved)[0] - mean)[0].max(-1) > 1e-6
+        assert changed.tolist() == ([True] * 4 if step == 0 else [i == step for i in range(4)])
+
+
 def test_edt_takes_the_history_that_promises_most() -> None:
     dataset = data()
     algorithm = make("edt", dataset, stride=1)
@@ -370,6 +404,61 @@ def test_qdt_mends_returns() -> None:
     found = relabel(rewards, values, np.array([0, 3]), np.array([3, 5]))
     # from the end: 0; 0 + max(0, 1); 1 + max(1, 4) | 5; 2 + max(5, 3)
     assert found.tolist() == [5.0, 1.0, 0.0, 7.0, 5.0]
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_qdt_returns_add_up_within_a_window(padding: str) -> None:
+    """The mended return counts at a window's last step, wherever that is drawn; those before it are rewards and that."""
+    dataset = scale_rewards(data(), 0.5, 0.0)
+    algorithm = make("qdt", dataset, padding=padding, target_return=10.0, return_scale=5.0)
+    batch = windows(SequenceSampler(4, left=padding == "left").prepare(dataset), torch.tensor([3, 1, 10] * 200), 4, padding == "left")
+    g = torch.Generator().manual_seed(0)
+    batch["returns_to_go"] = torch.where(batch["valid"], 10.0 * torch.rand(600, 4, generator=g), 0.0)  # mended
+    key = rng.make_key(3)
+    short, lengths = algorithm.shortened(batch, rng.split(key)[0]), []
+    for b, row in enumerate((3, 1, 10) * 200):
+        steps = torch.nonzero(batch["valid"][b]).flatten().tolist()
+        kept = torch.nonzero(short["valid"][b]).flatten().tolist()
+        assert kept == steps[: len(kept)]
+        left = float(batch["returns_to_go"][b, kept[-1]])
+        for i in range(len(kept) - 1, -1, -1):
+            if i < len(kept) - 1:
+                left += row + i  # what the data say: rewards are numbers of rows, as recorded
+            assert float(short["returns_to_go"][b, kept[i]]) == pytest.approx(left, rel=1e-5)
+        assert short["returns_to_go"][b].count_nonzero() <= len(kept)
+        lengths.append((len(steps), len(kept)))
+    for n in (1, 2, 4):
+        share = [lengths.count((n, k)) / 200 for k in range(1, n + 1)]
+        np.testing.assert_allclose(share, 1 / n, atol=0.12)
+    p = scramble(algorithm.modules["actor"])
+    params = {k: torch.tensor(v, dtype=torch.float32) for k, v in p.items()}
+    some = {k: v[:12] for k, v in batch.items()}
+    brief = algorithm.shortened(some, rng.split(key)[0])
+    loss, _ = algorithm.actor_loss(params, algorithm.init(0), some, key)
+    error = ((dt_actions(p, brief, 5.0) - some["actions"].numpy()) ** 2).mean(-1)
+    assert float(loss) == pytest.approx(error[brief["valid"].numpy()].mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "given", "expected"),
+    [
+        ("vadt", 100, None, 1_000), ("qdt", 100, None, 500), ("gadt", 100, None, 100), ("vadt", 100_000, None, 1_000_000),
+        ("qdt", 100_000, None, 500_000), ("vadt", 200_000, None, 1_000_000), ("vadt", 3_000_000, None, 3_000_000), ("qdt", 100, 7, 7),
+    ],
+)  # fmt: skip
+def test_values_that_come_first_have_their_published_share(
+    name: str, steps: int, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def train_first(config: TrainConfig, dataset: Dataset, algo: Any, steps: int, label: str, setting: str) -> Path:
+        raise Asked(steps)
+
+    monkeypatch.setattr(parts, "train_first", train_first)
+    kind = registry.get("algo", name)
+    with pytest.raises(Asked, match=f"^{expected}$"):
+        kind.prerequisites(TrainConfig(algo=kind.Config(values_steps=given), steps=steps), data())
 
 
 def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:

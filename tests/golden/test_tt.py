@@ -177,7 +177,11 @@ def test_published_defaults() -> None:
     published |= {"beam_expand": 2, "action_cdf": 0.6, "observation_top_k": 1, "plan_context": 5, "plan_every": 1, "plan_longest": None}
     assert {k: getattr(c, k) for k in published} == published
     adam = make(data(), batch_size=8).optimizer("trajectory")
-    assert (adam.beta1, adam.beta2, adam.warmup_steps, adam.decay_steps, adam.floor) == (0.9, 0.95, 8, 160, 0.1)
+    assert (adam.beta1, adam.beta2, adam.warmup_steps, adam.decay_steps, adam.floor) == (0.9, 0.95, 8, 152, 0.1)
+    for k in (1, 8, 20, 84, 160, 200, 312):  # the authors' rule: down to the 20th time through the data, and up again
+        t = k / 8
+        share = t if t < 1 else max(0.1, 0.5 * (1 + math.cos(math.pi * (t - 1) / 19)))
+        assert float(adam.rate(torch.tensor(k - 1.0))) == pytest.approx(6e-4 * share, rel=1e-4)
 
 
 def test_the_whole_loss_weighs_by_kind() -> None:

@@ -34,9 +34,9 @@ def cells(tmp_path: Path, **values: Any) -> tuple[plan.Command, suites.Suite, li
 
 
 @pytest.mark.parametrize("name", [n for n in config_names("suite") if n != "own"])
-def test_each_suite_has_steps_a_protocol_and_data_sets_that_can_be_named(name: str) -> None:
+def test_each_suite_has_a_protocol_and_data_sets_that_can_be_named(name: str) -> None:
     suite = suites.load(name)
-    assert suite.name == name and suite.steps == 1_000_000 and suite.settings["eval.episodes"] >= 10
+    assert suite.name == name and suite.steps is None and suite.settings["eval.episodes"] >= 10
     registry.names("task")
     for entry in suite.entries:
         family = name.partition("-")[0]
@@ -135,7 +135,7 @@ def test_settings_go_where_they_belong(tmp_path: Path) -> None:
     assert iql.algo.temperature == 5.0 and iql.dataset.reward_scale == 2.0 and bc.dataset.reward_scale == 1.0
     assert percent.dataset.top_fraction == 0.1 and percent.label == "percent_bc"
     assert {c.algo.batch_size for c in (bc, percent, iql)} == {32}
-    assert all(c.compare == [] and c.seeds == 2 and c.steps == 1_000_000 for c in (bc, percent, iql))
+    assert all(c.compare == [] and c.seeds == 2 and c.steps == 6_000 for c in (bc, percent, iql))
 
 
 def test_experiments_and_protocol(tmp_path: Path) -> None:
@@ -152,6 +152,18 @@ def test_experiments_and_protocol(tmp_path: Path) -> None:
     assert iql(eval__episodes=3).eval.episodes == 3  # the user's word counts most
     assert iql(experiment="none").algo.expectile == 0.7
     assert iql(steps=5).steps == 5
+
+
+def test_an_algorithm_s_own_length_counts_unless_a_suite_file_or_the_command_says_another(tmp_path: Path) -> None:
+    def steps(suite: str, **values: Any) -> dict[str, int]:
+        found = cells(tmp_path, suite=suite, datasets=["hopper-medium-v2"], algos=["iql", "dt", "tt"], **values)[2]
+        return {c.algorithm: c.config.steps for c in found}
+
+    assert steps("d4rl-gym") == steps("own") == {"iql": 1_000_000, "dt": 100_000, "tt": 195_313}
+    (tmp_path / "mine.yaml").write_text("steps: 700\ndatasets: [hopper-medium-v2]\n")
+    assert set(steps(str(tmp_path / "mine.yaml")).values()) == {700}
+    assert set(steps(str(tmp_path / "mine.yaml"), steps=5).values()) == {5}
+    assert steps("d4rl-gym", dt__steps=9) == {"iql": 1_000_000, "dt": 9, "tt": 195_313}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +208,7 @@ def test_a_benchmark_grows_and_keeps_what_it_is(tmp_path: Path) -> None:
     first = begin(tmp_path, algos=["bc"], seeds=2, steps=100)
     assert first == {
         "version": 1, "suite": "own", "seeds": [0, 1], "steps": 100,
-        "cells": [{"dataset": "builtin", "algorithm": "bc", "run": "bc-builtin"}],
+        "cells": [{"dataset": "builtin", "algorithm": "bc", "run": "bc-builtin", "steps": 100}],
     }  # fmt: skip
     assert json.loads((tmp_path / "own" / "benchmark.json").read_text()) == first
     assert begin(tmp_path, algos=["bc"], seeds=2, steps=100) == first
@@ -204,8 +216,10 @@ def test_a_benchmark_grows_and_keeps_what_it_is(tmp_path: Path) -> None:
     assert [c["run"] for c in more["cells"]] == ["bc-builtin", "iql-builtin"]
     with pytest.raises(UserError, match=r"holds a benchmark with seeds \[0, 1\], this one has \[0, 1, 2\]"):
         begin(tmp_path, algos=["bc"], seeds=3, steps=100)
-    with pytest.raises(UserError, match=r"of 100 updates, this one has 50"):
+    with pytest.raises(UserError, match=r"holds bc-builtin with 100 updates, here it has 50"):
         begin(tmp_path, algos=["bc"], seeds=2, steps=50)
+    shorter = begin(tmp_path, algos=["td3_bc"], seeds=2, steps=50)  # algorithms have lengths of their own
+    assert shorter["steps"] == 100 and [c["steps"] for c in shorter["cells"]] == [100, 100, 50]
     assert begin(tmp_path, algos=["bc"], seeds=2, steps=200)["steps"] == 200
 
 

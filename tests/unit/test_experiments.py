@@ -67,7 +67,7 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
     values = read_yaml(config_folder() / "experiment" / f"{experiment}.yaml")
     text = (config_folder() / "experiment" / f"{experiment}.yaml").read_text()
     assert text.startswith("# "), "the source is in the first lines"
-    assert set(values) <= {"match", "per", "algo", "dataset", "eval"}  # not the length of a run, which a suite decides
+    assert set(values) <= {"match", "per", "algo", "dataset", "eval", "steps"}
     mine = [d for d in (*D4RL, *OGBENCH, *MINARI, *TEXT, "builtin") if found(algo, d) == experiment]
     asked_for = not experiments._experiment_file(experiment)[0]
     assert bool(mine) != asked_for
@@ -189,12 +189,15 @@ HAND_PICKED = {  # (algorithm, data set) -> numbers from specification A
     ("f_dvl", "antmaze-umaze-v2"): {"divergence": "total_variation", "greediness": 0.8},
     ("f_dvl", "kitchen-mixed-v0"): {"divergence": "reverse_kl", "gumbel_temperature": 8.0, "temperature": 0.5},
     ("iql", "antmaze-umaze-v2"): {"expectile": 0.9, "temperature": 10.0},
-    ("rambo", "halfcheetah-medium-expert-v2"): {"horizon": 5, "adversarial_weight": 0.0, "clone_epochs": 50},
+    ("rambo", "halfcheetah-medium-expert-v2"): {"horizon": 5, "adversarial_weight": 0.0, "clone_epochs": 50, "model_learning_rate": 3e-4},
     ("rambo", "hopper-random-v2"): {"horizon": 2, "adversarial_weight": 3e-4},
     ("rambo", "walker2d-medium-expert-v2"): {"horizon": 2, "adversarial_weight": 3e-4},
-    ("rambo", "walker2d-medium-replay-v2"): {"horizon": 5, "adversarial_weight": 0.0},
-    ("rambo", "antmaze-large-play-v2"): {"adversarial_weight": 3e-4, "clone_epochs": 0, "random_rollouts": True},
-    ("rambo", "antmaze-umaze-v2"): {"adversarial_weight": 3e-4, "clone_epochs": 0, "random_rollouts": False},
+    ("rambo", "walker2d-medium-replay-v2"): {"horizon": 5, "adversarial_weight": 0.0, "model_learning_rate": 3e-4, "rollout_every": 250},
+    ("rambo", "walker2d-random-v2"): {"horizon": 5, "adversarial_weight": 0.0, "model_learning_rate": 0.0},
+    ("rambo", "antmaze-large-play-v2"): {"adversarial_weight": 3e-4, "model_learning_rate": 3e-4, "clone_epochs": 0, "retain": 5},
+    ("rambo", "antmaze-umaze-v2"): {"adversarial_weight": 3e-4, "model_learning_rate": 3e-4, "clone_epochs": 0, "random_rollouts": False},
+    ("rambo", "antmaze-umaze-diverse-v2"): {"adversarial_weight": 0.0, "model_learning_rate": 0.0, "rollout_every": 1000},
+    ("rambo", "antmaze-medium-play-v2"): {"adversarial_weight": 0.0, "model_learning_rate": 0.0, "random_rollouts": True},
     ("mopo", "halfcheetah-medium-v2"): {"horizon": 5, "penalty": 0.5, "actor_schedule": "cosine", "decay_steps": 3_000_000},
     ("mopo", "/data/hopper_medium_replay.hdf5"): {"horizon": 5, "penalty": 2.5},
     ("mopo", "walker2d-medium-replay-v2"): {"horizon": 1, "penalty": 2.5},
@@ -223,6 +226,7 @@ def test_numbers_of_the_sources(algo: str, dataset: str) -> None:
         ("cql", "antmaze-umaze-v2", {"reward_scale": 10.0, "reward_shift": -5.0, "normalize_observations": False}),
         ("rebrac", "antmaze-umaze-v2", {"reward_scale": 100.0, "reward_shift": 0.0}),
         ("xql", "hopper-medium-v2", {"reward_by_return_range": 1000.0, "normalize_observations": False}),
+        ("rambo", "antmaze-umaze-v2", {"reward_shift": -1.0, "normalize_observations": True}),
         ("awac", "antmaze-umaze-v2", {"reward_shift": -1.0, "normalize_observations": True}),
     ],
 )
@@ -306,6 +310,35 @@ def test_a_run_that_is_told_otherwise() -> None:
     assert plain.experiment == "none" and plain.match == [] and plain.algo.critic_bc == 0.01
     own = settings("rebrac", "/data/hopper_mixed.hdf5")  # the suite's file without a row: the defaults
     assert own.experiment == "rebrac/d4rl-gym" and own.match == [] and own.algo.actor_bc == 0.01
+
+
+@pytest.mark.parametrize(
+    ("algo", "dataset", "steps", "episodes", "wanted"),
+    [
+        ("dt", "hopper-medium-v2", 100_000, 100, {"target_return": 3600.0, "return_scale": 1000.0}),
+        ("dt", "pen-human-v1", 100_000, 100, {"target_return": 3100.0}),
+        ("dt", "builtin", 6_000, 100, {}),  # the small data set has its own length
+        ("edt", "walker2d-medium-v2", 50_000, 100, {"batch_size": 256}),
+        ("edt", "halfcheetah-medium-v2", 50_000, 100, {"batch_size": 128}),
+        ("edt", "ant-medium-replay-v2", 50_000, 100, {"batch_size": 256}),
+        ("modt", "halfcheetah-medium-v2", 100_000, 100, {"target_return": 12_000.0, "return_scale": 1000.0}),
+        ("qdt", "halfcheetah-medium-v2", 100_000, 100, {"target_return": 6_000.0, "return_scale": 1000.0}),
+        ("qdt", "mujoco/walker2d/expert-v0", 100_000, 100, {"target_return": 5_000.0}),
+        ("vadt", "hopper-medium-expert-v2", 100_000, 100, {"temperature": 6.0, "expectile": 0.5, "values_steps": None}),
+        ("vadt", "antmaze-umaze-v2", 200_000, 100, {"values_steps": None}),
+        ("gadt", "antmaze-large-play-v2", 1_000_000, 100, {"context": 10, "width": 256, "batch_size": 256, "subgoal_steps": 30}),
+        ("gadt", "pointmaze-medium-navigate-v0", 1_000_000, 10, {"activation": "gelu", "context": 20}),
+        ("lamo", "kitchen-partial-v0", 100_000, 20, {"batch_size": 64}),
+        ("tt", "ant-medium-v2", 390_625, 5, {"batch_size": 128}),
+        ("mbrcsl", "point-stitch", 8_000, 10, {"behaviour_steps": None}),
+        ("dpt", "bandits", 500_000, 10, {}),
+    ],
+)
+def test_sequence_models_have_their_published_lengths(algo: str, dataset: str, steps: int, episodes: int, wanted: dict[str, Any]) -> None:
+    config = settings(algo, dataset)
+    assert (config.steps, config.eval.episodes) == (steps, episodes)
+    assert {k: getattr(config.algo, k) for k in wanted} == wanted
+    assert settings(algo, dataset, steps=5).steps == 5
 
 
 def test_the_best_row_is_the_longest_pattern() -> None:
