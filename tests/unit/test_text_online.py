@@ -143,6 +143,8 @@ def test_says_what_is_missing() -> None:
         kind.prerequisites(run, data())
     with pytest.raises(UserError, match="CartPole"):  # an environment that does not speak
         kind.prerequisites(dataclasses.replace(run, algo=kind.Config(**SMALL, env="CartPole-v1")), data())
+    with pytest.raises(UserError, match=r"algo\.legal=rerank: archer_online learns from what its actor writes freely"):
+        kind.prerequisites(dataclasses.replace(run, algo=kind.Config(**SMALL, legal="rerank")), data(PLAYED))
     kind = registry.get("algo", "digirl")
     config = kind.fit_config(kind.Config(width=8, heads=2, threshold=5.0), data())
     with pytest.raises(UserError, match=r"at or below algo\.threshold=5.*between"):
