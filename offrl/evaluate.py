@@ -188,10 +188,10 @@ class Evaluator:
         self.fast = fast_stepper(env, self._another, self.flatten)
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
-        if task.starts and config.episodes % len(task.starts):
-            tasks = len(task.starts)
-            self._tell(
-                "starts", f"{config.episodes} episodes play some of its {tasks} starts more often than others: take a multiple of {tasks}"
+        many = len(task.starts)
+        if many and config.episodes % many and tell is None:  # a fact of the settings: an evaluation process need not repeat it
+            self._warn_once(
+                "starts", f"{config.episodes} episodes play some of its {many} starts more often than others: take a multiple of {many}"
             )
 
     def __enter__(self) -> Evaluator:

@@ -264,18 +264,20 @@ class TextAlgorithm(Algorithm):
         sampled = explore or c.decoding == "sample"
         device = next(iter(state.params[self.acting[0]].values())).device
         prompts = [self.prompt(texts) for texts in histories]
-        listed = [i for i, actions in enumerate(legal) if actions] if c.legal == "rerank" else []
-        free = sorted({*range(len(prompts))} - {*listed})
-        said: dict[int, str] = {}
+        choosing = c.legal == "rerank"
+        listed = [i for i, actions in enumerate(legal) if choosing and actions]
+        free = [i for i, actions in enumerate(legal) if not (choosing and actions)]
+        said = [""] * len(prompts)
         if listed:
-            noise = noise_of(key, [rows[i] for i in listed], device)
-            picked = self.rerank(state, [prompts[i] for i in listed], [list(legal[i]) for i in listed], noise(0) if sampled else None)
-            said |= dict(zip(listed, picked, strict=True))
+            noise = noise_of(key, [rows[i] for i in listed], device)(0) if sampled else None
+            picked = self.rerank(state, [prompts[i] for i in listed], [list(legal[i]) for i in listed], noise)
+            for i, action in zip(listed, picked, strict=True):
+                said[i] = action
         if free:
-            noise = noise_of(key, [rows[i] for i in free], device)
-            ids = self.continued(state, [prompts[i] for i in free], noise if sampled else None)
-            said |= dict(zip(free, map(tokenizer.decode, ids), strict=True))
-        return [said[i] for i in range(len(prompts))]
+            drawn = noise_of(key, [rows[i] for i in free], device) if sampled else None
+            for i, ids in zip(free, self.continued(state, [prompts[i] for i in free], drawn), strict=True):
+                said[i] = tokenizer.decode(ids)
+        return said
 
     def continued(self, state: TrainState, prompts: Sequence[np.ndarray], noise: Callable[[int], Tensor] | None) -> list[list[int]]:
         """The tokens of an action for each prompt; see `decoding.write`."""

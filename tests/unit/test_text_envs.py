@@ -18,7 +18,7 @@ from offrl.environments import make_env
 from offrl.envs.text import AnyText, HistoryWindow, maze, maze_data, wordle, wordle_play
 from offrl.errors import UserError
 from offrl.evalconfig import EvalConfig
-from offrl.evaluate import evaluate
+from offrl.evaluate import Evaluator, evaluate
 from offrl.tasks import lookup
 from offrl.text.rollouts import rollouts
 
@@ -186,6 +186,9 @@ def test_some_starts_more_often_than_others_is_said(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("10 episodes play some of its 25 starts more often than others: take a multiple of 25") == 1
     evaluate([Solver()], [0], task, EvalConfig(episodes=25))
     assert "more often" not in capsys.readouterr().err
+    told: list[str] = []  # as an evaluation process has it: its parent has said so
+    Evaluator(task, EvalConfig(episodes=10), lambda kind, message: told.append(kind)).close()
+    assert not told
 
 
 # ------------------------------------------------------------------------------------------------------------------ the maze's data
