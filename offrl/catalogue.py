@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
+from collections.abc import Iterator
+from typing import Any
 
 from offrl import registry
 from offrl.compose import compose
+from offrl.config import TrainConfig
 from offrl.experiments import algorithm_group, base_algorithm, config_names, experiment_settings, find_experiment
 from offrl.logging import print_table
 from offrl.replicas import scalars
-from offrl.settings import describe
+from offrl.settings import describe, shown_value
 
 
 def print_all() -> None:
@@ -33,13 +37,24 @@ def print_all() -> None:
 def algorithm_settings(name: str) -> list[str]:
     """Lines with an algorithm's settings, their defaults, and what it changes in the other settings. Raises UserError if unknown."""
     config, base = compose({"algo": name, "experiment": "none", "dataset": "-"}), base_algorithm(algorithm_group(name))
-    plain = compose({"algo": base, "experiment": "none", "dataset": "-"})
     lines = describe(config.algo, "algo.")
-    standard = type(plain.dataset)()
-    changed = [f"dataset.{k}={v}" for k, v in vars(config.dataset).items() if k != "name" and v != getattr(standard, k)]
+    standard = dict(_values(TrainConfig()))
+    changed = [f"{k}={shown_value(v)}" for k, v in _values(config) if k not in CHOSEN and v != standard[k]]
     if registry.get("algo", base).vectorized:
         lines.append(f"  a grid (grid.NAME=[a,b]) varies {', '.join(scalars(type(config.algo)))}; not what networks are built from")
     return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
+
+
+CHOSEN = ("algo", "dataset.name", "experiment", "given", "label")  # by what is asked here
+
+
+def _values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of the settings of a run, its algorithm's own in one."""
+    for name, value in vars(config).items():
+        if dataclasses.is_dataclass(value) and name != "algo":
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def print_algorithm(name: str) -> None:

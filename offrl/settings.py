@@ -75,11 +75,11 @@ def describe(config: Any, prefix: str = "") -> list[str]:
         if dataclasses.is_dataclass(value):
             lines += describe(value, name + ".")
         elif spec.metadata.get("help"):
-            lines.append(f"  {name + '=' + (spec.metadata.get('shown') or _shown(value)):<40} {spec.metadata['help']}")
+            lines.append(f"  {name + '=' + (spec.metadata.get('shown') or shown_value(value)):<40} {spec.metadata['help']}")
     return lines
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):

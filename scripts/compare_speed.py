@@ -35,10 +35,11 @@ TITLES = {
     "td3_bc": "TD3+BC: observations 11, actions 3, networks 2 x 256, batch 256",
     "cql": "CQL: observations 11, actions 3, networks 3 x 256, batch 256, 30 tried actions for each state",
     "edac": "EDAC: observations 11, actions 3, networks 3 x 256, batch 256, 10 critics",
+    "dt": "Decision Transformer: observations 11, actions 3, 3 blocks of width 128, 1 head, 20 steps, batch 64, dropout 0.1",
     "ensemble": "World model: 7 members of 4 x 200, batch 256 for each",
 }
 PLAIN, D3RLPY, JAX = "plain PyTorch loop", "d3rlpy", "JAX, lax.scan"
-PEERS = {"iql": (D3RLPY, JAX), "td3_bc": (D3RLPY, JAX), "cql": (D3RLPY,)}  # what else there is beside the plain loop
+PEERS = {"iql": (D3RLPY, JAX), "td3_bc": (D3RLPY, JAX), "cql": (D3RLPY,), "dt": (D3RLPY,)}  # what else there is beside the plain loop
 
 
 @dataclass
@@ -289,7 +290,7 @@ def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missi
     finally:
         stop(found)
     hidden = flops.HIDDEN.get(name, common.HIDDEN)
-    needed = flops.needed(name, common.BATCH, common.OBSERVATION, common.ACTION, hidden)
+    needed = flops.needed(name, flops.BATCHES.get(name, common.BATCH), common.OBSERVATION, common.ACTION, hidden)
     rate = 2 * 256**3 * statistics.median(floors["square"].rates)
     floor = rate / needed
     own = statistics.median(floors["own"].rates)

@@ -22,6 +22,8 @@ OBSERVATION, ACTION, BATCH, WIDTH = 11, 3, 256, 256
 HIDDEN = (WIDTH, WIDTH)
 COLUMNS = ("observations", "actions", "rewards", "masks", "next_observations")
 CHECKED_UPDATES = 6
+EPISODE = 1000  # steps of the longest
+RETURN_SCALE = 1000.0  # a sequence model sees returns divided by this
 
 Arrays = dict[str, np.ndarray]
 Updates = Callable[[int], dict[str, float]]  # runs that many updates to their end; returns losses, to show that something was learnt
@@ -50,11 +52,17 @@ def options(*more: tuple[str, dict[str, Any]]) -> argparse.Namespace:
     return parsed
 
 
-def flags(rows: int, every: int = 1000) -> tuple[np.ndarray, np.ndarray]:
+def flags(rows: int, every: int = EPISODE) -> tuple[np.ndarray, np.ndarray]:
     """Terminations (one row in `every`, at random) and time-outs (each `every`-th row): two bool arrays [rows]."""
     terminations = np.random.default_rng(1).random(rows) < 1.0 / every
     timeouts = np.arange(rows) % every == every - 1
     return terminations, timeouts & ~terminations
+
+
+def episodes(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each episode by `flags` its first row and the one after its last: two int64 arrays [E]."""
+    ends = np.flatnonzero(np.logical_or(*flags(rows))) + 1
+    return np.concatenate([[0], ends[:-1]]), ends
 
 
 def transitions(rows: int, seed: int = 0) -> Arrays:
@@ -74,7 +82,7 @@ def save_check(path: Path, weights: Arrays, batches: list[Arrays]) -> None:
 
 
 def load_check(path: Path) -> tuple[Arrays, list[Arrays]]:
-    """Initial weights, as "NET/w0" [in, out], "NET/b0" [out] and so on, and the batches of `CHECKED_UPDATES` updates."""
+    """Initial weights, as "NET/w0" [in, out], "NET/b0" [out] and so on (a transformer's under offrl's own names), and batches."""
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     weights = {k.removeprefix("weights/"): v for k, v in arrays.items() if k.startswith("weights/")}

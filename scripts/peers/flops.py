@@ -9,6 +9,7 @@ Product = tuple[int, int, int]  # [m, k] times [k, n]
 ENSEMBLE_MEMBERS, ENSEMBLE_HIDDEN = 7, (200, 200, 200, 200)
 DEEP_HIDDEN = (256, 256, 256)  # CQL's and EDAC's
 CQL_TRIED, EDAC_CRITICS = 30, 10
+DT_HIDDEN, DT_CONTEXT = (128, 128, 128), 20  # its blocks' widths; steps, of three tokens each
 
 
 def flops(products: Sequence[Product]) -> float:
@@ -76,6 +77,22 @@ def edac(batch: int, observation: int, action: int, hidden: Sequence[int]) -> li
     return _soft(batch, q, pi, EDAC_CRITICS) + EDAC_CRITICS * (_trained(batch, q) + pull + twice)
 
 
+def dt(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """Embeddings of three tokens a step, blocks of attention and an MLP, and the head at the observations' tokens.
+
+    As all code does it: every token goes through every layer, though the last block's other tokens are read by nobody, and attention
+    is worked out for all pairs, though half of them are masked.
+    """
+    width, steps, tokens = hidden[0], batch * DT_CONTEXT, 3 * DT_CONTEXT
+    ends = [product for size in (1, observation, action) for product in _trained(steps, [size, width])]
+    head = forward(steps, [width, action]) + backward(steps, [width, action], inputs=True)
+    scores, sums = (tokens, width, tokens), (tokens, tokens, width)  # q k^T and weights v; their gradients are products like these
+    block = batch * (2 * [scores] + 4 * [sums])
+    for sizes in ([width, 3 * width], [width, width], [width, 4 * width, width]):
+        block += forward(3 * steps, sizes) + backward(3 * steps, sizes, inputs=True)
+    return ends + len(hidden) * block + head
+
+
 # name -> (products, updates that they make up)
 NEEDED: dict[str, tuple[Callable[[int, int, int, Sequence[int]], list[Product]], int]] = {
     "iql": (iql, 1),
@@ -83,8 +100,10 @@ NEEDED: dict[str, tuple[Callable[[int, int, int, Sequence[int]], list[Product]],
     "cql": (cql, 1),
     "edac": (edac, 1),
     "ensemble": (ensemble, 1),
+    "dt": (dt, 1),
 }
-HIDDEN = {"cql": DEEP_HIDDEN, "edac": DEEP_HIDDEN, "ensemble": ENSEMBLE_HIDDEN}  # where they are not `common.HIDDEN`
+HIDDEN = {"cql": DEEP_HIDDEN, "edac": DEEP_HIDDEN, "ensemble": ENSEMBLE_HIDDEN, "dt": DT_HIDDEN}  # where they are not `common.HIDDEN`
+BATCHES = {"dt": 64}  # where it is not `common.BATCH`
 
 
 def needed(name: str, batch: int, observation: int, action: int, hidden: Sequence[int]) -> float:

@@ -18,7 +18,7 @@ def main() -> None:
     else:
         function, per_run = flops.NEEDED[options.products]
         hidden = flops.HIDDEN.get(options.products, HIDDEN)
-        products = function(BATCH, OBSERVATION, ACTION, hidden)
+        products = function(flops.BATCHES.get(options.products, BATCH), OBSERVATION, ACTION, hidden)
     shapes = set(products)
     left = {s: torch.randn(s[0], s[1]) for s in shapes}
     right = {s: torch.randn(s[1], s[2]) for s in shapes}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from peers import common
-from peers.offrl_speed import ALGO, MODE, build
+from peers.offrl_speed import ALGO, MODE, batch_size, build
 from peers.runner import Runner
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
@@ -97,7 +97,7 @@ def _below(event: Any) -> list[Any]:
 def performed(name: str, rows: int) -> float:
     """FLOPs of the matrix products that one eager update of one seed really does."""
     algorithm, dataset = build(name, rows)
-    runner = Runner(algorithm, dataset, seeds=[0], mode="eager")
+    runner = Runner(algorithm, dataset, seeds=[0], mode="eager", batch_size=batch_size(name))
     with FlopCounterMode(display=False) as counter:
         runner.updates(algorithm.period)
     return counter.get_total_flops() / algorithm.period
@@ -112,7 +112,8 @@ def main() -> None:
         inductor.cpp.enable_kernel_profile = True
         Step.cpp_wrapper = False  # the C++ wrapper calls products without telling the profiler; dispatch costs more without it
     algorithm, dataset = build(options.algo, options.rows)
-    runner = Runner(algorithm, dataset, seeds=range(options.replicas), mode=options.mode)
+    size = batch_size(options.algo)
+    runner = Runner(algorithm, dataset, seeds=range(options.replicas), mode=options.mode, batch_size=size)
     common.report(shares=shares(runner, options.mode == "eager"), performed=performed(options.algo, 2_000))
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from peers import common, plain
-from peers.common import BATCH, Arrays
+from peers import common, flops, plain
+from peers.common import BATCH, EPISODE, RETURN_SCALE, Arrays
 from peers.ensemble import Ensemble, EnsembleConfig
 from peers.runner import Runner, make, synthetic
 
 from offrl import backend, rng
 from offrl.algorithm import Algorithm
+from offrl.backbones.sequence import WindowAlgorithm
 from offrl.step import select, stack
 
 MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
 ALGO = ("--algo", {"required": True})
 FIRST_SEED = ("--first-seed", {"type": int, "default": 0, "help": "a second process has other seeds"})
-QUIET = {"td3_bc": {"policy_noise": 0.0}}  # settings without randomness in the update, for a check
+SETTINGS = {"dt": {"activation": "gelu", "max_timestep": EPISODE, "return_scale": RETURN_SCALE}}  # GELU as in the code of others
+# settings without randomness in the update, for a check; and with a warm-up after which the weights have moved
+QUIET = {"td3_bc": {"policy_noise": 0.0}, "dt": {"dropout": 0.0, "warmup_steps": 3}}
 DRAWN = ("cql", "edac")  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
 COMPARED = ("loss", "penalty", "alignment")  # metrics that end so are compared
 
@@ -26,13 +29,20 @@ def build(name: str, rows: int, settings: dict | None = None):
     dataset = synthetic(rows)
     if name == "ensemble":
         return Ensemble(EnsembleConfig(), dataset.spec), dataset
-    return make(name, dataset, settings), dataset
+    return make(name, dataset, {**SETTINGS.get(name, {}), **(settings or {})}), dataset
+
+
+def batch_size(name: str) -> int:
+    return flops.BATCHES.get(name, BATCH)
 
 
 def weights_of(algorithm: Algorithm, seed: int) -> Arrays:
     """A seed's initial weights under the names of `common.load_check`."""
     found: Arrays = {}
     for net, params in algorithm.init(seed).params.items():
+        if isinstance(algorithm, WindowAlgorithm):
+            found |= {f"{net}/{name}": value.numpy() for name, value in params.items()}
+            continue
         layers = sorted({k.rpartition(".")[0] for k in params if k.endswith("weight")}, key=lambda k: (k.endswith("head"), k))
         for i, layer in enumerate(layers):
             w, b = params[layer + ".weight"].numpy(), params[layer + ".bias"].numpy()
@@ -54,7 +64,7 @@ def check(name: str, path) -> list[dict[str, float]]:
         rng.uniform = lambda key, shape, low=0.0, high=1.0: plain.spread(shape)  # type: ignore[assignment]
     sampler = algorithm.sampler()
     source = sampler.prepare(dataset)
-    batches = [sampler(source, rng.make_key(i), BATCH) for i in range(common.CHECKED_UPDATES)]
+    batches = [sampler(source, rng.make_key(i), batch_size(name)) for i in range(common.CHECKED_UPDATES)]
     common.save_check(path, weights_of(algorithm, 0), [{k: v.numpy() for k, v in b.items()} for b in batches])
     return losses_of(algorithm, batches)
 
@@ -77,7 +87,7 @@ def main() -> None:
         return
     algorithm, dataset = build(options.algo, options.rows)
     seeds = range(options.first_seed, options.first_seed + options.replicas)
-    runner = Runner(algorithm, dataset, seeds=seeds, mode=options.mode)
+    runner = Runner(algorithm, dataset, seeds=seeds, mode=options.mode, batch_size=batch_size(options.algo))
     common.serve(runner.updates, note=f"{note}; torch {torch.__version__}")
 
 

@@ -89,8 +89,9 @@ def arithmetic(onednn: bool) -> str:
     return backend.configure(torch.device("cpu"), 1)
 
 
-def main(make: Callable[[bool], Any]) -> None:
-    """Be a contestant. `make(check)` gives a trainer with `load` and `update`; `check`: for comparing its losses with offrl's."""
+def main(make: Callable[[bool], Any], data: Callable[[int], Any] = Buffer, batch_size: int = common.BATCH) -> None:
+    """Be a contestant. `make(check)` gives a trainer with `load` and `update`; `check`: for comparing its losses with offrl's.
+    `data(rows)` gives something to `sample` from."""
     options = common.options(ONEDNN)
     note = arithmetic(options.onednn)
     trainer = make(bool(options.check))
@@ -99,11 +100,11 @@ def main(make: Callable[[bool], Any]) -> None:
         trainer.load(weights)
         common.report(losses=[trainer.update(tensors(b)) for b in batches])
         return
-    buffer = Buffer(options.rows)
+    buffer = data(options.rows)
 
     def updates(count: int) -> dict[str, float]:
         for _ in range(count):
-            log = trainer.update(buffer.sample(common.BATCH))
+            log = trainer.update(buffer.sample(batch_size))
         return log
 
     common.serve(updates, note=note)

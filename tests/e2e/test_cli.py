@@ -144,6 +144,7 @@ def test_lists_and_help(offrl: Offrl) -> None:
     assert result.status == 0 and all(name in result.out for name in ("iql", "td3_bc", "percent_bc", "iql/d4rl-gym"))
     assert "algo.expectile=0.7" in offrl("list algo=iql").out
     assert "dataset.top_fraction=0.1" in offrl("list algo=percent_bc").out
+    assert "it sets dataset.normalize_observations=true steps=100000" in offrl("list algo=dt").out
     names = offrl("data list").out
     assert all(name in names for name in ("builtin", "hopper-medium-v2", "antmaze-umaze-v2", "kitchen-mixed-v0"))
     assert offrl("data inspect builtin").status == 0
