@@ -141,7 +141,7 @@ def test_rows_of_algorithms_and_their_table() -> None:
 
 
 def test_page_of_all_algorithms() -> None:
-    from model_free_page import page
+    from scores_page import page
 
     from offrl.results import Missing, Results, Score
 

@@ -1,6 +1,6 @@
-"""docs/benchmarks/model-free.md: one table of algorithms and data sets from benchmark and run directories.
+"""A page of docs/benchmarks: one table of algorithms and data sets from benchmark and run directories.
 
-    python scripts/model_free_page.py runs/model-free --out docs/benchmarks/model-free.md
+    python scripts/scores_page.py runs/goals --title "Reaching goals" --out docs/benchmarks/goals.md
 
 Mean over seeds of the last evaluation with its 95% interval, the seeds and the updates; `offrl.results` decides what is a result. What is
 not finished, or stands side by side and should not, is said below the table. What a person wrote after the line `<!-- by hand -->` stays.
@@ -19,14 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if TYPE_CHECKING:
     from offrl.results import Cell, Results
 
-HEAD = """# Every algorithm on the same files
+HEAD = """# {title}
 
     {command}
 
-Mean over seeds of the last evaluation, [95% Student-t interval], (seeds). Scores are normalised with D4RL's reference returns unless
-marked: 0 is a random policy, 100 the reference expert. Bold: the best mean of a file. {updates}
+Mean over seeds of the last evaluation, [95% Student-t interval], (seeds). {scale} Bold: the best mean of a file. {updates}
 """
-
+SUCCESS = "the share of episodes that succeed"
+D4RL = """Scores are normalised with D4RL's reference returns unless
+marked: 0 is a random policy, 100 the reference expert."""
 
 BY_HAND = "\n<!-- by hand -->\n"
 
@@ -51,18 +52,20 @@ def text_of(cell: Cell | None, best: bool) -> str:
 
 
 def table(results: Results) -> list[str]:
-    """Algorithms down, data sets across, and the mean over data sets where an algorithm has all of them."""
+    """Algorithms down, data sets across, and the mean over data sets, where there are several, of an algorithm that has all of them."""
     cells = {(c.label, c.dataset): c for c in results.cells()}
     labels = sorted({label for label, _ in cells}, key=order)
     datasets = results.datasets
     best = {d: max((c.interval()[0] for (_, where), c in cells.items() if where == d and c.scores), default=float("nan")) for d in datasets}
-    lines = [f"| | {' | '.join(datasets)} | mean |", "|" + "---|" * (len(datasets) + 2)]
+    several = len(datasets) > 1
+    head = [*datasets, "mean"] if several else datasets
+    lines = [f"| | {' | '.join(head)} |", "|" + "---|" * (len(head) + 1)]
     for label in labels:
         row = [cells.get((label, d)) for d in datasets]
         means = [c.interval()[0] for c in row if c is not None and c.scores and c.normalised]
         whole = f"{sum(means) / len(means):.1f}" if len(means) == len(datasets) else "-"
         shown = [text_of(c, c is not None and bool(c.scores) and c.interval()[0] == best[d]) for d, c in zip(datasets, row, strict=True)]
-        lines.append(f"| {label} | {' | '.join(shown)} | {whole} |")
+        lines.append(f"| {' | '.join([label, *shown, *([whole] if several else [])])} |")
     return lines
 
 
@@ -78,13 +81,14 @@ def lengths(results: Results) -> str:
     return f"{usual:,} updates of each seed; {'; '.join(others)}." if others else ""
 
 
-def page(results: Results, command: str) -> str:
+def page(results: Results, command: str, title: str = "Every algorithm on the same files") -> str:
     """The whole page."""
     from offrl.results import environment
 
     notes = [*results.problems]
     gone = sorted({f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing})
-    lines = [HEAD.format(command=command, updates=lengths(results)), *table(results)]
+    scale = f"A score is {SUCCESS}, in %." if all(SUCCESS in s.environment for s in results.final) else D4RL
+    lines = [HEAD.format(title=title, command=command, scale=scale, updates=lengths(results)), *table(results)]
     places = sorted({environment(s) for s in results.final})
     lines += ["", f"Scored in {'; '.join(places)}."] if places else []
     lines += ["", "Not in the table, or to be read with care:", "", *(f"- {note}" for note in (*gone, *notes))] if gone or notes else []
@@ -99,10 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", help="run directories, benchmark directories, results.csv files, or folders of them")
     parser.add_argument("--out", type=Path, help="the Markdown file; without it the page is printed")
+    parser.add_argument("--title", default="Every algorithm on the same files")
     parser.add_argument("--command", default="", help="the command that trained the runs, for the page")
     options = parser.parse_args(arguments)
     try:
-        text = page(collect(options.paths), options.command or f"python scripts/model_free_page.py {' '.join(options.paths)}")
+        text = page(collect(options.paths), options.command or f"python scripts/scores_page.py {' '.join(options.paths)}", options.title)
         if options.out:
             old = options.out.read_text() if options.out.is_file() else ""
             checkpoint.write_text(options.out, text + "".join(old.partition(BY_HAND)[1:]))
