@@ -6,7 +6,7 @@
 
 Each contestant is a program of its own (scripts/peers). In every round each of them runs one burst while the others wait, so that whatever
 else happens on the machine meets all of them; numbers are medians over rounds, and a ratio is taken within a round. The first run
-makes two virtual environments, for d3rlpy and for JAX, in --work.
+makes a virtual environment for d3rlpy and one for JAX, where a table has them, in --work.
 """
 
 from __future__ import annotations
@@ -83,14 +83,15 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     pythons = {"offrl": sys.executable}
     missing = {}
-    for name in () if options.no_peers else PACKAGES:
+    names = options.only or list(TITLES)
+    labels = set() if options.no_peers else {label for name in names for label in PEERS.get(name, ())}
+    for name in (package for label, package in ((D3RLPY, "d3rlpy"), (JAX, "jax")) if label in labels):
         python, failure = environment(options.work / name, PACKAGES[name])
         if failure:
             missing[name] = failure
             say(f"{name} cannot be installed: {failure}")
         else:
             pythons[name] = python
-    names = options.only or list(TITLES)
     parts = ["# Training speed beside others", "", machine(), ""]
     for name in names:
         checked = check(name, pythons)

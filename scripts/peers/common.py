@@ -24,6 +24,7 @@ COLUMNS = ("observations", "actions", "rewards", "masks", "next_observations")
 CHECKED_UPDATES = 6
 EPISODE = 1000  # steps of the longest
 RETURN_SCALE = 1000.0  # a sequence model sees returns divided by this
+CHUNKS = {"dt": 2}  # updates between two looks at the clock, where `serve`'s default would take long
 
 Arrays = dict[str, np.ndarray]
 Updates = Callable[[int], dict[str, float]]  # runs that many updates to their end; returns losses, to show that something was learnt

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-Product = tuple[int, int, int]  # [m, k] times [k, n]
+Product = tuple[int, ...]  # (m, k, n): [m, k] times [k, n]; (many, m, k, n): so many of them at once
 
 ENSEMBLE_MEMBERS, ENSEMBLE_HIDDEN = 7, (200, 200, 200, 200)
 DEEP_HIDDEN = (256, 256, 256)  # CQL's and EDAC's
@@ -14,7 +15,7 @@ DT_HIDDEN, DT_CONTEXT = (128, 128, 128), 20  # its blocks' widths; steps, of thr
 
 def flops(products: Sequence[Product]) -> float:
     """Multiplications and additions."""
-    return float(sum(2 * m * k * n for m, k, n in products))
+    return float(sum(2 * math.prod(sizes) for sizes in products))
 
 
 def forward(batch: int, sizes: Sequence[int]) -> list[Product]:
@@ -24,7 +25,7 @@ def forward(batch: int, sizes: Sequence[int]) -> list[Product]:
 
 def backward(batch: int, sizes: Sequence[int], *, weights: bool = True, inputs: bool = False) -> list[Product]:
     """Gradients with respect to the weights and to each layer's input; to the first layer's only if `inputs`."""
-    products = []
+    products: list[Product] = []
     for index, (i, o) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
         if weights:
             products.append((i, batch, o))
@@ -86,8 +87,8 @@ def dt(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list
     width, steps, tokens = hidden[0], batch * DT_CONTEXT, 3 * DT_CONTEXT
     ends = [product for size in (1, observation, action) for product in _trained(steps, [size, width])]
     head = forward(steps, [width, action]) + backward(steps, [width, action], inputs=True)
-    scores, sums = (tokens, width, tokens), (tokens, tokens, width)  # q k^T and weights v; their gradients are products like these
-    block = batch * (2 * [scores] + 4 * [sums])
+    # q k^T and weights v; of the four gradients that of the weights is a product like the first, the others are like the second
+    block: list[Product] = [*2 * [(batch, tokens, width, tokens)], *4 * [(batch, tokens, tokens, width)]]
     for sizes in ([width, 3 * width], [width, width], [width, 4 * width, width]):
         block += forward(3 * steps, sizes) + backward(3 * steps, sizes, inputs=True)
     return ends + len(hidden) * block + head

@@ -24,11 +24,10 @@ from offrl.optim import Adam
 from offrl.step import Step
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "matmul")
-UPDATES = 40
 
 
 def group(name: str) -> str:
-    """Which part of an update an operator or a compiled kernel belongs to."""
+    """Which part of an update an operator or a compiled kernel belongs to. Dropout's random numbers count as sampling."""
     short = name.removeprefix("aten::").lstrip("_")
     if "cpp_fused" in name:  # named after the operators that were fused into it
         if any(word in name for word in ("sqrt", "lerp")):
@@ -50,18 +49,18 @@ def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return wrapper
 
 
-def shares(runner: Runner, eager: bool) -> dict[str, float]:
-    """Shares of the time of an update, which add up to 1.
+def shares(runner: Runner, eager: bool, updates: int) -> dict[str, float]:
+    """Shares of the time of an update, which add up to 1. `updates`: how many are timed together.
 
     Eager: what the optimiser and the targets cost includes their dispatch, since operators alone do not say who called them.
     """
     if eager:
         Adam.update = _marked(Adam.update, "optimiser and targets")  # type: ignore[method-assign]
         Algorithm.polyak = _marked(Algorithm.polyak, "optimiser and targets")  # type: ignore[method-assign]
-    runner.updates(UPDATES)
-    plain_wall = statistics.median(timed(runner) for _ in range(5))
+    runner.updates(updates)
+    plain_wall = statistics.median(timed(runner, updates) for _ in range(5))
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        wall = timed(runner) * 1e6
+        wall = timed(runner, updates) * 1e6
     spent = dict.fromkeys(("matrix products", "optimiser and targets", "sampling", "other arithmetic"), 0.0)
     inside = 0.0  # the optimiser's operators, which are counted with it as a whole
     for event in seen.events():
@@ -83,10 +82,10 @@ def shares(runner: Runner, eager: bool) -> dict[str, float]:
     return {**fixed, **{k: rest * v / total for k, v in variable.items()}}
 
 
-def timed(runner: Runner) -> float:
-    """Seconds of `UPDATES` updates."""
+def timed(runner: Runner, updates: int) -> float:
+    """Seconds of so many updates."""
     start = time.perf_counter()
-    runner.updates(UPDATES)
+    runner.updates(updates)
     return time.perf_counter() - start
 
 
@@ -114,7 +113,8 @@ def main() -> None:
     algorithm, dataset = build(options.algo, options.rows)
     size = batch_size(options.algo)
     runner = Runner(algorithm, dataset, seeds=range(options.replicas), mode=options.mode, batch_size=size)
-    common.report(shares=shares(runner, options.mode == "eager"), performed=performed(options.algo, 2_000))
+    updates = 2 * common.CHUNKS.get(options.algo, 20)
+    common.report(shares=shares(runner, options.mode == "eager", updates), performed=performed(options.algo, 2_000))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def main() -> None:
     algorithm, dataset = build(options.algo, options.rows)
     seeds = range(options.first_seed, options.first_seed + options.replicas)
     runner = Runner(algorithm, dataset, seeds=seeds, mode=options.mode, batch_size=batch_size(options.algo))
-    common.serve(runner.updates, note=f"{note}; torch {torch.__version__}")
+    common.serve(runner.updates, common.CHUNKS.get(options.algo, 20), note=f"{note}; torch {torch.__version__}")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def arithmetic(onednn: bool) -> str:
     return backend.configure(torch.device("cpu"), 1)
 
 
-def main(make: Callable[[bool], Any], data: Callable[[int], Any] = Buffer, batch_size: int = common.BATCH) -> None:
+def main(make: Callable[[bool], Any], data: Callable[[int], Any] = Buffer, batch_size: int = common.BATCH, chunk: int = 20) -> None:
     """Be a contestant. `make(check)` gives a trainer with `load` and `update`; `check`: for comparing its losses with offrl's.
     `data(rows)` gives something to `sample` from."""
     options = common.options(ONEDNN)
@@ -107,4 +107,4 @@ def main(make: Callable[[bool], Any], data: Callable[[int], Any] = Buffer, batch
             log = trainer.update(buffer.sample(batch_size))
         return log
 
-    common.serve(updates, note=note)
+    common.serve(updates, chunk, note=note)

@@ -17,11 +17,12 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
 
 
-@pytest.mark.parametrize("name", ["iql", "td3_bc", "cql", "edac", "ensemble"])
+@pytest.mark.parametrize("name", ["iql", "td3_bc", "cql", "edac", "dt", "ensemble"])
 def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_speed
     from peers import common, ensemble_plain, offrl_speed, plain
     from peers.cql_plain import CQL
+    from peers.dt_plain import DT, QUIET
     from peers.edac_plain import EDAC
     from peers.iql_plain import IQL
     from peers.td3_bc_plain import TD3BC
@@ -45,11 +46,29 @@ def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: 
             "td3_bc": lambda: TD3BC(noise=0.0),
             "cql": lambda: CQL(plain.zeros, plain.spread),
             "edac": lambda: EDAC(plain.zeros),
+            "dt": lambda: DT(**QUIET),
         }
         trainer = made[name]()
         trainer.load(weights)
         theirs = [trainer.update(plain.tensors(b)) for b in batches]
     assert compare_speed.difference(ours, theirs) < 1e-4
+
+
+def test_plain_windows_are_those_of_the_sampler() -> None:
+    import numpy as np
+    from peers import common, dt_plain
+    from peers.flops import DT_CONTEXT
+    from peers.runner import synthetic
+
+    from offrl.data.sequences import SequenceSampler, windows
+
+    batch = dt_plain.Windows(2_000).sample(200)
+    assert not batch["valid"].all()  # some are padded
+    every = common.transitions(2_000)["observations"]
+    first = [int(np.flatnonzero((every == row).all(-1))[0]) for row in batch["observations"][:, 0].numpy()]
+    ours = windows(SequenceSampler(DT_CONTEXT).prepare(synthetic(2_000)), torch.tensor(first), DT_CONTEXT)
+    for name, column in batch.items():
+        torch.testing.assert_close(column, ours[name], rtol=1e-5, atol=1e-4)
 
 
 def test_difference_of_losses_tells_loops_apart() -> None:
@@ -62,6 +81,7 @@ def test_difference_of_losses_tells_loops_apart() -> None:
 
 def test_counted_products_are_those_that_a_plain_loop_does() -> None:
     from peers import common, flops, plain
+    from peers.dt_plain import DT, Windows
     from peers.iql_plain import IQL
     from peers.td3_bc_plain import TD3BC
     from torch.utils.flop_counter import FlopCounterMode
@@ -77,6 +97,10 @@ def test_counted_products_are_those_that_a_plain_loop_does() -> None:
             flops.backward(common.BATCH, [14, 256, 256, 1], weights=False)
         )
         assert counter.get_total_flops() / updates == flops.needed(name, *sizes) + (spare / 2 if name == "td3_bc" else 0.0)
+    size = flops.BATCHES["dt"]
+    with FlopCounterMode(display=False) as counter:
+        DT().update(Windows(2_000).sample(size))
+    assert counter.get_total_flops() == flops.needed("dt", size, common.OBSERVATION, common.ACTION, flops.DT_HIDDEN)
 
 
 def test_counted_products_of_cql_and_edac_are_a_floor() -> None:
