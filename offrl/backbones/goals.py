@@ -76,7 +76,8 @@ class GoalTargetSettings(GoalValueSettings):
 
 @dataclass(frozen=True)
 class Aim:
-    """What a goal-conditioned policy remembers: the goals [E, G] of its episodes; None: it was not told any."""
+    """What a goal-conditioned policy remembers: the goals [E, G] of its episodes (None: it was not told any) and what follows
+    from them, but nothing of the episode itself."""
 
     goals: Tensor | None
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Algorithm, Carry, TrainState, Tree
-from offrl.backbones.goals import check_states
+from offrl.backbones.goals import Aim, check_states
 from offrl.data.samplers import Batch
 from offrl.errors import UserError
 from offrl.nn.forward_backward import on_sphere
@@ -55,10 +55,9 @@ class ZeroShotSettings:
 
 
 @dataclass(frozen=True)
-class Heading:
-    """What a policy remembers that was told goals [E, O]: those (None: not yet), and their z [E, D] once it has acted."""
+class Heading(Aim):
+    """The goals [E, O], and their z [E, D] once it has acted."""
 
-    goals: Tensor | None
     z: Tensor | None = None
 
 

@@ -13,7 +13,7 @@ from offrl.evaluate import plain_products
 from offrl.export.graph import Draw, PolicyGraph, recording
 from offrl.policy import TrainedPolicy
 
-Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]  # (observations [B, *O] float32, noise) -> actions
+Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]  # (observations [B, *O] float32, goals and noise) -> actions
 TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]
 BATCHES = (1_000, 1, 2)
 FAR = (10.0, 100.0, 1e4, 1e6)  # standard deviations from the mean
@@ -64,9 +64,11 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
     with torch.no_grad(), plain_products():
         for count, scale in groups:
             observations = _observations(policy, rng, count, scale)
+            goals = [_goals(policy, rng, count, scale)] if policy.wants_goals else []
+            carry = policy.aim(policy.start(count), goals[0] if goals else None)
             with recording() as recorded:
-                expected, _ = policy.step(policy.start(count), observations.copy(), 0, explore)
-            noise = [x.numpy() for _, x in recorded]
+                expected, _ = policy.step(carry, observations.copy(), 0, explore)
+            noise = [*goals, *(x.numpy() for _, x in recorded)]
             try:
                 found = np.asarray(runner(observations, noise))
             except Exception as error:  # whatever the runtime raises
@@ -119,6 +121,14 @@ def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, s
     else:
         x *= 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))
     return x.astype(np.float32).reshape(count, *spec.observation_shape)
+
+
+def _goals(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float) -> np.ndarray:
+    """[count, G] float32: like observations, or, where they are not, normal at scales from 0.1 to 3."""
+    width = policy.algorithm.spec.goal_dim
+    if not width:
+        return _observations(policy, rng, count, scale).reshape(count, -1)
+    return (scale * rng.normal(size=(count, width)) * 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))).astype(np.float32)
 
 
 def _row(noise: Sequence[np.ndarray], draws: Sequence[Draw], i: int) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.export.graph import MEANING, Draw, noise_names
+from offrl.export.graph import GOALS, MEANING, Draw, input_names
 from offrl.policy import TrainedPolicy
 from offrl.replicas import Replica, by_cell
 from offrl.stats import mean_interval, student_t
@@ -46,9 +46,12 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
             "dimensions": observations,
         }
     ]
-    for name, draw in zip(noise_names(draws), draws, strict=True):
+    for name, draw in zip(input_names(draws), draws, strict=True):
         shape = ["batch" if n is None else n for n in draw.shape]
-        meaning = f"random numbers, {MEANING[draw.kind]}; new ones each call"
+        meaning = f"random numbers, {MEANING.get(draw.kind)}; new ones each call"
+        if draw.kind == GOALS:
+            like = "one of achieved_goals in the data" if spec.goal_dim else "an observation"
+            meaning = f"where to go, raw, like {like}; the same one until the goal changes"
         inputs.append({"name": name, "shape": shape, "dtype": "float32", "meaning": meaning})
     output: dict[str, Any] = {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": spec.num_actions}
     if spec.discrete:

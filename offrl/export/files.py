@@ -21,7 +21,7 @@ from offrl import checkpoint
 from offrl.errors import UserError, nearest, warn
 from offrl.export import OPSET, SUFFIX, describe, netlist
 from offrl.export.check import Check, Runner, check
-from offrl.export.graph import Draw, PolicyGraph, Undrawable, draws_of, noise_names
+from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names
 from offrl.policy import TrainedPolicy
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def export_policy(
     name = policy.algorithm.config.name
     try:
         draws = draws_of(policy, stochastic)
-        if stochastic and not draws:
+        if stochastic and all(d.kind == GOALS for d in draws):
             raise UserError(f"the policy of {name} is deterministic: stochastic=true has nothing to draw; leave it out")
         graph = PolicyGraph(policy, stochastic)
         built = _BUILDERS[format](graph, draws, opset or OPSET)
@@ -215,13 +215,15 @@ def _no_operators_of_ours(text: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the notices that PyTorch's exporters give about themselves: that TorchScript is old, that torchvision is not installed."""
+    """Without the notices that PyTorch's exporters give about themselves: that TorchScript is old, that torchvision is not installed, that
+    a width was taken for constant. The batch size must not be, which the check finds out."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"`torch\.jit", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
             warnings.filterwarnings("ignore", message=r"`isinstance\(treespec", category=FutureWarning)
             yield
     finally:
@@ -239,7 +241,7 @@ def _torchscript(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Buil
         _no_operators_of_ours(str(traced.inlined_graph))
         torch.jit.save(traced, buffer)
         loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))
-    extra = {"load": "torch.jit.load(file)(observations, *noise)"}
+    extra = {"load": "torch.jit.load(file)(observations, *others)"}
     return _Built(buffer.getvalue(), lambda x, noise: loaded(*_tensors(x, noise)).numpy(), f"torch.jit, torch {torch.__version__}", extra)
 
 
@@ -248,7 +250,7 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     with _quiet():
         torch.export.save(_program(graph, draws), buffer)
         loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
-    extra = {"load": "torch.export.load(file).module()(observations, *noise)"}
+    extra = {"load": "torch.export.load(file).module()(observations, *others)"}
     return _Built(
         buffer.getvalue(), lambda x, noise: loaded(*_tensors(x, noise)).numpy(), f"torch.export, torch {torch.__version__}", extra
     )
@@ -257,7 +259,7 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
 def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     import onnxruntime
 
-    names = noise_names(draws) if draws else []
+    names = input_names(draws) if draws else []
     program = _program(graph, draws)
     with _quiet(), contextlib.redirect_stdout(io.StringIO()):
         made = torch.onnx.export(
@@ -306,7 +308,7 @@ def _safetensors(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Buil
     import safetensors.numpy
     import safetensors.torch
 
-    names = noise_names(draws) if draws else []
+    names = input_names(draws) if draws else []
     try:
         operations, result, tensors = netlist.describe(_program(graph, draws), [netlist.OBSERVATIONS, *names])
     except netlist.Unknown as error:

@@ -1,4 +1,5 @@
-"""A policy as one module without memory: raw observations in, actions in the environment's range out, random numbers as inputs.
+"""A policy as one module without memory: raw observations in (and goals, where it is told any), actions in the environment's range out,
+random numbers as inputs.
 
 What a policy draws while it acts becomes an input of the graph, one for each draw, so that a stochastic file is a pure function that can be
 repeated and compared number by number. This needs nothing of an algorithm: its `act` is run with `offrl.rng`'s functions replaced by ones
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
+from offrl.backbones.goals import Aim
 from offrl.errors import UserError
 from offrl.policy import TrainedPolicy, bind
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
+GOALS = "goals"  # an input like those that are drawn, before them
 MEANING = {"normal": "standard normal, independent", "uniform": "uniform in [0, 1), independent"}
 PROBES = (3, 5)  # batch sizes that tell the batch's dimension of a draw from the others
 
@@ -32,9 +35,9 @@ class Undrawable(Exception):
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of random numbers: an input of the graph."""
+    """One draw of random numbers, or the goals: an input of the graph beside the observations."""
 
-    kind: str  # a key of MEANING
+    kind: str  # a key of MEANING, or GOALS
     shape: tuple[int | None, ...]  # None: the batch size
 
     def sized(self, batch: int) -> tuple[int, ...]:
@@ -114,7 +117,7 @@ def _handing_out(noise: Sequence[Tensor]) -> Iterator[None]:
 
 class PolicyGraph(nn.Module):
     """forward(observations [B, *O], *noise) -> actions [B, A] in the environment's range, or [B] int64: what `TrainedPolicy.step` does for
-    its first step. `dtype` is what it calculates in."""
+    its first step. A policy that acts towards a goal takes goals [B, G], raw, before the noise. `dtype` is what it calculates in."""
 
     observation_mean: Tensor
     observation_std: Tensor
@@ -137,16 +140,14 @@ class PolicyGraph(nn.Module):
         self._algorithm = bind(algorithm, self._state)
         make = getattr(self._algorithm, "graph", None)
         own: nn.Module | None = None if make is None else make(self._state, explore)
-        if own is None and policy.wants_goals:
-            raise UserError(
-                f"a policy of {name} acts towards a goal that it is told, and an exported file maps an observation alone to an action: "
-                "it cannot be exported; policy.act(observation, goal=...) of a policy file needs offrl"
-            )
-        if own is None and policy.start(1) is not None:
+        self.start = policy.start(1)
+        if own is None and not (self.start is None or isinstance(self.start, Aim)):
             raise UserError(
                 f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one action: "
                 f"it cannot be exported (an algorithm that defines graph() can)"
             )
+        self.aimed = own is None and self.start is not None
+        self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
         self.own = own
         self.nets = nn.ModuleDict(self._algorithm.modules if own is None else {})
         if policy.mean is not None and policy.std is not None:
@@ -158,35 +159,44 @@ class PolicyGraph(nn.Module):
             self.register_buffer("action_high", torch.from_numpy(policy.high).to(dtype))
         self.eval().requires_grad_(False)
 
-    def forward(self, observations: Tensor, *noise: Tensor) -> Tensor:
+    def forward(self, observations: Tensor, *inputs: Tensor) -> Tensor:
         x = observations.to(self.dtype)
         if len(self.shape) != 1:
             x = x.reshape(-1, self.size)
-        if self.normalised:
-            x = (x - self.observation_mean) / self.observation_std
+        x, carry, noise = self._normalise(x), None, inputs
+        if self.aimed:
+            goals, noise = inputs[0].to(self.dtype), inputs[1:]
+            carry = self._algorithm.aim(self.start, goals if self.own_goals else self._normalise(goals))
         if self.own is not None:
             actions = self.own(x, *noise)
         else:
             with _handing_out(noise):
-                actions, _ = self._algorithm.act(self._state, None, x, self._state.key, explore=self.explore)
+                actions, _ = self._algorithm.act(self._state, carry, x, self._state.key, explore=self.explore)
         if self.discrete:
             return actions
         low, high = self.action_low, self.action_high
         return torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
 
+    def _normalise(self, x: Tensor) -> Tensor:
+        return (x - self.observation_mean) / self.observation_std if self.normalised else x
+
 
 def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
-    """What the policy draws when it acts. Raises Undrawable where that depends on the batch in another way than by one dimension of its
-    size."""
-    seen = []
+    """What the policy takes beside observations: goals, if it is told any, and what it draws when it acts.
+
+    Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
+    """
+    spec, seen = policy.algorithm.spec, []
+    width = spec.goal_dim or spec.observation_dim
     for batch in PROBES:
+        carry = policy.aim(policy.start(batch), np.zeros((batch, width), np.float32))
         with recording() as draws:
-            policy.step(policy.start(batch), np.zeros((batch, policy.algorithm.spec.observation_dim), np.float32), 0, explore)
+            policy.step(carry, np.zeros((batch, spec.observation_dim), np.float32), 0, explore)
         seen.append([(kind, tuple(x.shape)) for kind, x in draws])
     first, second = seen
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:
         raise Undrawable("what it draws depends on the number of observations")
-    result = []
+    result = [Draw(GOALS, (None, width))] if policy.wants_goals else []
     for (kind, a), (_, b) in zip(first, second, strict=True):
         shape = tuple(None if (m, n) == PROBES else m if m == n else -1 for m, n in zip(a, b, strict=True))
         if -1 in shape:
@@ -195,6 +205,8 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     return tuple(result)
 
 
-def noise_names(draws: Sequence[Draw]) -> list[str]:
-    """What the inputs are called: `noise`, or `noise_0`, `noise_1`, ..."""
-    return ["noise"] if len(draws) == 1 else [f"noise_{i}" for i in range(len(draws))]
+def input_names(draws: Sequence[Draw]) -> list[str]:
+    """What the inputs are called: `goals`, `noise`, or `noise_0`, `noise_1`, ..."""
+    told = [GOALS for d in draws if d.kind == GOALS]
+    drawn = len(draws) - len(told)
+    return told + (["noise"] if drawn == 1 else [f"noise_{i}" for i in range(drawn)])

@@ -60,8 +60,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mul": lambda x, y: x * y,
     "div": lambda x, y: x / y,
     "neg": lambda x: -x,
+    "reciprocal": lambda x: 1.0 / x,
     "exp": np.exp,
     "log": np.log,
+    "cat": lambda parts, axis=0: np.concatenate(parts, axis),
+    "flatten": lambda x, first=0, last=-1: x.reshape(*x.shape[:first], -1, *x.shape[last % x.ndim + 1 :]),
+    "norm": lambda x, order=2, axis=None, keep=False: np.linalg.norm(x, order, axis if axis is None else axis[0], keep),
     "reshape": lambda x, shape: x.reshape(shape),
     "expand": lambda x, shape: np.broadcast_to(x, shape),
     "expand_as": lambda x, y: np.broadcast_to(x, y.shape),
@@ -70,7 +74,13 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "split_with_sizes": lambda x, sizes, axis=0: np.split(x, np.cumsum(sizes)[:-1], axis),
     "getitem": lambda x, index: x[index],
 }
-SAME = {"_log_softmax": "log_softmax", "view": "reshape", "clamp_min": "clamp", "clip": "clamp"}  # other names of the same operation
+SAME = {
+    "_log_softmax": "log_softmax",
+    "view": "reshape",
+    "clamp_min": "clamp",
+    "clip": "clamp",
+    "linalg_vector_norm": "norm",
+}  # other names of the same operation
 # operations that leave float32 numbers as they are
 NOTHING = ("to", "_to_copy", "detach", "contiguous", "clone", "alias")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -303,6 +304,39 @@ def test_check_sees_what_is_wrong() -> None:
 def test_draws() -> None:
     assert draws_of(trained("iql"), False) == () and draws_of(trained("td3_bc"), True) == (Draw("normal", (None, 2)),)
     assert draws_of(trained("bc", DISCRETE), True) == (Draw("uniform", (None, 3)),)
+
+
+OWN_GOALS = dataclasses.replace(CONTINUOUS, goal_dim=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "spec", "settings"),
+    [
+        pytest.param("hiql", "onnx", CONTINUOUS, {}, marks=needs_onnx),
+        ("hiql", "torchscript", CONTINUOUS, {}),
+        ("hiql", "safetensors", CONTINUOUS, {}),
+        ("hiql", "pt2", CONTINUOUS, {}),
+        ("gciql", "torchscript", OWN_GOALS, {}),
+        ("crl", "safetensors", DISCRETE, {}),
+        ("fb", "torchscript", CONTINUOUS, {"task": "goal"}),
+    ],
+)
+def test_goals_are_an_input(tmp_path: Path, format: str, name: str, spec: DataSpec, settings: dict[str, Any]) -> None:
+    policy = trained(name, spec, **settings)
+    result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
+    assert result.check.passed
+    told = result.about["inputs"][1]
+    assert told["name"] == "goals" and told["shape"] == ["batch", spec.goal_dim or spec.observation_dim]
+    assert ("achieved_goals" in told["meaning"]) == (spec is OWN_GOALS)
+    if format == "torchscript":  # the goal matters, and the file heeds it as the policy does
+        draw = np.random.default_rng(0)
+        observations, goals = (draw.normal(size=(6, n)).astype("f4") for n in (spec.observation_dim, told["shape"][1]))
+        file = torch.jit.load(str(result.path))
+        found = [file(torch.from_numpy(observations), torch.from_numpy(g)).numpy() for g in (goals, 30.0 * goals[::-1].copy())]
+        assert not np.allclose(*found)
+        for actions, g in zip(found, (goals, 30.0 * goals[::-1]), strict=True):
+            policy.reset()
+            np.testing.assert_allclose(actions, policy.act(observations, goal=g), rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
