@@ -15,7 +15,7 @@ from offrl.data.load import load_dataset
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError
 from offrl.runs import Run
-from offrl.train import check_kind, pick_device
+from offrl.train import pick_device, ready
 from offrl.train import train as run_training
 
 
@@ -78,10 +78,7 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
     if env is not None:
         task = runs.with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
-    kind = registry.get("algo", config.algo.name)
-    check_kind(kind, config.algo.name, data)
-    config = kind.prerequisites(config, data)
-    config = runs.fit(config, data)
+    config = ready(config, data)
     run_dir = runs.directory(config, data)
     run_training(config, data, run_dir)
     run = Run(run_dir)

@@ -93,6 +93,14 @@ def _devices(config: TrainConfig, device: torch.device, many: int, mapped: bool)
     return [torch.device("cuda", i % torch.cuda.device_count()) for i in range(count)] if count > 1 else [device]
 
 
+def ready(config: TrainConfig, dataset: Dataset) -> TrainConfig:
+    """`config` with what its algorithm needs trained, and what it leaves to be found from the data found. Raises UserError where the data
+    are no data for it."""
+    kind = registry.get("algo", config.algo.name)
+    check_kind(kind, config.algo.name, dataset)
+    return runs.fit(kind.prerequisites(config, dataset), dataset)
+
+
 def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
     """The configured algorithm for this data. Raises UserError where it does not support the data's actions, or sees goals in them."""
     algorithm_class = registry.get("algo", config.algo.name)

@@ -91,8 +91,8 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     """Train the run; returns the replicas that diverged, in words, and how many there are."""
     from offrl.compose import compose
     from offrl.data.load import load_dataset
-    from offrl.runs import Run, fit
-    from offrl.train import pick_device
+    from offrl.runs import Run
+    from offrl.train import pick_device, ready
     from offrl.train import train as run_training
 
     config = compose(settings["values"])
@@ -104,7 +104,9 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     data = load_dataset(config.dataset, str(device), config.quiet)
     if data.spec.name != settings["dataset"]:  # two files of one name in different folders
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, name=str(settings["dataset"])))
-    run_training(fit(config, data), data, folder / run)
+    home, config.runs_dir = config.runs_dir, str(folder / plan.PARTS)
+    config = dataclasses.replace(ready(config, data), runs_dir=home)
+    run_training(config, data, folder / run)
     done = Run(folder / run)
     done.plot()
     return [str(r) for r in done.diverged], len(done.replicas)

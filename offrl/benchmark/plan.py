@@ -23,6 +23,7 @@ from offrl.settings import setting
 
 VERSION = 1
 RECORD, CELLS, PLAN, STOP = "benchmark.json", "cells", "plan.json", "stop"
+PARTS = "parts"  # what cells need trained first: values, world models
 
 
 @dataclass
@@ -169,6 +170,8 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
     Raises UserError for a folder with something else in it, and for a cell that was trained with other settings.
     """
     seeds = seed_list(command.config.seeds)
+    wanted = {c.run: json.loads(json.dumps(runs.identity(c.config), default=str)) for c in cells}
+    asked: dict[str, Any] = {}  # a run's own record has what was found from the data as well
     old = read_record(folder)
     if old is None and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise UserError(f"{folder} is no benchmark's folder and not empty; choose another name= or runs_dir=")
@@ -177,6 +180,7 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
             if there != here:
                 raise UserError(f"{folder} holds a benchmark with {what} {there}, this one has {here}; choose another name=")
         before = {c["run"]: int(c.get("steps", old["steps"])) for c in old["cells"]}
+        asked = {c["run"]: c["settings"] for c in old["cells"] if isinstance(c.get("settings"), dict)}
         for cell in cells:
             if cell.config.steps < before.get(cell.run, 0):
                 raise UserError(
@@ -184,11 +188,13 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
                 )
     for cell in cells:
         if (folder / cell.run / runs.RECORD).exists():
-            there = runs.read_record(folder / cell.run)["identity"]
-            change = runs.change(there, json.loads(json.dumps(runs.identity(cell.config), default=str)))
+            there = asked.get(cell.run) or runs.read_record(folder / cell.run)["identity"]
+            change = runs.change(there, wanted[cell.run])
             if change:
                 raise UserError(f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to them")
-    mine = [{"dataset": c.dataset, "algorithm": c.algorithm, "run": c.run, "steps": c.config.steps} for c in cells]
+    mine = [
+        {"dataset": c.dataset, "algorithm": c.algorithm, "run": c.run, "steps": c.config.steps, "settings": wanted[c.run]} for c in cells
+    ]
     kept = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in mine}]
     steps = max(c.config.steps for c in cells) if old is None else max(old["steps"], *(c.config.steps for c in cells))
     record: dict[str, Any] = {"version": VERSION, "suite": suite.name, "seeds": seeds, "steps": steps, "cells": [*kept, *mine]}

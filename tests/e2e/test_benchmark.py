@@ -134,6 +134,20 @@ def test_failed_cells_are_named_and_tried_again(offrl: Offrl, data: Path, tmp_pa
     assert "r raw return: no reference scores are known" in result.out
 
 
+def test_what_a_cell_needs_is_trained_first(offrl: Offrl, data: Path, tmp_path: Path) -> None:
+    own = " ".join(f"vadt.{s}" for s in ("context=2", "width=8", "layers=1", "value_hidden=[8]", "value_batch_size=16"))
+    small = " ".join(shlex.quote(s) for s in SMALL if s not in ("algos=[bc,iql]", "algo.hidden=[8]"))
+    command = f"benchmark suite=own datasets=[{data}/hopper_a.hdf5] algos=[vadt] {own} {small}"
+    result = offrl(command)
+    assert result.status == 0, result.err
+    folder = tmp_path / "runs" / "own"
+    (part,) = (folder / "parts").iterdir()
+    assert part.name.startswith("values-iql-hopper_a") and (part / "run.json").is_file()
+    config = (folder / "vadt-hopper_a" / "config.yaml").read_text()
+    assert f"values: {part}" in config and f"runs_dir: {folder}\n" in config
+    assert offrl(command).status == 0 and [p.name for p in (folder / "parts").iterdir()] == [part.name]
+
+
 def test_mistakes_end_before_anything_is_written(offrl: Offrl, tmp_path: Path) -> None:
     for command, words in (
         ("benchmark suite=d4rl-jim", "unknown suite 'd4rl-jim'. Did you mean 'd4rl-gym'"),
