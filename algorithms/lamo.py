@@ -108,8 +108,10 @@ class LanguageSteps(nn.Module):
         self.norm = Norm(language.width)
         self.trunk = trunk(c, language)
 
-    def forward(self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None) -> dict[str, Tensor]:
-        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> what became of them, [B, K, D] by kind."""
+    def forward(
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
+    ) -> dict[str, Tensor]:
+        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> what became of them, [B, K, D] by kind, whichever is read."""
         many = len(self.kinds)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) for kind in self.kinds]))
         x = x + self.time(timesteps).repeat_interleave(many, -2)

@@ -64,7 +64,9 @@ class PromptedSteps(Steps):
         self.prompt_embed = nn.ModuleDict({kind: Affine(size, config.width) for kind, size in prompt.items()})
         self.prompt_time = Table(config.max_timestep or 1, config.width)
 
-    def forward(self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None) -> dict[str, Tensor]:
+    def forward(
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
+    ) -> dict[str, Tensor]:
         """As `Steps`; tokens has the prompt's as well, by prompt_KIND [B, L, size], and its prompt_timesteps, prompt_valid [B, L]."""
         many, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
@@ -74,9 +76,7 @@ class PromptedSteps(Steps):
         if key is not None:
             x = drop(x, self.rate, key, OUTER)
         whole = torch.cat([before, torch.ones_like(timesteps, dtype=torch.bool) if valid is None else valid], -1)
-        x = self.trunk(x, visible(whole.repeat_interleave(many, -1), x.shape[-2]), key)
-        x = x[..., prompt.shape[-2] :, :].unflatten(-2, (-1, many))
-        return {kind: x[..., i, :] for i, kind in enumerate(self.kinds)}
+        return self.became(x, visible(whole.repeat_interleave(many, -1), x.shape[-2]), key, prompt.shape[-2], read)
 
 
 @dataclass(frozen=True)

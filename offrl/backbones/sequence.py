@@ -71,8 +71,11 @@ class Steps(nn.Module):
         self.norm = Norm(c.width)
         self.trunk: nn.Module = Transformer(c.width, c.layers, c.heads, dropout=c.dropout, activation=c.activation, post_norm=post_norm)
 
-    def forward(self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None) -> dict[str, Tensor]:
-        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> what became of them, [B, K, D] by kind."""
+    def forward(
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
+    ) -> dict[str, Tensor]:
+        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> what became of them, [B, K, D] by kind; of the kind `read` alone
+        where only that is wanted."""
         many, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
         if key is not None:
@@ -88,7 +91,14 @@ class Steps(nn.Module):
                 shown = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
                 # padding goes on seeing itself, so that no row of weights is empty
                 mask = mask & (shown.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
-        x = self.trunk(x, mask, key).unflatten(-2, (-1, many))
+        return self.became(x, mask, key, 0, read)
+
+    def became(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, read: str | None) -> dict[str, Tensor]:
+        """What the transformer makes of all tokens but the first `skip`, by kind, or of those of the kind `read`."""
+        many = len(self.kinds)
+        if read is not None:
+            return {read: self.trunk(x, mask, key, slice(skip + self.kinds.index(read), None, many))}
+        x = self.trunk(x, mask, key)[..., skip:, :].unflatten(-2, (-1, many))
         return {kind: x[..., i, :] for i, kind in enumerate(self.kinds)}
 
 
@@ -107,7 +117,7 @@ class StepPolicy(nn.Module):
         self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None = None, key: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Parameters of the actions' distribution [B, K, ...]."""
-        return self.head(self.steps(tokens, timesteps, valid, key)[self.read])
+        return self.head(self.steps(tokens, timesteps, valid, key, self.read)[self.read])
 
 
 @dataclass

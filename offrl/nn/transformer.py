@@ -31,6 +31,10 @@ class Affine(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def part(self, x: Tensor, i: int, parts: int) -> Tensor:
+        """Part i of `parts` equal ones of the output."""
+        return F.linear(x, self.weight.chunk(parts)[i], None if self.bias is None else self.bias.chunk(parts)[i])
+
 
 class Table(nn.Module):
     """Embeddings, at first as GPT-2's: index int64 [...] -> [..., width]. An index past the end takes the last row."""
@@ -105,9 +109,21 @@ class Block(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, key: Tensor | None, past: tuple[Tensor, Tensor] | None, cached: bool
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        key: Tensor | None,
+        past: tuple[Tensor, Tensor] | None,
+        cached: bool,
+        rows: slice | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        q, k, v = (self.split(part) for part in self.qkv(x if self.post_norm else self.norm1(x)).chunk(3, -1))
+        """rows: of which tokens the result is wanted; the others are only attended to."""
+        h = x if self.post_norm else self.norm1(x)
+        if rows is None:
+            q, k, v = (self.split(part) for part in self.qkv(h).chunk(3, -1))
+        else:
+            q, (k, v) = self.split(self.qkv.part(h[:, rows], 0, 3)), (self.split(self.qkv.part(h, i, 3)) for i in (1, 2))
+            x, mask = x[:, rows], None if mask is None else mask[..., rows, :]
         if past is not None:
             k, v = torch.cat([past[0], k], -2), torch.cat([past[1], v], -2)
         seen = attend(q, k, v, mask, self.rate, key).transpose(-2, -3).flatten(-2)
@@ -131,9 +147,10 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, dropout, activation, post_norm) for _ in range(layers))
         self.norm = None if post_norm else Norm(width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None) -> Tensor:
-        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. Dropout is on exactly when a key is given."""
-        return self._run(x, visible(None, x.shape[-2], x.device) if mask is None else mask, key, None)[0]
+    def forward(self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None, rows: slice | None = None) -> Tensor:
+        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. Dropout is on exactly when a key is given. rows: the tokens that
+        are wanted, which spares the last block the work for the others."""
+        return self._run(x, visible(None, x.shape[-2], x.device) if mask is None else mask, key, None, rows)[0]
 
     def extend(self, x: Tensor, past: Cache = (), mask: Tensor | None = None) -> tuple[Tensor, Cache]:
         """What becomes of more tokens x [B, T, D] after those in `past`, and the longer cache: the same as all at once.
@@ -147,11 +164,12 @@ class Transformer(nn.Module):
         x, cache = self._run(x, mask, None, past)
         return x, cache
 
-    def _run(self, x: Tensor, mask: Tensor, key: Tensor | None, past: Cache | None) -> tuple[Tensor, Cache]:
+    def _run(self, x: Tensor, mask: Tensor, key: Tensor | None, past: Cache | None, rows: slice | None = None) -> tuple[Tensor, Cache]:
         cache = []
         for i, block in enumerate(self.blocks):
             own = None if key is None else rng.fold_in(key, i)
-            x, kept = cast(Block, block)(x, mask, own, past[i] if past else None, past is not None)
+            last = rows if i == len(self.blocks) - 1 else None
+            x, kept = cast(Block, block)(x, mask, own, past[i] if past else None, past is not None, last)
             cache.append(kept)
         return x if self.norm is None else self.norm(x), cast(Cache, tuple(cache))
 

@@ -78,20 +78,30 @@ def edac(batch: int, observation: int, action: int, hidden: Sequence[int]) -> li
     return _soft(batch, q, pi, EDAC_CRITICS) + EDAC_CRITICS * (_trained(batch, q) + pull + twice)
 
 
-def dt(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+def dt(batch: int, observation: int, action: int, hidden: Sequence[int], spared: bool = True) -> list[Product]:
     """Embeddings of three tokens a step, blocks of attention and an MLP, and the head at the observations' tokens.
 
-    As all code does it: every token goes through every layer, though the last block's other tokens are read by nobody, and attention
-    is worked out for all pairs, though half of them are masked.
+    spared: the last block does for the other two tokens of a step, which nobody reads, only what lets the observations' attend to them.
+    Attention is worked out for all pairs, though half of them are masked.
     """
     width, steps, tokens = hidden[0], batch * DT_CONTEXT, 3 * DT_CONTEXT
     ends = [product for size in (1, observation, action) for product in _trained(steps, [size, width])]
     head = forward(steps, [width, action]) + backward(steps, [width, action], inputs=True)
-    # q k^T and weights v; of the four gradients that of the weights is a product like the first, the others are like the second
-    block: list[Product] = [*2 * [(batch, tokens, width, tokens)], *4 * [(batch, tokens, tokens, width)]]
-    for sizes in ([width, 3 * width], [width, width], [width, 4 * width, width]):
-        block += forward(3 * steps, sizes) + backward(3 * steps, sizes, inputs=True)
-    return ends + len(hidden) * block + head
+
+    def block(kinds: int) -> list[Product]:
+        asking = kinds * DT_CONTEXT
+        # q k^T and weights v, and two gradients of each
+        products: list[Product] = 3 * [(batch, asking, width, tokens), (batch, asking, tokens, width)]
+        for rows, sizes in (
+            (3 * steps, [width, 2 * width]),
+            (kinds * steps, [width, width]),
+            (kinds * steps, [width, width]),
+            (kinds * steps, [width, 4 * width, width]),
+        ):
+            products += forward(rows, sizes) + backward(rows, sizes, inputs=True)
+        return products
+
+    return ends + (len(hidden) - 1) * block(3) + block(1 if spared else 3) + head
 
 
 # name -> (products, updates that they make up)

@@ -121,6 +121,24 @@ def test_transformer(post_norm: bool) -> None:
     torch.testing.assert_close(plain[0, 0], out[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_the_last_block_may_be_asked_for_some_tokens_only(post_norm: bool) -> None:
+    net = Transformer(8, 3, 2, post_norm=post_norm)
+    scramble(net)
+    x = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(1))
+    valid = torch.tensor([[True] * 6, [True, True, True, False, False, False], [False, False, False, True, True, True]])
+    params, rows = dict(net.named_parameters()), slice(1, None, 3)
+
+    def loss(p: Any, read: bool) -> Tensor:
+        mask = visible(valid, 6)
+        y = torch.func.functional_call(net, p, (x, mask), {"rows": rows} if read else {})
+        return ((y if read else y[:, rows]) * torch.arange(8.0)).square().mean()
+
+    (one, some), (all_, full) = (torch.func.grad_and_value(loss)(params, read)[::-1] for read in (True, False))
+    torch.testing.assert_close(one, all_)
+    torch.testing.assert_close(some, full, atol=1e-5, rtol=1e-4)
+
+
 def test_cached_decoding_is_full_recomputation() -> None:
     net = Transformer(16, 3, 4)
     scramble(net)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from offrl import rng
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -97,10 +99,24 @@ def test_counted_products_are_those_that_a_plain_loop_does() -> None:
             flops.backward(common.BATCH, [14, 256, 256, 1], weights=False)
         )
         assert counter.get_total_flops() / updates == flops.needed(name, *sizes) + (spare / 2 if name == "td3_bc" else 0.0)
-    size = flops.BATCHES["dt"]
+    sizes = (8, common.OBSERVATION, common.ACTION, flops.DT_HIDDEN)
+    windows = Windows(2_000).sample(8)
     with FlopCounterMode(display=False) as counter:
-        DT().update(Windows(2_000).sample(size))
-    assert counter.get_total_flops() == flops.needed("dt", size, common.OBSERVATION, common.ACTION, flops.DT_HIDDEN)
+        DT().update(windows)
+    assert counter.get_total_flops() == flops.flops(flops.dt(*sizes, spared=False))
+
+
+def test_offrl_spares_the_last_block_what_nobody_reads() -> None:
+    from peers import common, flops
+    from peers.offrl_speed import QUIET, build
+    from torch.utils.flop_counter import FlopCounterMode
+
+    algorithm, dataset = build("dt", 2_000, QUIET["dt"])
+    sampler = algorithm.sampler()
+    batch = sampler(sampler.prepare(dataset), rng.make_key(0), 8)
+    with FlopCounterMode(display=False) as counter:
+        algorithm.update(algorithm.init(0), batch, rng.make_key(0), phase=0)
+    assert counter.get_total_flops() == flops.needed("dt", 8, common.OBSERVATION, common.ACTION, flops.DT_HIDDEN)
 
 
 def test_counted_products_of_cql_and_edac_are_a_floor() -> None:
