@@ -1,6 +1,6 @@
 """A page of docs/benchmarks: one table of algorithms and data sets from benchmark and run directories.
 
-    python scripts/scores_page.py runs/goals --title "Reaching goals" --out docs/benchmarks/goals.md
+    python scripts/scores_page.py runs/goals --title "Reaching goals" --out docs/benchmarks/goals.md --keep docs/benchmarks/scores/goals.csv
 
 Mean over seeds of the last evaluation with its 95% interval, the seeds and the updates; `offrl.results` decides what is a result. What is
 not finished, or stands side by side and should not, is said below the table. What a person wrote after the line `<!-- by hand -->` stays.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,16 +99,24 @@ def page(results: Results, command: str, title: str = "Every algorithm on the sa
 def main(arguments: Sequence[str] | None = None) -> int:
     from offrl import checkpoint
     from offrl.errors import UserError
-    from offrl.results import collect
+    from offrl.results import collect, write
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", help="run directories, benchmark directories, results.csv files, or folders of them")
     parser.add_argument("--out", type=Path, help="the Markdown file; without it the page is printed")
     parser.add_argument("--title", default="Every algorithm on the same files")
     parser.add_argument("--command", default="", help="the command that trained the runs, for the page")
+    parser.add_argument(
+        "--keep", type=Path, help="a CSV file for the scores themselves; the page can be made from it when the runs are gone"
+    )
     options = parser.parse_args(arguments)
     try:
-        text = page(collect(options.paths), options.command or f"python scripts/scores_page.py {' '.join(options.paths)}", options.title)
+        results = collect(options.paths)
+        if options.keep:
+            kept = [replace(s, run=Path(s.run).name) for s in results.scores]
+            for path in write(replace(results, scores=kept), options.keep)[1:]:
+                path.unlink()  # the same as Parquet
+        text = page(results, options.command or f"python scripts/scores_page.py {' '.join(options.paths)}", options.title)
         if options.out:
             old = options.out.read_text() if options.out.is_file() else ""
             checkpoint.write_text(options.out, text + "".join(old.partition(BY_HAND)[1:]))
