@@ -17,7 +17,7 @@ class EvalConfig:
     every: int | None = setting(None, "updates between evaluations; null: a few evenly spaced ones; 0: only at the end", low=0)
     episodes: int = setting(10, "episodes of each seed at each evaluation", low=1)
     seed: int = setting(0, "decides the start states, together with the replica's seed and the episode")
-    parallel: int = setting(64, "environments alive at once in one process; changes memory and speed, never a score", low=1)
+    parallel: int = setting(128, "environments alive at once in one process; changes memory and speed, never a score", low=1)
     workers: int | None = setting(
         None,
         "processes that evaluate beside training; null: half of the cores, at most 8, in runs of 5,000 updates or more; "

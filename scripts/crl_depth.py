@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def measured(run: Any, seeds: int) -> tuple[list[float], list[float], list[float
     found = [[line["critic/accuracy"][s] or 0.0 for line in lines] for s in range(seeds)]
     mean = [sum(x[-tenth:]) / tenth for x in loss], [sum(x[-tenth:]) / tenth for x in found]
     return mean[0], mean[1], [max(x[tenth:] or x) for x in loss]
+
+
+def small(interval: Sequence[float], unit: str = "") -> str:
+    """Mean and interval to three digits, however small."""
+    mean, low, high = interval
+    return f"{mean:.3g}{unit}" + (f" [{low:.3g}, {high:.3g}]" if math.isfinite(low) else "")
 
 
 def main() -> None:
@@ -59,7 +66,8 @@ def main() -> None:
         cells = [
             str(depth),
             f"{given.seeds * sum(rate) / len(rate):.0f}" if rate else "",
-            *(interval_text(mean_interval(x)) for x in (loss, largest, accuracy)),
+            *(small(mean_interval(x)) for x in (loss, largest)),
+            small([100.0 * x for x in mean_interval(accuracy)], "%"),
         ]
         rows.append([*cells, interval_text(mean_interval(scores)) if scores else ""])
     table = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS), *("| " + " | ".join(row) + " |" for row in rows)]
