@@ -216,14 +216,14 @@ def _no_operators_of_ours(text: str) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the notices that PyTorch's exporters give about themselves: that TorchScript is old, that torchvision is not installed, that
-    a width was taken for constant. The batch size must not be, which the check finds out."""
+    a width, as in math.sqrt(x.shape[-1]), is a constant."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"`torch\.jit", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+            warnings.filterwarnings("ignore", message="Converting a tensor to a Python float", category=torch.jit.TracerWarning)
             warnings.filterwarnings("ignore", message=r"`isinstance\(treespec", category=FutureWarning)
             yield
     finally:

@@ -206,7 +206,9 @@ def begin(tmp_path: Path, **values: Any) -> dict[str, Any]:
 
 def test_a_benchmark_grows_and_keeps_what_it_is(tmp_path: Path) -> None:
     first = begin(tmp_path, algos=["bc"], seeds=2, steps=100)
-    assert first == {
+    settings = first["cells"][0]["settings"]
+    assert settings["seeds"] == [0, 1] and settings["algo"]["name"] == "bc"
+    assert {**first, "cells": [{k: v for k, v in cell.items() if k != "settings"} for cell in first["cells"]]} == {
         "version": 1, "suite": "own", "seeds": [0, 1], "steps": 100,
         "cells": [{"dataset": "builtin", "algorithm": "bc", "run": "bc-builtin", "steps": 100}],
     }  # fmt: skip
