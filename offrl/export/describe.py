@@ -48,10 +48,11 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
     ]
     for name, draw in zip(input_names(draws), draws, strict=True):
         shape = ["batch" if n is None else n for n in draw.shape]
-        meaning = f"random numbers, {MEANING.get(draw.kind)}; new ones each call"
         if draw.kind == GOALS:
             like = "one of achieved_goals in the data" if spec.goal_dim else "an observation"
             meaning = f"where to go, raw, like {like}; the same one until the goal changes"
+        else:
+            meaning = f"random numbers, {MEANING[draw.kind]}; new ones each call"
         inputs.append({"name": name, "shape": shape, "dtype": "float32", "meaning": meaning})
     output: dict[str, Any] = {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": spec.num_actions}
     if spec.discrete:
