@@ -17,6 +17,7 @@ from offrl.backbones.sequence import History, StepPolicy, WindowAlgorithm, Windo
 from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch
 from offrl.data.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
+from offrl.errors import UserError
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
@@ -40,7 +41,7 @@ class EDTConfig(WindowSettings):
     stride: int = setting(2, "steps between the lengths of history that are tried when acting: context, context - stride, ...", low=1)
     expert_temperature: float = setting(
         0.0,
-        "ask for a return drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) (published: 10); "
+        "ask for a return drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) (the authors': 1 to 15); "
         "0: ask for the expectile",
         low=0.0,
     )
@@ -74,7 +75,9 @@ class EDT(WindowAlgorithm):
     step: an action sees the return that is asked for through the residual stream of its own token.
 
     Differences from the authors' code: the reward is a token, as in the paper, where they train a network without; the next observation is
-    predicted from it, and not from the return's token with the predicted action.
+    predicted from it, and not from the return's token with the predicted action. Windows begin at any step of the data, as DT's do, where
+    they draw an episode first and then a whole window of it. The smallest and largest return are the data's, where theirs are D4RL's
+    references. A window's first step keeps the return that was asked for there, where they estimate it anew for every length they try.
     """
 
     Config = EDTConfig
@@ -91,6 +94,9 @@ class EDT(WindowAlgorithm):
         return config
 
     def build(self) -> dict[str, nn.Module]:
+        ends = self.config.return_range
+        if ends and not (len(ends) == 2 and ends[0] < ends[1]):
+            raise UserError(f"algo.return_range={ends} must be two numbers, the smaller one first; [] takes the data's")
         return {"actor": EDTNet(self.sizes(), self.config, self.spec)}
 
     def sizes(self) -> dict[str, int]:

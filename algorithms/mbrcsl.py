@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import parts, registry, rng
@@ -136,6 +136,12 @@ class MBRCSL(OutcomeConditioned):
             asked = float(promised.quantile(config.target_quantile))
             config = dataclasses.replace(config, target_return=round_digits(asked))
         return super().fit_config(config, dataset, grid)
+
+    def build(self) -> dict[str, nn.Module]:
+        c = self.config
+        if 0.0 < c.real_share * c.batch_size < 1.0:
+            raise UserError(f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} rows is none of them: raise it, or take 0")
+        return super().build()
 
     def sampler(self) -> Sampler:
         return BothSampler(self)

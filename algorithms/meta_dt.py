@@ -15,10 +15,10 @@ from offrl.algorithm import Carry, Metrics, TrainState, Tree
 from offrl.backbones.asking import round_digits
 from offrl.backbones.sequence import History, SequenceAlgorithm, SequenceSettings, StepPolicy, Steps, masked_mean, with_last
 from offrl.data.dataset import Dataset
-from offrl.data.multitask import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows
+from offrl.data.multitask import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows, ranked_episodes
 from offrl.data.samplers import Batch, Sampler
 from offrl.data.sequences import RETURNS, STEPS, VALID, SequenceSampler
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.nn.transformer import Affine, Table, drop, interleave, visible
 from offrl.optim import Params
 from offrl.registry import register
@@ -44,7 +44,7 @@ class MetaDTConfig(SequenceSettings):
     )
     prompt: int = setting(5, "steps of an earlier episode of the task that stand before the window; 0: no prompt", low=0)
     prompts: int = setting(3, "they are from one of so many episodes of the task, the best", low=1)
-    prompt_warmup: int = setting(20_000, "updates before windows have a prompt", low=0)
+    prompt_warmup: int = setting(20_000, "updates before windows, and new episodes of a task, have a prompt", low=0)
     prompt_skip: float = setting(
         0.1, "share of the windows without a prompt after that, as in the first episode of a new task", low=0.0, high=1.0
     )
@@ -106,6 +106,11 @@ class MetaDT(SequenceAlgorithm):
         c, path = config.algo, config.algo.task_model
         if c.prompt:
             episode_tasks(dataset)  # what is missing is said before anything is trained
+            if config.steps <= c.prompt_warmup:
+                warn(
+                    f"no prompt is trained on or acted on: steps={config.steps} are over before algo.prompt_warmup={c.prompt_warmup} "
+                    "is; lower it, or train for longer"
+                )
         if not path:
             kind = registry.get("algo", "task_model")
             algo = kind.Config(history=c.history, predicts=c.predicts)
@@ -118,8 +123,8 @@ class MetaDT(SequenceAlgorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """The return asked for is, unless given, the mean over the data's tasks of the best: the best of all would tell of an easy task."""
         if config.target_return is None and TASKS in dataset.columns:
-            tasks = episode_tasks(dataset)
-            best = [dataset.raw_returns[(tasks == task).cpu()].max() for task in tasks.unique()]
+            tasks, whole = ranked_episodes(dataset)
+            best = [dataset.raw_returns[((tasks == task) & whole).cpu()].max() for task in tasks.unique()]
             config = dataclasses.replace(config, target_return=round_digits(float(torch.stack(best).mean())))
         return super().fit_config(config, dataset, grid)
 
@@ -233,7 +238,7 @@ class MetaDT(SequenceAlgorithm):
         """The memory where new episodes of the same tasks begin: a prompt from one of the best so far. observations [E, O]: the last ones
         of the old episodes; lengths [E]: their steps, after which an episode went on in name only."""
         fresh, c = self.start(len(lengths)), self.config
-        if not c.prompt:
+        if not c.prompt or int(state.step) < c.prompt_warmup:  # it has not learnt to read one
             return fresh
         pool = best_of(carry.pool, self.told(state, carry.episode, observations, lengths), c.prompts)
         keys = rng.split(rng.fold_in(state.key, PROMPTING - carry.episodes))

@@ -17,6 +17,7 @@ from offrl.backbones.sequence import SequenceAlgorithm, SequenceSettings, StepPo
 from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch, Sampler
 from offrl.data.sequences import RETURNS, STEPS, VALID
+from offrl.errors import UserError
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
@@ -74,6 +75,11 @@ class MODT(SequenceAlgorithm):
     discrete = False  # a region of a discrete action is the action itself
 
     def build(self) -> dict[str, nn.Module]:
+        weights = self.config.weights
+        if weights and (len(weights) != 3 or not any(weights)):
+            raise UserError(
+                f"algo.weights={weights} must be three numbers, of action, next observation and next return, not all 0; [] finds them"
+            )
         return {"actor": MODTNet(self.sizes(), self.config, self.spec)}
 
     def sizes(self) -> dict[str, int]:
@@ -111,7 +117,7 @@ class MODT(SequenceAlgorithm):
         outputs = self.apply("actor", actor, *given)
         each = self.objectives(outputs, batch)
         if self.config.weights:
-            weights = torch.tensor(self.config.weights, device=each[0].device)
+            weights = self.config.weights
         else:
             fixed, hidden = {k: v.detach() for k, v in actor.items()}, {k: h.detach() for k, h in outputs[-1].items()}
 
@@ -119,10 +125,10 @@ class MODT(SequenceAlgorithm):
                 return self.objectives(self.apply("actor", fixed, *given, h), batch)[i]
 
             slopes = [torch.cat([g.flatten() for g in grad(objective)(hidden, i).values()]) for i in range(3)]
-            weights = shortest(torch.stack(slopes)).detach()
-        loss = sum((w * x for w, x in zip(weights.unbind(), each, strict=True)), torch.zeros((), device=each[0].device))
+            weights = shortest(torch.stack(slopes)).detach().unbind()
+        loss = sum((w * x for w, x in zip(weights, each, strict=True)), torch.zeros((), device=each[0].device))
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), each, strict=True))
-        return loss, {**metrics, "actor/weight": weights[0]}
+        return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
 
     def start(self, batch: int) -> Carry:
         carry = super().start(batch)
@@ -147,13 +153,18 @@ class MODT(SequenceAlgorithm):
 
 
 def shortest(slopes: Tensor, iterations: int = 20) -> Tensor:
-    """Weights [M] >= 0 of sum 1 that make |sum_i w_i slopes_i| smallest, for slopes [M, P]: Frank-Wolfe with exact line search."""
+    """Weights [M] >= 0 of sum 1 that make |sum_i w_i slopes_i| smallest, for slopes [M, P]: Frank-Wolfe with exact line search.
+
+    A slope of zeros, of a loss that nothing in the batch speaks of, has weight 0: with weight 1 no other loss would be learnt from.
+    """
     products = slopes @ slopes.T
-    weights = torch.full((len(slopes),), 1.0 / len(slopes), device=slopes.device)
+    told = products.diagonal() > 0.0
+    told = told | ~told.any()
+    weights = told.float() / told.sum()
     index = torch.arange(len(slopes), device=slopes.device)
     for _ in range(iterations):
         along = products @ weights
-        corner = (index == along.argmin()).float()
+        corner = (index == torch.where(told, along, float("inf")).argmin()).float()
         own, mixed, new = weights @ along, corner @ along, corner @ products @ corner
         step = ((own - mixed) / (own - 2.0 * mixed + new).clamp(min=1e-12)).clamp(0.0, 1.0)
         weights = (1.0 - step) * weights + step * corner

@@ -216,8 +216,6 @@ class TT(Algorithm):
 
     def build(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        if len(s.observation_shape) > 1:
-            raise UserError(f"{s.name} has observations of shape {s.observation_shape}; tt makes tokens of vectors only")
         if s.discrete and s.num_actions > c.bins:
             raise UserError(f"{s.name} has {s.num_actions} actions, which do not fit into algo.bins={c.bins} tokens: raise it")
         if c.plan_every > c.plan_horizon:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offrl import losses, parts, registry
-from offrl.algorithm import Carry, TrainState, Tree
+from offrl.algorithm import Algorithm, Carry, TrainState, Tree
 from offrl.backbones.asking import round_digits
 from offrl.backbones.sequence import History, WindowAlgorithm, WindowSettings
 from offrl.backbones.valued import Valued, ValuedSettings, q_of_data
@@ -53,6 +53,7 @@ class VADT(Valued, WindowAlgorithm):
     """
 
     Config = VADTConfig
+    observe = Algorithm.observe  # rewards are no part of a token
     suitable = "iql, xql or f_dvl"
     values_ratio = 10  # 1,000,000 updates of IQL, then 100,000
 
@@ -61,7 +62,6 @@ class VADT(Valued, WindowAlgorithm):
         c, kind = config, registry.get("algo", "iql")
         return kind.Config(
             expectile=c.expectile,
-            temperature=c.temperature,
             discount=c.discount,
             hidden=list(c.value_hidden),
             batch_size=c.value_batch_size,

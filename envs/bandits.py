@@ -52,6 +52,7 @@ class Bandit(gym.Env):
         if features is not None:
             self.phi = np.random.default_rng(FEATURE_SEED).standard_normal((arms, features)) / np.sqrt(features)
         self.means = self.means_of(0 if task is None else task)
+        self.tables: dict[Any, Any] = {}  # device -> phi as a tensor
 
     def means_of(self, task: int) -> np.ndarray:
         """The arms' means [K] in the task of that number, the same on every machine."""
@@ -84,7 +85,9 @@ class Bandit(gym.Env):
             means = rng.uniform(keys[0], (batch, self.arms))
         else:
             theta = rng.normal(keys[0], (batch, self.features)) * self.features**-0.5
-            means = theta @ torch.tensor(self.phi.T, dtype=torch.float32, device=key.device)
+            if key.device not in self.tables:  # once: while an update is captured for a GPU nothing can be copied there
+                self.tables[key.device] = torch.tensor(self.phi.T, dtype=torch.float32, device=key.device)
+            means = theta @ self.tables[key.device]
         weight = -torch.log1p(-rng.uniform(keys[1], (batch, self.arms)))  # exponential; divided by their sum: Dirichlet(1)
         share = rng.randint(keys[2], (batch, 1), MIXES).float() / (MIXES - 1)
         arm = torch.arange(self.arms, device=key.device)

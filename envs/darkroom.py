@@ -57,6 +57,7 @@ class Darkroom(gym.Env):
         self.observation_space = spaces.Box(0.0, size - 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(len(MOVES))
         self.goal, self.position = self.goals[task or 0], np.zeros(2, np.int64)
+        self.tables: dict[Any, Any] = {}  # device -> the goals and moves as tensors
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -79,11 +80,13 @@ class Darkroom(gym.Env):
         from offrl import rng
 
         keys, size = rng.split(key, 4), self.size
-        known = torch.tensor(self.goals[: self.held_out.start], device=key.device)
+        if key.device not in self.tables:  # once: while an update is captured for a GPU nothing can be copied there
+            self.tables[key.device] = tuple(torch.tensor(x, device=key.device) for x in (self.goals[: self.held_out.start], MOVES))
+        known, moves = self.tables[key.device]
         goal = known[rng.randint(keys[0], (batch,), len(known))]
         actions = rng.randint(keys[1], (batch, length), len(MOVES))
         cells = rng.randint(keys[2], (batch, length, 2), size)
-        after = (cells + torch.tensor(MOVES, device=key.device)[actions]).clamp(0, size - 1)
+        after = (cells + moves[actions]).clamp(0, size - 1)
         query = rng.randint(keys[3], (batch, 2), size)
         x, y = (goal - query).unbind(-1)
         first, second = torch.where(x > 0, 0, 1), torch.where(y > 0, 2, 3)

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad_and_value
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers import Batch, Sampler, TransitionSampler
+from offrl.errors import UserError
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
@@ -49,6 +50,7 @@ class Algorithm(ABC):
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
+    vectors: ClassVar[bool] = True  # observations of more dimensions than one are refused
     acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.text`
@@ -63,6 +65,12 @@ class Algorithm(ABC):
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
+        if self.vectors and len(spec.observation_shape) > 1:
+            raise UserError(
+                f"{config.name} learns from vectors, and the observations of {spec.name or 'the data'} have shape "
+                f"{list(spec.observation_shape)}: save each as one row of {spec.observation_dim} numbers, or where they are images take "
+                "the version of the data with states (OGBench: the name without visual-)"
+            )
         with torch.random.fork_rng(devices=[]):
             self.modules = self.build()  # only their structure is used: `apply` is handed the parameters
 

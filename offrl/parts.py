@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SHARED = ("dataset", "device", "precision", "threads", "runs_dir", "quiet", "compile")  # settings that a part has from the whole
 
+OF_REWARDS = ("values", "task_model")  # settings of parts that say something in units of the rewards they were trained on
+
 
 @dataclass(frozen=True)
 class Part:
@@ -64,7 +66,7 @@ def train_first(config: TrainConfig, dataset: Dataset, algo: Any, steps: int, la
 
 def load(path: str | Path, spec: DataSpec, setting: str) -> Part:
     """The first replica that did not diverge of the run at `path`. Raises UserError where there is none, or for data of other shapes or
-    another normalisation than `spec`. `setting`: which one named it, for messages."""
+    another normalisation than `spec`, or of rewards in other units where that matters. `setting`: which one named it."""
     where = f"algo.{setting}={path}"
     run_dir = Path(path)
     if not (run_dir / runs.RECORD).is_file():
@@ -80,6 +82,8 @@ def load(path: str | Path, spec: DataSpec, setting: str) -> Part:
     own = DataSpec.from_json(record["spec"])
     _check(own, spec, where)
     algorithm = kind(kind.Config(**{**_defaults(kind), **_places(run_dir, kind), **settings}), own)
+    if setting in OF_REWARDS and not algorithm.goal_conditioned:
+        _check_rewards(own, spec, where)
     tensors, _ = found
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()
     if not alive:
@@ -137,6 +141,15 @@ def _check(own: DataSpec, spec: DataSpec, where: str) -> None:
                 f"{where}: its observations were normalised in another way than those of {spec.name}; "
                 "train it with the same dataset.normalize_observations"
             )
+
+
+def _check_rewards(own: DataSpec, spec: DataSpec, where: str) -> None:
+    mine, theirs = (own.reward_scale, own.reward_shift), (spec.reward_scale, spec.reward_shift)
+    if not _close(mine, theirs):
+        raise UserError(
+            f"{where}: it was trained on rewards times {mine[0]:g} plus {mine[1]:g}, and those of {spec.name} are times {theirs[0]:g} plus "
+            f"{theirs[1]:g}; train both with the same dataset.reward_* settings"
+        )
 
 
 def _close(a: Any, b: Any) -> bool:

@@ -190,8 +190,6 @@ class Dynamics(Algorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """`config` with its termination and reward functions named, and the length of an epoch."""
         spec = dataset.spec
-        if len(spec.observation_shape) > 1:
-            raise UserError(f"{spec.name} has observations of shape {spec.observation_shape}; dynamics are learnt of vectors only")
         known = terminations.find(spec)
         ends = dataset.columns["terminations"]
         termination, reward = config.termination, config.reward

@@ -136,7 +136,8 @@ def read(path: str | Path, spec: DataSpec) -> tuple[Dataset, dict[str, Any]]:
     if about.get("kind") != KIND or about.get("format") != FORMAT:
         raise UserError(f"imagined={path} is no file of episodes of this version of offrl; leave it out, and they are played anew")
     own = DataSpec.from_json(about["spec"])
-    for name in ("observation_shape", "action_dim", "action_low", "action_high", "observation_mean", "reward_scale", "reward_shift"):
+    same = ("observation_shape", "action_dim", "action_low", "action_high", "observation_mean", "observation_std")
+    for name in (*same, "reward_scale", "reward_shift"):
         if getattr(own, name) != getattr(spec, name):
             raise UserError(f"imagined={path}: made of data with another {name} than {spec.name} has; leave it out")
     lengths, returns = columns.pop("lengths"), columns.pop("returns")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import Dataset
 from offrl.data.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers import Batch, Sampler
 from offrl.errors import UserError
@@ -96,7 +96,6 @@ class GoalConditioned(Algorithm):
                 f"{config.name} cannot learn from {name}, whose goals are no observations but have {spec.goal_dim} numbers of their own "
                 f"(achieved_goals): {self.states_as_goals}; take gcivl, gciql, crl or hiql"
             )
-        check_states(config.name, name, spec)
         super().__init__(config, spec)
 
     # ---- networks
@@ -208,15 +207,6 @@ class GoalValued(GoalConditioned):
     @abstractmethod
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
         """A(s, g, a) [B] of the data's actions at the actor's goals."""
-
-
-def check_states(algorithm: str, data: str, spec: DataSpec) -> None:
-    """Raise UserError where observations are images: networks would read their bytes as so many numbers, and learn nothing."""
-    if len(spec.observation_shape) > 1:
-        raise UserError(
-            f"{algorithm} learns from states, and the observations of {data} are images, of shape {list(spec.observation_shape)}: take the "
-            "version of the data with states (OGBench: the name without visual-)"
-        )
 
 
 def learner_field() -> Any:

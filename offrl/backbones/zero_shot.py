@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Algorithm, Carry, TrainState, Tree
-from offrl.backbones.goals import Aim, check_states
+from offrl.backbones.goals import Aim
 from offrl.data.samplers import Batch
 from offrl.errors import UserError
 from offrl.nn.forward_backward import on_sphere
@@ -80,7 +80,6 @@ class ZeroShot(Algorithm):
                 f"{config.name} is told goals as observations, and those of {spec.name} are {spec.goal_dim} numbers of their own "
                 "(achieved_goals): take algo.task=reward, or gciql, crl or hiql"
             )
-        check_states(config.name, spec.name, spec)
         super().__init__(config, spec)
 
     @classmethod

@@ -18,7 +18,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers import COIN, Batch, Episodes, Packed, alias_table, by_weight, pack
-from offrl.data.sequences import RETURNS, STEPS, VALID, SequenceSampler, recorded_returns_to_go
+from offrl.data.sequences import RETURNS, STEPS, VALID, SequenceSampler, drawn_episodes, recorded_returns_to_go
 from offrl.errors import UserError, nearest
 
 TASKS = "tasks"
@@ -40,6 +40,15 @@ def episode_tasks(dataset: Dataset) -> Tensor:
             f"the column '{TASKS}' must be the same in all rows of an episode"
         )
     return first
+
+
+def ranked_episodes(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """(tasks, whole): the task of each episode, and whether its return says what can be earned there, both [E]: of the episodes that
+    sequence models learn from, or of all where a task has none of them."""
+    tasks = episode_tasks(dataset)
+    whole = torch.zeros_like(tasks, dtype=torch.bool)
+    whole[drawn_episodes(dataset)] = True
+    return tasks, whole | ~torch.isin(tasks, tasks[whole])
 
 
 def whole_numbers(dataset: Dataset, name: str, what: str) -> Tensor:
@@ -152,7 +161,8 @@ class FreshContexts:
     """The same batches, of new tasks every time: from the data set's environment, where that can make them.
 
     Such an environment has a method `contexts(key, batch, length)`, a pure function on the key's device that gives a batch as
-    `ContextSampler` does, of observations and rewards as the environment has them, actions in [-1, 1] or int64.
+    `ContextSampler` does, of observations and rewards as the environment has them, actions in [-1, 1] or int64. What it needs on the
+    device it puts there in the first call, which is before updates are captured.
     """
 
     spec: DataSpec
@@ -172,16 +182,16 @@ class FreshContexts:
             )
         return env
 
-    def prepare(self, dataset: Dataset) -> Tensor:
-        """Raises UserError where the environment makes no contexts."""
-        assert self.environment is not None
-        return torch.zeros((), device=dataset.device)
+    def prepare(self, dataset: Dataset) -> dict[str, Tensor]:
+        """The normalisation of observations. Raises UserError where the environment makes no contexts."""
+        self.environment.contexts(rng.make_key(0, dataset.device), 1, self.length)
+        found = {"mean": self.spec.observation_mean, "std": self.spec.observation_std}
+        return {name: torch.tensor(x, device=dataset.device) for name, x in found.items() if x is not None}
 
     def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
         batch, spec = self.environment.contexts(key, batch_size, self.length), self.spec
-        if spec.observation_mean is not None and spec.observation_std is not None:
-            mean, std = (torch.tensor(x, device=key.device) for x in (spec.observation_mean, spec.observation_std))
-            batch |= {name: (batch[name] - mean) / std for name in ("observations", "next_observations", "queries")}
+        if source:
+            batch |= {name: (batch[name] - source["mean"]) / source["std"] for name in ("observations", "next_observations", "queries")}
         return {**batch, "rewards": batch["rewards"] * spec.reward_scale + spec.reward_shift}
 
 
@@ -257,19 +267,20 @@ class Windows:
 
 
 def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, history: int) -> Windows:
-    """`length` consecutive steps of the `episodes` best episodes, by return, of each task.
+    """`length` consecutive steps of the `episodes` best episodes, by return, of each task, among `ranked_episodes`.
 
     Each such episode is as likely as another, and in it a window in proportion to the sum of `error` [R], not negative, over its rows. It
     begins `history` steps after its episode at the earliest and ends within it; of an episode that is too short for that it is the
     beginning.
     """
     start, lengths = dataset.episode_start.cpu().numpy(), dataset.episode_lengths().cpu().numpy()
-    tasks, returns = episode_tasks(dataset).cpu().numpy(), dataset.raw_returns.cpu().numpy()
+    tasks, whole = (x.cpu().numpy() for x in ranked_episodes(dataset))
+    returns = dataset.raw_returns.cpu().numpy()
     total = np.concatenate([[0.0], error.double().cpu().numpy().cumsum()])
     names, number = np.unique(tasks, return_inverse=True)
     begin, last, keep, other, first = [], [], [], [], [0]
     for task in range(len(names)):
-        own = np.flatnonzero(number == task)
+        own = np.flatnonzero((number == task) & whole)
         own = own[np.argsort(-returns[own], kind="stable")][:episodes]
         rows, shares, ends = [], [], []
         for e in own:

@@ -218,7 +218,7 @@ def test_what_the_actor_of_crl_learns_from_has_a_floor(energy: str) -> None:
 def test_images_are_refused(name: str) -> None:
     kind = registry.get("algo", name)
     spec = DataSpec((64, 64, 3), A, action_low=(-1.0,) * A, action_high=(1.0,) * A, name="visual-antmaze-medium-navigate-v0")
-    with pytest.raises(UserError, match=rf"{name} learns from states.* of {spec.name} are images, of shape \[64, 64, 3\]"):
+    with pytest.raises(UserError, match=rf"{name} learns from vectors.* of {spec.name} have shape \[64, 64, 3\]"):
         kind(kind.Config(), spec)
 
 

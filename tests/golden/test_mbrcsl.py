@@ -156,6 +156,12 @@ def test_batches(tmp_path: Path, share: float, real: int) -> None:
     assert sums["actor/loss"].isfinite().all()
 
 
+def test_a_share_too_small_for_one_row(tmp_path: Path) -> None:
+    dataset = data()
+    with pytest.raises(UserError, match=r"algo\.real_share=0\.01 of algo\.batch_size=32 rows is none"):
+        make(dataset, imagined=file(tmp_path / "e.safetensors", dataset), real_share=0.01, batch_size=32)
+
+
 def test_refuses_what_is_no_file_of_episodes(tmp_path: Path) -> None:
     dataset = data()
     with pytest.raises(UserError, match="there is no such file"):

@@ -134,6 +134,12 @@ def test_where_prompts_begin() -> None:
     counts = torch.bincount(one.draw(rng.make_key(0), torch.zeros(30_000, dtype=torch.int64)), minlength=4) / 30_000
     sums = torch.tensor([17 + 18, 18 + 19, 19 + 20, 0.0])
     torch.testing.assert_close(counts, sums / sums.sum(), atol=0.01, rtol=0)
+    cut = dataclasses.replace(dataset, complete=torch.tensor([True, False, True, True]))
+    begin = prompt_windows(cut, error, length=2, episodes=1, history=1).begin
+    assert begin.tolist() == [17, 18, 19, 1, 2, 3, 4], "nobody knows what the best one came to"
+    alone = dataclasses.replace(dataset, complete=torch.tensor([False, False, True, True]))
+    begin = prompt_windows(alone, error, length=2, episodes=1, history=1).begin
+    assert begin.tolist() == [17, 18, 19, 7], "task 4 has no whole one"
     even = torch.bincount(two.draw(rng.make_key(0), torch.ones(30_000, dtype=torch.int64)), minlength=4) / 30_000
     torch.testing.assert_close(even, torch.tensor([0.0, 0.0, 0.5, 0.5]), atol=0.01, rtol=0)
 
@@ -240,6 +246,9 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
     told = algorithm.told(state, carry.episode, c["next_observations"][5:6], torch.tensor([steps]))
     torch.testing.assert_close(told["error"][0, 0], errors[:steps])
     torch.testing.assert_close(told["returns_to_go"][0, 0], c["rewards"][:steps].flip(0).cumsum(0).flip(0))
+    late = make(tmp_path, dataset, target_return=0.0, context=4, prompt_warmup=10)
+    unread = late.renew(state, carry, c["next_observations"][5:6], torch.tensor([steps]))
+    assert not unread.prompt["valid"].any(), "a policy that never read a prompt is given none"
     carry = algorithm.renew(state, carry, c["next_observations"][5:6], torch.tensor([steps]))
     at = int(carry.prompt["timesteps"][0, 0])
     assert 2 <= at <= steps - 2 and carry.prompt["valid"].all() and carry.t == 0 and not carry.episode["rewards"].numel()

@@ -398,11 +398,37 @@ def test_shortest_combination_of_gradients() -> None:
     """Of two orthogonal gradients of lengths 1 and 2 the point of the segment nearest to 0 has weights 0.8 and 0.2."""
     np.testing.assert_allclose(shortest(torch.tensor([[1.0, 0.0], [0.0, 2.0]])), [0.8, 0.2], atol=1e-5)
     np.testing.assert_allclose(shortest(torch.tensor([[1.0, 0.0], [3.0, 0.0], [2.0, 1.0]])), [1.0, 0.0, 0.0], atol=1e-5)
+    # a slope of zeros is of a loss that no row of the batch speaks of
+    np.testing.assert_allclose(shortest(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])), [0.8, 0.2, 0.0], atol=1e-5)
+    assert shortest(torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])).tolist() == [1.0, 0.0, 0.0]
     slopes = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
     weights = shortest(slopes, 500)
     combined = weights @ slopes
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5) and bool((weights >= 0).all())
     assert bool((slopes @ combined >= combined @ combined - 1e-2).all())  # no loss grows along it
+
+
+def test_modt_learns_actions_where_nothing_follows() -> None:
+    """With a context of one step no next observation is in a window; the action is learnt all the same."""
+    algorithm = make("modt", data(), context=1)
+    state = algorithm.init(0)
+    loss, metrics = algorithm.actor_loss(state.params["actor"], state, batch_of(algorithm, data(), [0, 1, 4, 8]), rng.make_key(0))
+    assert float(metrics["actor/weight"]) == 1.0
+    assert float(loss) == pytest.approx(float(metrics["actor/loss"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("edt", {"return_range": [5.0, -5.0]}, "two numbers, the smaller one first"),
+        ("edt", {"return_range": [1.0]}, "two numbers"),
+        ("modt", {"weights": [1.0, 1.0]}, "three numbers"),
+        ("modt", {"weights": [0.0, 0.0, 0.0]}, "not all 0"),
+    ],
+)
+def test_lists_that_make_no_sense(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(name, data(), **settings)
 
 
 def test_regions_are_clusters() -> None:
@@ -488,6 +514,7 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     config = kind.fit_config(kind.prerequisites(run, dataset).algo, dataset)
     algorithm = kind(config, dataset.spec)
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    assert not policy.listens, "no token holds a reward"
     policy.save(tmp_path / "policy.safetensors")
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     expected = policy.act(observations)
@@ -501,6 +528,10 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     np.testing.assert_allclose(batch["prompts"][0], q.numpy(), rtol=1e-5)
     weight = algorithm.weight(algorithm.init(0), batch)[0]
     np.testing.assert_allclose(weight, np.minimum(np.exp(3.0 * (q - v).double().numpy()), 100.0), rtol=1e-4)
+    run = dataclasses.replace(run, algo=dataclasses.replace(run.algo, temperature=10.0))
+    assert kind.prerequisites(run, dataset).algo.values == config.values, "how greedy the policy is does not change the values"
+    with pytest.raises(UserError, match=r"trained on rewards times 1 plus 0, and those .* are times 2 plus 1"):
+        parts.load(config.values, scale_rewards(dataset, 2.0, 1.0).spec, "values")
     shutil.rmtree(tmp_path / "runs")
     assert np.array_equal(TrainedPolicy.load(tmp_path / "policy.safetensors").act(observations), expected)
     with pytest.raises(UserError, match="there is no run"):
