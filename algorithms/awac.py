@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -36,6 +37,7 @@ class AWAC(CriticAlgorithm):
     """
 
     Config = AWACConfig
+    online: ClassVar[dict[str, Any] | None] = {"mixing": None}  # the union, as in the paper
 
     def build(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

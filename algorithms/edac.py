@@ -23,7 +23,10 @@ class EDACConfig(ManyCriticsSettings):
     name: str = "edac"
     eta: float = setting(1.0, "weight of the agreement of the critics' gradients; 0: SAC-N", low=0.0)
     compared_critics: int = setting(
-        0, "gradients of a random subset of so many critics are compared in each update, 2 or more; 0: of all", low=0
+        0,
+        "gradients of a random subset of so many critics are compared in each update, 2 or more; 0: of all. The penalty keeps its "
+        "expectation: the authors' later code, which does not, has eta times this / critics",
+        low=0,
     )
 
 

@@ -53,11 +53,12 @@ class ReCOIL(DualQ):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """Bins, where the value head has any, cover the fixed targets: the data's rewards say nothing of them."""
+        """Bins, where the value head has any, cover all targets: the data's rewards say nothing of them."""
         if config.value_head == "scalar" or config.value_range:
             return config
-        edge = 1.1 * max(map(float, (grid or {}).get("value_gap", [config.value_gap])))
-        return dataclasses.replace(config, value_range=[-edge, edge])
+        gap, cost, discount = (max(map(float, (grid or {}).get(n, [getattr(config, n)]))) for n in ("value_gap", "reward_gap", "discount"))
+        never = cost / (1.0 - discount) if discount < 1.0 else gap  # what it costs to stay away from the expert for ever
+        return dataclasses.replace(config, value_range=[-1.1 * max(gap, never), 1.1 * gap])
 
     def build(self) -> dict[str, nn.Module]:
         self.by_expectile = self.config.implicit_maximum == "expectile"

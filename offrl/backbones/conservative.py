@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,9 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState
 from offrl.backbones.soft import LogWeight, SoftActorCritic, SoftSettings
+from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch
+from offrl.errors import UserError
 from offrl.nn import Categorical, TanhGaussian
 from offrl.optim import Params
 from offrl.settings import setting
@@ -141,6 +145,18 @@ class Conservative(SoftMaximum):
 
     All losses of an update are those of the state before it. Modules: those of `SoftActorCritic`, and with `action_gap` "lagrange".
     """
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """Raises UserError for settings with which the penalty would be a constant."""
+        low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("smallest_difference", "largest_difference"))
+        if None not in (*low, *high) and max(low) >= min(high):
+            raise UserError(
+                f"algo.smallest_difference={max(low):g} must be below algo.largest_difference={min(high):g}: nothing lies between them"
+            )
+        if config.penalty_share <= 0.0:
+            raise UserError("algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without it")
+        return super().fit_config(config, dataset, grid)
 
     def build(self) -> dict[str, nn.Module]:
         c = self.config

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Carry, Metrics, TrainState
 from offrl.backbones.critics import CriticAlgorithm, CriticSettings
 from offrl.data.samplers import Batch
-from offrl.nn import Bootstrap, make_policy
+from offrl.nn import Bootstrap, Deterministic, make_policy
+from offrl.nn.policies import explored
 from offrl.optim import Adam, Params
 from offrl.settings import setting
 
@@ -95,6 +96,10 @@ class InSampleQ(CriticAlgorithm):
         logits = self.apply("value", state.params["value"], batch["next_observations"])
         target = self.td_target(batch, self.head.mean(logits), logits if self.head.distributional else None)
         return self.td_loss(critic, batch, target, key)
+
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        actions, carry = super().act(state, carry, obs, key, explore=explore)
+        return explored(actions, key) if explore and isinstance(self.policy, Deterministic) else actions, carry
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         q, q_logits = self.target_q(state, batch, key)

@@ -13,6 +13,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.backbones.critics import CriticAlgorithm, CriticSettings
 from offrl.data.samplers import Batch
 from offrl.nn import Deterministic
+from offrl.nn.policies import explored
 from offrl.optim import Params
 from offrl.settings import setting
 
@@ -69,6 +70,4 @@ class TD3(CriticAlgorithm):
 
     def act(self, state: TrainState, carry: Any, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Any]:
         (action,) = self.apply("actor", state.params["actor"], obs)
-        if explore:  # TD3's exploration noise
-            action = (action + 0.1 * rng.normal(key, tuple(action.shape))).clamp(-1.0, 1.0)
-        return action, carry
+        return explored(action, key) if explore else action, carry

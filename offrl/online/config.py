@@ -26,7 +26,7 @@ class FinetuneConfig:
     mixing: Any = setting(
         "auto",
         "share of each batch drawn from the data, the rest from what was played; 0: without the data; null: from the union of both, in "
-        "proportion; auto: what the algorithm is used with (IQL: null, the others: 0.5)",
+        "proportion; auto: what the algorithm is used with (AWAC, IQL and its relatives: null, the others: 0.5)",
     )
     utd: float = setting(1.0, "updates for each environment step", low=0.0)
     warmup: int | None = setting(None, "environment steps before the first update; null: 0, or 1,000 from fresh parameters", low=0)

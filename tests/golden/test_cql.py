@@ -14,6 +14,7 @@ from torch import Tensor
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.errors import UserError
 from offrl.step import make_step, stack
 
 B, OBS, A, K, N = 8, 3, 2, 4, 3
@@ -284,6 +285,18 @@ def test_the_penalty_keeps_values_outside_the_data_down() -> None:
         outside = algorithm.values(critic, seen, -data.columns["actions"]).mean()
         gap[weight] = float(outside - inside)
     assert gap[5.0] < -1.0 < gap[0.0]
+
+
+def test_settings_with_which_the_penalty_would_be_a_constant() -> None:
+    kind = registry.get("algo", "cql")
+    between = kind.Config(smallest_difference=-5.0, largest_difference=5.0)
+    assert kind.fit_config(between, None) is between
+    with pytest.raises(UserError, match=r"smallest_difference=5 must be below algo\.largest_difference=-5"):
+        kind.fit_config(kind.Config(smallest_difference=5.0, largest_difference=-5.0), None)
+    with pytest.raises(UserError, match="smallest_difference=7 must be below"):
+        kind.fit_config(between, None, {"smallest_difference": [0.0, 7.0]})
+    with pytest.raises(UserError, match="no state to estimate the penalty on"):
+        kind.fit_config(kind.Config(penalty_share=0.0), None)
 
 
 def test_published_defaults() -> None:

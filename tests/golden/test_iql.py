@@ -102,6 +102,16 @@ def test_deterministic_actor_loss() -> None:
     assert float(loss) == pytest.approx((weight.clip(max=100) * ((action - X["actions"]) ** 2).mean(1)).mean(), rel=1e-4)
 
 
+def test_a_deterministic_policy_explores_with_noise() -> None:
+    algorithm, state = make(policy="deterministic")
+    observations = torch.zeros(4000, len(BATCH["observations"][0]))
+    greedy, _ = algorithm.act(state, None, observations, KEY, explore=False)
+    tried, _ = algorithm.act(state, None, observations, KEY, explore=True)
+    inside = greedy.abs() < 0.5
+    assert bool(inside.any()) and float((tried - greedy)[inside].std()) == pytest.approx(0.1, rel=0.05)
+    assert float(tried.abs().max()) <= 1.0
+
+
 def test_discrete_actions_have_an_output_each() -> None:
     algorithm, state = make(discrete=True)
     actions = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])

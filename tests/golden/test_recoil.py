@@ -68,11 +68,13 @@ def test_critic_loss() -> None:
     assert float(metrics["critic/expert_loss"]) == pytest.approx(expert, rel=1e-5)
 
 
-def test_bins_cover_the_fixed_targets() -> None:
+def test_bins_cover_all_targets() -> None:
     algorithm, _ = make(value_head="two_hot", value_range=[-5.0, 5.0])
     config, dataset = dataclasses.replace(algorithm.config, value_range=[]), data()
     assert algorithm.fit_config(config, dataset).value_range == pytest.approx([-1.1 * BEST, 1.1 * BEST])
     assert algorithm.fit_config(config, dataset, {"value_gap": [4.0, 10.0]}).value_range == pytest.approx([-11.0, 11.0])
+    # away from the expert for ever: 2 / (1 - 0.9)
+    assert algorithm.fit_config(dataclasses.replace(config, reward_gap=2.0), dataset).value_range == pytest.approx([-22.0, 1.1 * BEST])
 
 
 class Reference:
