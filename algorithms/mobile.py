@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
@@ -44,6 +44,12 @@ class MOBILE(ModelBased):
     """Targets of imagined rows lose beta times how much the elites' Bellman backups differ (equation 8); the data's rows lose nothing."""
 
     Config = MOBILEConfig
+
+    def build(self) -> dict[str, nn.Module]:
+        c = self.config
+        if self.real_rows >= c.batch_size:
+            raise UserError(f"algo.real_share={c.real_share:g}: MOBILE is cautious of imagined rows alone, and none is left in a batch")
+        return super().build()
 
     def learn_of(self, source: ModelSource, dataset: Dataset) -> Tree:
         if source.model.history > 1:

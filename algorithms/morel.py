@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl.algorithm import Metrics, Tree
 from offrl.data.dataset import Dataset
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.registry import register
 from offrl.settings import setting
 from offrl.world_models.model import Outcome
@@ -61,13 +61,19 @@ class MOReL(ModelBased):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """`config` with HALT's reward inside the bins' range, where that is found from the data."""
-        found = super().fit_config(config, dataset, grid)
-        if config.value_range or not found.value_range:
-            return found
-        lowest, own = float(dataset.columns["rewards"].min()), grid or {}
+        """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that would pay."""
+        found, own = super().fit_config(config, dataset, grid), grid or {}
+        lowest, mean = (float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean()))
         fixed = [] if config.halt_reward is None else [config.halt_reward]
         rewards = list(own.get("halt_reward", fixed)) or [lowest - float(x) for x in own.get("halt_offset", [config.halt_offset])]
+        endless = mean / (1.0 - min(config.discount, 1.0 - 1e-9))
+        if max(rewards) > endless:
+            warn(
+                f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({endless:g}, from their mean reward and the "
+                "discount): leaving what the model knows would pay; set algo.halt_reward lower"
+            )
+        if config.value_range or not found.value_range:
+            return found
         low, high = found.value_range
         return dataclasses.replace(found, value_range=[min(low, *rewards), max(high, *rewards)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,6 +28,8 @@ from offrl.world_models.model import input_table
 from offrl.world_models.model_based import ModelBased, ModelBasedSettings, ModelSource
 from offrl.world_models.rollout import Act
 from offrl.world_models.uncertainty import names
+
+BETWEEN_LINES = 15.0  # seconds, while the actor is cloned
 
 
 @dataclass
@@ -66,6 +69,11 @@ class RAMBO(ModelBased):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """`config` with the shape of the model that is trained on. Raises UserError for one that has no likelihood."""
         config = super().fit_config(config, dataset, grid)
+        if config.random_rollouts and config.candidates > 1:
+            raise UserError(
+                f"algo.candidates={config.candidates} chooses among actions of the policy, and algo.random_rollouts=true imagines random "
+                "ones: leave one of them out"
+            )
         if not config.world_model:
             return config
         model = provide.fitting(config.world_model, dataset.spec).model
@@ -135,7 +143,12 @@ class RAMBO(ModelBased):
         c = self.config
         adam = Adam(learning_rate=c.clone_learning_rate)
         opt, loss = adam.init(actor), None
-        for i in range(math.ceil(c.clone_epochs * source.real.count / c.batch_size)):
+        updates = 1 if self.rehearsed else math.ceil(c.clone_epochs * source.real.count / c.batch_size)
+        said = time.monotonic()
+        for i in range(updates):
+            if self.tell and time.monotonic() - said > BETWEEN_LINES:
+                self.tell(f"rambo: the policy clones the data's actions first, update {i:,} of {updates:,} (algo.clone_epochs)")
+                said = time.monotonic()
             rows, noise = rng.split(rng.fold_in(key, i))
             batch = TransitionSampler()(source.real, rows, c.batch_size)
             grads, loss = grad_and_value(self.clone_loss)(actor, batch, noise)

@@ -51,6 +51,7 @@ class Algorithm(ABC):
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
     vectors: ClassVar[bool] = True  # observations of more dimensions than one are refused
+    common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `build`: no grid can vary them
     acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.text`
@@ -60,6 +61,8 @@ class Algorithm(ABC):
     notes: Sequence[str] = ()  # what a person should know about how it was set up
     watched: Mapping[str, str] = {}  # metric -> what to say of a replica that is stopped because this one is not finite
     average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
+    tell: Callable[[str], None] | None = None  # says what takes long outside updates; set by training
+    rehearsed: bool = False  # one update is tried, to see whether it can be: what takes long beforehand is left out
     source: Any = None  # what the sampler prepared, the same for all replicas, on the device; set by the step
     knows: Any = None  # what `known` gave, of a copy that is bound to one state and only acts; set by `offrl.policy.bind`
 

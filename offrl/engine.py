@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -207,8 +208,10 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
     values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in hyper(replicas).items()}
     if not values or len(replicas) < 2:
         return
-    step = make_step(plan.algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
-    state = pytree.tree_map(lambda x: x.to(device), first_state(plan.algorithm, replicas[:2]))
+    algorithm = copy.copy(plan.algorithm)
+    algorithm.rehearsed, algorithm.tell = True, None
+    step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
+    state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
     try:
         step.run(state, {}, 0, plan.algorithm.period)
     except UserError:

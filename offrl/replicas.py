@@ -175,15 +175,17 @@ def structural(algorithm_class: type[Algorithm], config: Any, spec: DataSpec) ->
 
 
 def check_grid(config: TrainConfig, spec: DataSpec) -> None:
-    """Raise UserError for a grid over a field that `structural` finds for this data. The other checks were done on reading the command."""
+    """Raise UserError for a grid over a field that `structural` finds for this data or `Algorithm.common` names. The other checks were
+    done on reading the command."""
     if not config.grid:
         return
     from offrl import registry
 
-    fixed = structural(registry.get("algo", config.algo.name), config.algo, spec)
+    kind = registry.get("algo", config.algo.name)
+    fixed = structural(kind, config.algo, spec)
     for field in config.grid:
-        if field in fixed:
+        if field in fixed or field in kind.common:
             raise UserError(
-                f"grid.{field}: algo.{field} decides how the networks are built or batches drawn; "
+                f"grid.{field}: algo.{field} decides how the networks are built or batches drawn, or what the replicas of a run share; "
                 f"train it with separate runs, such as algo.{field}={number(config.grid[field][0])}"
             )

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,8 @@ class _Loop:
         self.config, self.run_dir, self.replicas, self.device, self.plan = config, run_dir, them, devices[0], plan
         self.dataset = dataset
         self.algorithm, self.spec, self.world = plan.algorithm, dataset.spec, plan.world
+        if self.world.first and not config.quiet:
+            self.algorithm.tell = partial(print, flush=True)
         self.since = 0  # the update at which the sums of metrics began
         self.alive = torch.ones(len(them), dtype=torch.bool)
         self.step = 0

@@ -170,6 +170,7 @@ class Dynamics(Algorithm):
 
     Config = DynamicsSettings
     acting = ()
+    common = ("test_share", "value_quantile")
     online = None
     headline = "dynamics/held-out error"
 

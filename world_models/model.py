@@ -277,7 +277,7 @@ class Trained:
                 f"{where}: trained on {trained_on} with observations {mine.observation_shape} and {_actions(mine)}; {spec.name} has "
                 f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave world_model= out"
             )
-        places = [s.task.env_id.rpartition("-v")[0] if s.task is not None and s.task.env_id else None for s in (mine, spec)]
+        places = [_place(s) for s in (mine, spec)]
         if None not in places and places[0] != places[1]:
             raise UserError(f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on this data")
         for name, words in (
@@ -294,6 +294,14 @@ class Trained:
                     f"{where}: trained on {trained_on} with another {words} ({name}: {_short(there)} there, {_short(here)} here); train the"
                     " model with the same dataset settings, or leave world_model= out and one is trained"
                 )
+
+
+def _place(spec: DataSpec) -> str | None:
+    """What tells one environment's dynamics from another's: its id without the version, and where several mazes share one, the maze."""
+    if spec.task is None or not spec.task.env_id:
+        return None
+    mazes = [str(spec.task.env_kwargs[name]) for name in ("maze", "maze_map") if name in spec.task.env_kwargs]
+    return " ".join([spec.task.env_id.rpartition("-v")[0], *mazes])
 
 
 def _actions(spec: DataSpec) -> str:

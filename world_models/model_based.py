@@ -103,10 +103,6 @@ class ModelSampler:
         device = dataset.columns["rewards"].device
         trained = provide.fitting(c.world_model, dataset.spec).to(device)
         tree = dict(trained.tree)
-        if c.uncertainty == "none" and c.penalty:
-            raise UserError(
-                f"algo.penalty={c.penalty:g} is times an uncertainty, and algo.uncertainty=none: choose one of {', '.join(names())}"
-            )
         for name in {c.uncertainty} - {"none"} | ({c.lookahead_uncertainty} if c.candidates > 1 else set()):
             tree = prepare(name, trained.model, tree, dataset)
         if c.model_dropout:
@@ -134,6 +130,7 @@ class ModelBased(SoftActorCritic):
 
     discrete = False
     online = None
+    common: ClassVar[tuple[str, ...]] = ("model_dropout",)
     dynamics: ClassVar[dict[str, Any]] = {}  # settings of the model that is trained where none is given
 
     @classmethod
@@ -145,10 +142,15 @@ class ModelBased(SoftActorCritic):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        if "model_dropout" in (grid or {}):
+        """Raises UserError for settings that would change nothing."""
+        penalties, dropped = ((grid or {}).get(name, [getattr(config, name)]) for name in ("penalty", "sample_dropout"))
+        if config.uncertainty == "none" and any(penalties):
             raise UserError(
-                "grid.model_dropout: the replicas of a run share one model; train each value by itself: algo.model_dropout=VALUE"
+                f"algo.penalty={max(penalties):g} is times an uncertainty, and algo.uncertainty=none: choose one of {', '.join(names())}"
             )
+        for share in dropped:
+            if 0.0 < share * config.repeats < 1.0:
+                raise UserError(f"algo.sample_dropout={share:g} of algo.repeats={config.repeats} roll-outs is none of them: raise one")
         return super().fit_config(config, dataset, grid)
 
     @property

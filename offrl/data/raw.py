@@ -284,10 +284,15 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
         known = np.ones(rows, bool)
         if "next_observations" in columns:
             successors = columns["next_observations"]
-            timeouts = last[~terminations[last]]
-            first = observations[(timeouts + 1) % rows]  # a shifted file has the next episode's start there, on the last row perhaps row 0
-            same = (successors[timeouts] == first).reshape(len(timeouts), int(np.prod(observations.shape[1:]))).all(1)
-            known[timeouts[same]] = False
+            first = observations[(last + 1) % rows]  # a shifted file has the next episode's start there, on the last row perhaps row 0
+            same = (successors[last] == first).reshape(len(last), int(np.prod(observations.shape[1:]))).all(1)
+            ended = terminations[last]
+            judged = same[:-1][ended[:-1]]
+            if len(judged) < 2 or not judged.all():  # a task may now and then end where another episode begins
+                same &= ~ended
+            known[last[same]] = False
+            if hidden := int((same & ended).sum()):
+                _note(raw, f"at {hidden:,} terminals next_observations hold the next episode's start: what they led to is not known")
         else:
             successors = memory.empty("next_observations", observations.shape, observations.dtype)
             for part in chunks(rows - 1):

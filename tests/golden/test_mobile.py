@@ -132,6 +132,11 @@ def test_what_it_cannot_take(tmp_path: Path) -> None:
         make(tmp_path, model={"elites": [1]})
 
 
+def test_a_batch_without_imagined_rows(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"real_share=1: MOBILE is cautious of imagined rows alone"):
+        small.make(tmp_path, "mobile", real_share=1.0)
+
+
 def test_published_defaults() -> None:
     c = registry.get("algo", "mobile").Config()
     assert (c.actor_learning_rate, c.learning_rate, c.real_share, c.backup_samples, c.hidden) == (1e-4, 3e-4, 0.05, 10, [256, 256])

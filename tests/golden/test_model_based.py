@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -271,13 +272,17 @@ def test_a_grid_s_replicas_are_those_of_single_runs(name: str, field: str, value
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"algo\.penalty=1 is times an uncertainty, and algo.uncertainty=none"):
-        small.make(tmp_path, "mopo", penalty=1.0, uncertainty="none")
     with pytest.raises(UserError, match="uncertainty=aleatoric needs learnt variances"):
         small.make(tmp_path, "mopo", model={"loss": "squared"})
     algorithm, _, _ = small.make(tmp_path, "mopo")
-    with pytest.raises(UserError, match=r"grid\.model_dropout: the replicas of a run share one model"):
-        type(algorithm).fit_config(algorithm.config, small.dataset(), {"model_dropout": [0.0, 0.5]})
+    quiet = dataclasses.replace(algorithm.config, penalty=0.0, uncertainty="none")
+    fit = type(algorithm).fit_config
+    with pytest.raises(UserError, match=r"algo\.penalty=1 is times an uncertainty, and algo.uncertainty=none"):
+        fit(dataclasses.replace(quiet, penalty=1.0), small.dataset())
+    with pytest.raises(UserError, match=r"algo\.penalty=5 is times an uncertainty"):
+        fit(quiet, small.dataset(), {"penalty": [0.0, 5.0]})
+    with pytest.raises(UserError, match=r"algo\.sample_dropout=0\.05 of algo\.repeats=10 roll-outs is none"):
+        fit(dataclasses.replace(quiet, sample_dropout=0.05, repeats=10), small.dataset())
     with pytest.raises(UserError, match=r"trained on .* with observations"):
         wrong = small.dataset()
         algorithm.sampler().prepare(type(wrong).from_arrays(np.zeros((9, 2)), np.zeros((9, A)), np.zeros(9), np.ones(9, bool)))

@@ -12,6 +12,7 @@ import torch
 from reference_model import OBS, A
 
 from offrl import registry, rng
+from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.world_models.model import Outcome
 from offrl.world_models.rollout import Imagined
@@ -125,6 +126,16 @@ def test_the_bins_of_a_value_head_hold_halt(tmp_path: Path) -> None:
     own = kind.Config(value_head="hl_gauss", halt_reward=-1000.0)
     assert kind.fit_config(own, DATA).value_range == [-1000.0, plain[1]] and kind.fit_config(kind.Config(), DATA).value_range == []
     assert kind.fit_config(kind.Config(value_head="hl_gauss", value_range=[-1.0, 1.0]), DATA).value_range == [-1.0, 1.0]
+
+
+def test_a_halt_that_would_pay_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rewards of -16 to 0, -6 on average, for ever are worth -600: an end at -216 is better than to go on."""
+    kind, rewards = registry.get("algo", "morel"), np.linspace(-16.0, 4.0, 40)
+    data = Dataset.from_arrays(np.zeros((40, OBS)), np.zeros((40, A)), rewards, np.zeros(40, bool), np.arange(40) % 20 == 19)
+    kind.fit_config(kind.Config(), data)
+    assert "HALT costs less (-216) than to go on as the data do for ever (-600" in capsys.readouterr().err
+    kind.fit_config(kind.Config(halt_reward=-700.0), data)
+    assert not capsys.readouterr().err
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:

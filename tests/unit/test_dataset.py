@@ -68,6 +68,19 @@ def test_shifted_successors_at_a_timeout_are_unknown(tmp_path: Path) -> None:
     assert data.columns["next_observations"][4].tolist() == [4, 40] and data.columns["next_observations"][6].tolist() == [6, 60]
 
 
+def test_shifted_successors_at_terminals_are_unknown(tmp_path: Path) -> None:
+    """As `d4rl.qlearning_dataset` hands them out, so that a model of the dynamics would learn jumps to start states."""
+    shifted = np.concatenate([OBS[1:], OBS[-1:] + 1])
+    terminals = np.array([0, 0, 1, 0, 1, 0, 1], bool)
+    data = load_dataset(str(write(tmp_path / "a.hdf5", **(core(next_observations=shifted) | {"terminals": terminals}))))
+    assert data.columns["successor_known"].tolist() == [True, True, False, True, False, True, True]
+    assert any("at 2 terminals next_observations hold the next episode's start" in n for n in data.notes)
+    own = shifted.copy()
+    own[2] = -1.0  # one that is not the next start: then the other is a coincidence
+    data = load_dataset(str(write(tmp_path / "b.hdf5", **(core(next_observations=own) | {"terminals": terminals}))))
+    assert data.columns["successor_known"].all()
+
+
 def test_without_timeouts_jumps_end_episodes(tmp_path: Path) -> None:
     terminals = np.array([0, 0, 1, 0, 0, 0, 0], bool)
     data = load_dataset(str(write(tmp_path / "a.hdf5", **(core(next_observations=NEXT) | {"terminals": terminals}))))
