@@ -18,7 +18,7 @@ from offrl.runs import CONFIG, RECORD, SCORES, Run, complete
 from offrl.stopping import ended_early
 from offrl.variants import Variant, digest, flatten
 
-BENCHMARK, CELLS, METRICS = "benchmark.json", "cells", "metrics.jsonl"
+BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
 TAIL = 1 << 20  # bytes of metrics.jsonl that are read for its last line
 GIVEN = ("algo.", "dataset.", "eval.env", "eval.max_steps", "precision", "experiment")  # what a user may ask for that changes a score
 Damage = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # from reading a record that another program or a crash wrote
@@ -115,6 +115,7 @@ class Reader:
             value = own.get(dataset, {}).get(algorithm) if isinstance(own.get(dataset), dict) else None
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.references[names] = float(value)
+        self._seen.add((path / PARTS).resolve())  # what cells needed first is no result
         self._children(path, suite)
         return True
 

@@ -78,7 +78,12 @@ def lengths(results: Results) -> str:
     if len(steps) == 1:
         return f"{next(iter(steps)):,} updates of each seed."
     usual = max(steps, key=lambda n: len(steps[n]), default=0)
-    others = [f"{', '.join(sorted(who))} {n:,}" for n, who in sorted(steps.items()) if n != usual]
+    labels: dict[str, set[int]] = {}
+    for s in results.final:
+        labels.setdefault(results.label(s), set()).add(s.step)
+    # an algorithm whose files are all of one length is named once
+    said = {n: sorted({w if len(labels[w.split(" on ")[0]]) > 1 else w.split(" on ")[0] for w in who}) for n, who in steps.items()}
+    others = [f"{', '.join(who)} {n:,}" for n, who in sorted(said.items()) if n != usual]
     return f"{usual:,} updates of each seed; {'; '.join(others)}." if others else ""
 
 

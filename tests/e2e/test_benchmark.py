@@ -19,6 +19,7 @@ import pytest
 
 from offrl import checkpoint
 from offrl.cli import main
+from offrl.results import collect
 
 from .conftest import Offrl, hopper_like
 
@@ -146,6 +147,8 @@ def test_what_a_cell_needs_is_trained_first(offrl: Offrl, data: Path, tmp_path: 
     config = (folder / "vadt-hopper_a" / "config.yaml").read_text()
     assert f"values: {part}" in config and f"runs_dir: {folder}\n" in config
     assert offrl(command).status == 0 and [p.name for p in (folder / "parts").iterdir()] == [part.name]
+    results = collect([folder])
+    assert {s.algorithm for s in results.scores} == {"vadt"} and not results.missing, "what came first is no result"
 
 
 def test_mistakes_end_before_anything_is_written(offrl: Offrl, tmp_path: Path) -> None:
