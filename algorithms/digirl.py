@@ -51,7 +51,7 @@ class JudgedSampler(TurnSampler):
             raise UserError(
                 f"{dataset.spec.name}: the returns of its turns are all {'above' if bool(good.all()) else 'at or below'} "
                 f"algo.threshold={self.threshold:g}, so there is nothing to tell apart; they lie between {float(found.min()):.4g} and "
-                f"{float(found.max()):.4g}"
+                f"{float(found.max()):.4g}. Set algo.threshold between them, and where returns are never above 0 algo.outcome_weight=0"
             )
         return source
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.distributed import World
-from offrl.errors import UserError
-from offrl.replicas import Replica, for_replica, hyper
+from offrl.errors import UserError, warn
+from offrl.replicas import Replica, for_replica, hyper, watch
 from offrl.step import Batches, Hyper, Step, make_step, select, stack
 
 CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
@@ -204,7 +205,8 @@ class LocalEngine:
 
 
 def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: torch.device) -> None:
-    """Raise UserError where the algorithm cannot be trained with the grid's settings side by side: one update is tried, and dropped."""
+    """Raise UserError where the algorithm cannot be trained with the grid's settings side by side: an update is tried, and dropped. Warns
+    of settings that nothing looks at."""
     values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in hyper(replicas).items()}
     if not values or len(replicas) < 2:
         return
@@ -212,8 +214,11 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
     algorithm.rehearsed, algorithm.tell = True, None
     step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
     state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
+    read = watch(step.algorithm.config)
     try:
-        step.run(state, {}, 0, plan.algorithm.period)
+        state, _ = step.run(state, {}, 0, algorithm.period)
+        if algorithm.interval:
+            state, _ = step.run(state, {}, algorithm.interval, algorithm.period)
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's update does with a number that is now a tensor
@@ -222,6 +227,12 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
             f"{names}: the update of {plan.algorithm.config.name} cannot take a value of its own for each replica "
             f"({type(error).__name__}: {str(error).splitlines()[0]}); train each value by itself: algo.{next(iter(values))}=VALUE"
         ) from error
+    with contextlib.suppress(Exception):  # what acting alone looks at, as far as it goes without an environment
+        zeros = torch.zeros(1, *algorithm.spec.observation_shape, device=device)
+        step.algorithm.act(select(state, 0), algorithm.start(1), zeros, state.key[0], explore=True)
+    for name in values:
+        if name not in read and name not in algorithm.acts_by:
+            warn(f"grid.{name}: no update of {algorithm.config.name} with these settings looks at algo.{name}, so its values train alike")
 
 
 def policies_of(algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica]) -> list[Any]:

@@ -154,11 +154,8 @@ def _shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def structural(algorithm_class: type[Algorithm], config: Any, spec: DataSpec) -> set[str]:
-    """The fields of `config` that are read while an algorithm is made and its sampler is chosen.
-
-    They decide how the networks are built or which batches are drawn, once for all replicas, so a grid cannot vary them.
-    """
+def watch(config: Any) -> set[str]:
+    """The fields of `config` that are read from now on: a set that grows."""
     read: set[str] = set()
     fields = {f.name for f in dataclasses.fields(config)}
 
@@ -167,9 +164,18 @@ def structural(algorithm_class: type[Algorithm], config: Any, spec: DataSpec) ->
             read.add(name)
         return object.__getattribute__(self, name)
 
-    watched = copy.copy(config)
     kind = type(type(config).__name__, (type(config),), {"__getattribute__": look, "__slots__": ()})
-    object.__setattr__(watched, "__class__", kind)  # a frozen Config refuses an assignment
+    object.__setattr__(config, "__class__", kind)  # a frozen Config refuses an assignment
+    return read
+
+
+def structural(algorithm_class: type[Algorithm], config: Any, spec: DataSpec) -> set[str]:
+    """The fields of `config` that are read while an algorithm is made and its sampler is chosen.
+
+    They decide how the networks are built or which batches are drawn, once for all replicas, so a grid cannot vary them.
+    """
+    watched = copy.copy(config)
+    read = watch(watched)
     algorithm_class(watched, spec).sampler()
     return read
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.algorithm import Algorithm, Carry, TrainState, Tree
 from offrl.backbones.goals import Aim
+from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch
 from offrl.errors import UserError
 from offrl.nn.forward_backward import on_sphere
@@ -81,6 +82,16 @@ class ZeroShot(Algorithm):
                 "(achieved_goals): take algo.task=reward, or gciql, crl or hiql"
             )
         super().__init__(config, spec)
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """Raises UserError where the task would be inferred from rewards that are all 0."""
+        if config.task == "reward" and not bool((dataset.columns["rewards"] != 0.0).any()):
+            raise UserError(
+                f"all rewards of {dataset.spec.name} are 0, so that they name no task: take algo.task=goal, or label rewards "
+                "(dataset.reward_labels)"
+            )
+        return super().fit_config(config, dataset, grid)
 
     @classmethod
     def follows_goals(cls, settings: Mapping[str, Any]) -> bool:

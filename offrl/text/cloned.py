@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from offrl import parts, registry
 from offrl.backbones.value_range import value_range
 from offrl.data.dataset import Dataset
+from offrl.errors import UserError
 from offrl.nn.heads import ValueHead, make_head
 from offrl.optim import Params
 from offrl.settings import setting
@@ -53,6 +54,9 @@ class Cloned(TextAlgorithm):
         config = super().prerequisites(config, dataset)
         c = config.algo
         if not cls.clones(c):
+            if c.policy:
+                how = next(f"algo.{n}={getattr(c, n)}" for n in ("start", "trunk") if hasattr(c, n))
+                raise UserError(f"algo.policy={c.policy} is not looked at with {how}: leave it out, or take the cloned policy there")
             return config
         path = c.policy
         if not path:

@@ -23,7 +23,7 @@ from offrl.optim import Params
 from offrl.settings import setting
 from offrl.text import decoding
 from offrl.text.algorithm import TextAlgorithm, language_model, tokenizer_of, trimmed
-from offrl.text.cloned import Cloned, ClonedSettings, HeadSettings, _clones, head_of, ranged
+from offrl.text.cloned import ADAPTERS, SAME, Cloned, ClonedSettings, HeadSettings, _clones, head_of, ranged
 from offrl.text.model import LM, Valued
 from offrl.text.tokens import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
 
@@ -54,6 +54,7 @@ class Steered(Cloned):
     """log pi(token) = log pi_clone + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
 
     acting: ClassVar[tuple[str, ...]] = ("value",)
+    alike: ClassVar[tuple[str, ...]] = (*SAME, *ADAPTERS)  # with other adapters values would not begin with the clone's weights
     acts_by: ClassVar[tuple[str, ...]] = (*TextAlgorithm.acts_by, "beta")
     outs: ClassVar[tuple[str, ...]] = ("q1",)  # heads with a value for each token
     single: ClassVar[tuple[str, ...]] = ()  # heads with one value

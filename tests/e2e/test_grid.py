@@ -136,6 +136,13 @@ def test_the_same_command_finds_its_run(offrl: Offrl, tmp_path: Path) -> None:
     assert len(list(Path("runs").iterdir())) == 3
 
 
+def test_a_setting_that_nothing_looks_at_is_said(offrl: Offrl) -> None:
+    result = offrl("train algo=iql grid.lipschitz_radius=[0.1,0.2] seeds=1")  # of a penalty whose weight is 0
+    assert result.status == 0
+    assert "grid.lipschitz_radius: no update of iql with these settings looks at algo.lipschitz_radius" in result.err
+    assert "looks at" not in offrl("train algo=iql algo.lipschitz=0.1 grid.lipschitz_radius=[0.1,0.2] seeds=1").err
+
+
 def test_compare_does_not_inherit_the_grid(offrl: Offrl) -> None:
     result = offrl("train algo=iql grid.temperature=[1,3] compare=[bc] seeds=2")
     assert result.status == 0, result.err
