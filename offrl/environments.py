@@ -148,7 +148,7 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
     """(function, shape, dtype): from an observation of `env` to one array of that shape.
 
     Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Of Dict observations the entries `keys` are
-    concatenated in that order; without `keys` all of them, in Gymnasium's order (sorted). Raises UserError for a key that is missing.
+    concatenated in that order; without `keys` all of them, sorted. Raises UserError for a key that is missing.
     """
     from gymnasium import spaces
 
@@ -156,9 +156,9 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
     if isinstance(space, spaces.Text):
         return str, (), object  # type: ignore[return-value]
     if isinstance(space, spaces.Box):
-        return np.asarray, tuple(space.shape), np.uint8 if space.dtype == np.uint8 else np.float32
+        return np.asarray, tuple(space.shape), np.uint8 if space.dtype == np.uint8 and len(space.shape) > 1 else np.float32
     if isinstance(space, spaces.Dict):
-        names = tuple(keys) or tuple(space.spaces)
+        names = tuple(keys) or tuple(sorted(space.spaces))  # as data are joined; a Dict may have been made in another order
         for name in names:
             if name not in space.spaces:
                 raise UserError(f"the environment's observation has no entry '{name}', only {', '.join(space.spaces)}")

@@ -77,7 +77,10 @@ def goal_of(observation: Any, info: Any) -> np.ndarray | None:
     """
     for there, key in ((info, "goal"), (observation, "desired_goal")):
         if isinstance(there, Mapping) and key in there:
-            return np.concatenate(_leaves(there[key]))
+            try:
+                return np.concatenate(_leaves(there[key]))
+            except (TypeError, ValueError):  # in words, say: nothing that a policy could be told
+                return None
     return None
 
 
@@ -352,9 +355,10 @@ class Evaluator:
 
 
 def _rows(goals: Sequence[np.ndarray | None], there: Sequence[int]) -> np.ndarray | None:
-    """The goals as one array with a row for each episode, zeros where none runs; None where a running one has none."""
+    """The goals as one array with a row for each episode, zeros where none runs; None where a running one has none, or they
+    differ in width."""
     known = [goal for e in there if (goal := goals[e]) is not None]
-    if len(known) < len(there):
+    if len(known) < len(there) or len({goal.shape for goal in known}) > 1:
         return None
     rows = np.zeros((len(goals), *known[0].shape), np.float32)
     rows[list(there)] = np.stack(known)

@@ -264,10 +264,10 @@ class PlainStepper:
         for k, env in enumerate(handles):
             try:
                 observation, reward, terminated, truncated, info = env.step(actions[k])
+                observations.append(self._flatten(observation))
+                rewards[k], over[k] = np.asarray(reward, float).item(), bool(terminated or truncated)
             except Exception as error:  # a stranger's environment
                 raise StepFailed(k) from error
-            observations.append(self._flatten(observation))
-            rewards[k], over[k] = float(reward), bool(terminated or truncated)
             success = success_of(info)
             if success is not None:
                 successes[k], said = success, True
@@ -441,7 +441,8 @@ def success_of(info: dict[str, Any]) -> float | None:
     """How far the task is done, 0 to 1, in the words that Gymnasium's environments use; None when they say nothing."""
     for key in ("success", "is_success"):
         if key in info:
-            return float(np.asarray(info[key]).reshape(-1)[0])
+            said = np.asarray(info[key]).reshape(-1)
+            return float(said[0]) if len(said) and said.dtype.kind in "biuf" else None
     if "episode_task_completions" in info:  # gymnasium-robotics' kitchen
         done, left = len(info["episode_task_completions"]), len(info.get("tasks_to_complete", ()))
         return done / max(1, done + left)

@@ -77,13 +77,17 @@ def share_draws(dataset: Dataset, share: float) -> Dataset:
     if IMAGINED not in dataset.columns:
         raise UserError(f"{dataset.spec.name} has no imagined rollouts (dataset.imagined=[...]) that dataset.imagined_share is about")
     first = dataset.columns[IMAGINED].cpu()[dataset.episode_start.cpu()].bool()
-    parts, lengths = dataset.episode_shares(), dataset.episode_lengths().double().cpu()
+    # of transitions, which is what most algorithms draw: rollouts that were cut off have fewer than rows
+    episodes = torch.searchsorted(dataset.episode_start.cpu(), dataset.transition_rows().cpu(), right=True) - 1
+    lengths = torch.bincount(episodes, minlength=dataset.num_episodes).double()
+    parts = lengths if dataset.weights is None else lengths * dataset.weights.cpu()
+    parts = parts / parts.sum().clamp(min=1e-12)
     now = float(parts[first].sum())
     for mine, side, left in ((share, "imagined", now), (1.0 - share, "real", 1.0 - now)):
         if mine > 0.0 and not left > 0.0:
             raise UserError(f"{dataset.spec.name}: no {side} episode is left to draw {mine:g} of the rows from (dataset.imagined_share)")
     scaled = torch.where(first, parts * (share / now if now > 0.0 else 0.0), parts * ((1.0 - share) / (1.0 - now) if now < 1.0 else 0.0))
-    weights = scaled / lengths * lengths.sum()
+    weights = scaled / lengths.clamp(min=1.0) * lengths.sum()
     return replace(
         dataset,
         weights=weights,

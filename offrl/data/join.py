@@ -10,8 +10,8 @@ import numpy as np
 
 from offrl.data.mmap import Memory
 from offrl.data.part import point_elsewhere
-from offrl.data.raw import CORE, FLAGS, RawData, action_range, find_ends
-from offrl.data.record import INFOS, starts_elsewhere
+from offrl.data.raw import CORE, FLAGS, RawData, action_range, find_ends, starts_elsewhere
+from offrl.data.record import INFOS
 from offrl.errors import UserError
 
 SOURCE = INFOS + "source"  # the number of the data set that each row comes from
@@ -43,11 +43,16 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
     raw = replace(first, columns=columns, name="merged", path="", notes=[], warnings=[], jump_rows=None)
     raw.episode_ends = np.concatenate(ends)
     raw.episode_ends[-1] = bool(parts[-1].last_complete)
+    notes += [f"the last episode of {p.where} has no end there; merged, it counts as whole" for p in parts[:-1] if not p.last_complete]
     raw.num_actions = max(p.num_actions for p in parts)
     lasts = [np.flatnonzero(e) for e in ends]
     if "next_observations" in columns:
         unknown = [starts_elsewhere(p, last) for p, last in zip(parts, lasts, strict=True)]
-        point_elsewhere(raw, np.concatenate([last + at for last, at in zip(lasts, offsets, strict=True)]), np.concatenate(unknown))
+        last, lost = np.concatenate([last + at for last, at in zip(lasts, offsets, strict=True)]), np.concatenate(unknown)
+        if forgotten := point_elsewhere(raw, last, lost):
+            notes.append(
+                f"{forgotten:,} terminals lead to the next episode's start, in some of the files only: merged, that counts as known"
+            )
     else:
         finals = [_finals(p, end) for p, end in zip(parts, ends, strict=True)]
         known = np.concatenate([k for _, k in finals])
@@ -56,8 +61,6 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
     raw.final_columns = {
         k: np.concatenate([p.final_columns[k] for p in parts]) for k in first.final_columns if all(k in p.final_columns for p in parts)
     }
-    if "next_observations" in columns:
-        point_elsewhere(raw, np.concatenate([last + at for last, at in zip(lasts, offsets, strict=False)]), np.concatenate(unknown))
     same = {k: v for k, v in first.about.items() if all(k in p.about and _equal(p.about[k], v) for p in parts)}
     for key in ("author", "author_email"):  # as Minari does when it combines data sets
         people = [p.about[key] for p in parts if p.about.get(key)]

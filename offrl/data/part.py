@@ -10,8 +10,7 @@ import numpy as np
 from offrl.data.checks import TOLERANCE
 from offrl.data.config import DatasetConfig
 from offrl.data.mmap import Memory, chunks
-from offrl.data.raw import RawData, action_range, find_ends
-from offrl.data.record import starts_elsewhere
+from offrl.data.raw import RawData, action_range, find_ends, starts_elsewhere
 from offrl.errors import UserError
 from offrl.settings import setting
 
@@ -172,11 +171,15 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
     if raw.final_known is not None:
         part_of.final_known = raw.final_known[episode] | ~whole
     if "next_observations" in columns:
-        point_elsewhere(part_of, after - 1, starts_elsewhere(raw, stops - 1) & whole)
+        lost = point_elsewhere(part_of, after - 1, starts_elsewhere(raw, np.flatnonzero(ends))[episode] & whole)
+        if lost:
+            part_of.warn(f"what {lost:,} terminals lead to is not known, and counts as known in so few episodes: the next one's start")
     return part_of
 
 
-def point_elsewhere(raw: RawData, last: np.ndarray, unknown: np.ndarray) -> None:
-    """Successors that are unknown are told by being the next episode's start; `last` rows and `unknown` are per episode."""
+def point_elsewhere(raw: RawData, last: np.ndarray, unknown: np.ndarray) -> int:
+    """Successors that are unknown are told by being the next episode's start; `last` rows and `unknown` are per episode. How many will not
+    be told by that: terminals, where not all of them are unknown, or there is one only."""
     rows = last[unknown]
     raw.columns["next_observations"][rows] = raw.columns["observations"][(rows + 1) % raw.rows]
+    return int((unknown & ~starts_elsewhere(raw, last)).sum())

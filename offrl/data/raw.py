@@ -21,6 +21,8 @@ FLAGS = ("terminations", "truncations")
 MANY_JUMPS = 0.1  # share of the rows
 CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
+UNBOUNDED = 1e30  # bounds beyond this are no range: some Boxes have float32's largest number
+
 
 @dataclass
 class RawData:
@@ -65,7 +67,8 @@ def join_observations(values: Mapping[str, Any], keys: list[str] | tuple[str, ..
     for key in keys:
         if key not in values:
             raise UserError(f"{where}: the observations have no entry '{key}'; they have {', '.join(sorted(values))}")
-    parts = [np.asarray(values[k]) for k in keys or sorted(values)]
+    entries = [values[k] for k in keys or sorted(values)]
+    parts = [join_observations(v, where=where) if isinstance(v, Mapping) else np.asarray(v) for v in entries]
     return np.concatenate([p.reshape(len(p), -1).astype(np.float32, copy=False) for p in parts], axis=1)
 
 
@@ -77,6 +80,8 @@ def canonical(name: str, values: Any, where: str = "", discrete: bool | None = N
     if name in (*FLAGS, "rewards"):
         if array.ndim == 2 and array.shape[1] == 1:
             array = array[:, 0]
+        if name in FLAGS:
+            refuse_gaps(name, array, where)
         return array.astype(bool if name in FLAGS else np.float32, copy=False)
     if name == "actions":
         if discrete is None:
@@ -86,9 +91,18 @@ def canonical(name: str, values: Any, where: str = "", discrete: bool | None = N
         return (array[:, None] if array.ndim == 1 else array).astype(np.float32, copy=False)
     if name in ("observations", "next_observations") and array.ndim == 1:
         array = array[:, None]
-    if array.dtype.kind == "f" or (name in ("observations", "next_observations") and array.dtype != np.uint8):
+    if array.dtype.kind == "f" or (name in ("observations", "next_observations") and (array.dtype != np.uint8 or array.ndim < 3)):
         return array.astype(np.float32, copy=False)
     return array.astype({"i": np.int64, "u": array.dtype if array.dtype == np.uint8 else np.int64, "b": bool}[array.dtype.kind], copy=False)
+
+
+def refuse_gaps(name: str, values: np.ndarray, where: str) -> None:
+    """Raises UserError where a column of flags or numbers of episodes has no value in some row: NaN would count as True."""
+    if values.dtype.kind == "f" and not (there := np.isfinite(values)).all():
+        row = int(np.argmin(there.reshape(len(values), -1).all(1)))
+        raise UserError(
+            f"{where}: column '{name}' has no value in row {row} ({int((~there).sum()):,} such rows): write 0 or 1, or a number"
+        )
 
 
 def raw_from_arrays(values: Mapping[str, Any], episode_ends: Any, name: str) -> RawData:
@@ -96,14 +110,17 @@ def raw_from_arrays(values: Mapping[str, Any], episode_ends: Any, name: str) -> 
     columns: dict[str, np.ndarray] = {}
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
+            value = (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
         if isinstance(value, Mapping):
             for goal in ("achieved_goal", "desired_goal"):
                 if goal in value and key == "observations":
                     columns[goal + "s"] = canonical(goal + "s", np.array(value[goal]), name)
             value = join_observations(value, where=name)
         try:
-            columns[key] = canonical(key, np.array(value), name)
+            array = np.array(value)
+            if not array.ndim:
+                raise UserError(f"{name}: column '{key}' is a single value; it needs one for each row")
+            columns[key] = canonical(key, array, name)
         except ValueError:
             raise UserError(f"{name}: column '{key}' is not a rectangular array of numbers") from None
     raw = RawData(columns, name=name, source="arrays")
@@ -211,7 +228,7 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
             space = environment_range(raw.task)
         if space is not None and len(space[0]) == width:
             low, high = space
-    open_ends = ~(np.isfinite(low) & np.isfinite(high))
+    open_ends = ~((np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED))
     if open_ends.any() and len(actions):
         smallest, largest = np.full(width, np.inf, np.float32), np.full(width, -np.inf, np.float32)
         for part in chunks(len(actions)):  # fmin and fmax pass over NaN, which is reported elsewhere
@@ -260,6 +277,19 @@ def fingerprint(raw: RawData, ends: np.ndarray) -> str:
     return digest.hexdigest()
 
 
+def starts_elsewhere(raw: RawData, last: np.ndarray) -> np.ndarray:
+    """Of all episodes, with these `last` rows, those whose last stored successor is the next one's first observation, bool [E]: nobody
+    knows what followed there. After the last episode that is perhaps row 0.
+
+    Of terminations all or none: a task may now and then end where another episode begins.
+    """
+    observations, successors = raw.columns["observations"], raw.columns["next_observations"]
+    same = (successors[last] == observations[(last + 1) % raw.rows]).reshape(len(last), int(np.prod(observations.shape[1:]))).all(1)
+    ended = raw.columns.get("terminations", np.zeros(raw.rows, bool))[last]
+    judged = same[:-1][ended[:-1]]
+    return np.asarray(same if len(judged) >= 2 and judged.all() else same & ~ended)
+
+
 def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory | None = None) -> Dataset:
     """Check the columns, find the episodes and the successors, scale the actions. Uses up `raw`: its arrays may be written to.
 
@@ -284,14 +314,9 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory |
         known = np.ones(rows, bool)
         if "next_observations" in columns:
             successors = columns["next_observations"]
-            first = observations[(last + 1) % rows]  # a shifted file has the next episode's start there, on the last row perhaps row 0
-            same = (successors[last] == first).reshape(len(last), int(np.prod(observations.shape[1:]))).all(1)
-            ended = terminations[last]
-            judged = same[:-1][ended[:-1]]
-            if len(judged) < 2 or not judged.all():  # a task may now and then end where another episode begins
-                same &= ~ended
-            known[last[same]] = False
-            if hidden := int((same & ended).sum()):
+            elsewhere = starts_elsewhere(raw, last)
+            known[last[elsewhere]] = False
+            if hidden := int((elsewhere & terminations[last]).sum()):
                 _note(raw, f"at {hidden:,} terminals next_observations hold the next episode's start: what they led to is not known")
         else:
             successors = memory.empty("next_observations", observations.shape, observations.dtype)

@@ -17,7 +17,7 @@ import numpy as np
 
 from offrl.data.dataset import DataSpec
 from offrl.data.mmap import chunks
-from offrl.data.raw import FLAGS, RawData, action_range, fitting_task
+from offrl.data.raw import FLAGS, RawData, action_range, fitting_task, starts_elsewhere
 from offrl.errors import UserError
 from offrl.tasks import Task
 
@@ -112,16 +112,6 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
         if not follows(raw, ends):
             record.successors = "stored"
     return record
-
-
-def starts_elsewhere(raw: RawData, last: np.ndarray) -> np.ndarray:
-    """Episodes that time out and whose last stored successor is the next episode's first observation (after the last episode: row 0).
-
-    bool [E]. `assemble` takes those successors for unknown, by the same rule.
-    """
-    observations, successors = raw.columns["observations"], raw.columns["next_observations"]
-    same = (successors[last] == observations[(last + 1) % raw.rows]).reshape(len(last), -1).all(1)
-    return same & ~raw.columns["terminations"][last] if "terminations" in raw.columns else same
 
 
 def follows(raw: RawData, ends: np.ndarray) -> bool:

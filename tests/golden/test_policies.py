@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -151,3 +152,6 @@ def test_a_critics_value_in_the_units_of_the_recorded_rewards() -> None:
     np.testing.assert_allclose(got, [3.0, 3.375])
     undiscounted = TrainedPolicy(iql(iql.Config(discount=1.0, hidden=[4]), spec), algorithm.init(0), 0)
     np.testing.assert_allclose(undiscounted.in_recorded_units(np.array([5.0]), np.array([3])), [4.0])
+    plain = dataclasses.replace(spec, reward_shift=0.0)  # without a shift the length, which may be endless, does not matter
+    undiscounted = TrainedPolicy(iql(iql.Config(discount=1.0, hidden=[4]), plain), algorithm.init(0), 0)
+    np.testing.assert_allclose(undiscounted.in_recorded_units(np.array([5.0]), np.array([np.inf])), [2.5])

@@ -240,6 +240,20 @@ def test_what_is_known_of_ends_survives_a_subset(tmp_path: Path) -> None:
             )
 
 
+def test_terminals_that_lead_elsewhere_survive_subset_and_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = columns()
+    data["next_observations"] = np.concatenate([data["observations"][1:], data["observations"][:1]])
+    name = hdf5(tmp_path / "a.hdf5", **data)
+    ended = np.flatnonzero(data["terminals"])
+    assert not load(name).columns["successor_known"][ended].any()
+    part = load(subset(config(name), str(tmp_path / "x.hdf5"), Choice(episodes=[2, 0, 1]), force=True).path)
+    assert not part.columns["successor_known"][part.columns["terminations"]].any()
+    both = load(merge([config(name), config(name)], str(tmp_path / "m.hdf5")).path)
+    assert not both.columns["successor_known"][both.columns["terminations"]].any()
+    subset(config(name), str(tmp_path / "y.hdf5"), Choice(episodes=[3, 1, 0]), force=True)
+    assert "what 1 terminals lead to is not known" in capsys.readouterr().err
+
+
 def test_final_observations_survive_a_subset(tmp_path: Path) -> None:
     data = columns() | {"final_observations": np.array([[-1, -1], [-2, -2], [-3, -3], [-4, -4]], np.float32)}
     data["timeouts"][-1] = True
@@ -339,7 +353,7 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
     refused(make("wide", observations=np.zeros((10, 3))), r"wide.*plain.*observations of shape \[3\] instead of \[2\]")
     refused(make("two", actions=np.zeros((10, 2))), "2 continuous actions instead of 1 continuous actions")
     refused(make("discrete", actions=np.zeros(10, int)), "discrete actions instead of 1 continuous actions")
-    refused(make("pixels", observations=np.zeros((10, 2), np.uint8)), "observations of type uint8 instead of float32")
+    refused(make("pixels", observations=np.zeros((10, 2, 2), np.uint8)), r"observations of shape \[2, 2\] instead of \[2\]")
     np.savez(tmp_path / "big.npz", **{k: v for k, v in columns().items() if k != "actions"}, actions=columns()["actions"] * 2)
     refused(config(tmp_path / "big.npz"), r"the actions range from -2 to 2 instead of -1 to 1.*dataset\.action_low")
     with pytest.raises(UserError, match="two data sets at least"):
@@ -348,13 +362,14 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"recorded in Mine/B-v4, the other in Mine/A-v4"):
         merge([hopper, walker], str(tmp_path / "m.hdf5"))
     written = merge([hopper, make("h5", {"env_id": "Mine/A-v5"})], str(tmp_path / "m.hdf5"))
-    assert written.notes == ("recorded in Mine/A-v4 and Mine/A-v5; scores will be measured in Mine/A-v4",)
+    assert written.notes[-1] == "recorded in Mine/A-v4 and Mine/A-v5; scores will be measured in Mine/A-v4"
     wide = [config(tmp_path / "big.npz", action_low=[-2.0], action_high=[2.0]), config(plain.name, action_low=[-2.0], action_high=[2.0])]
     np.testing.assert_allclose(load(merge(wide, str(tmp_path / "n.hdf5")).path).columns["actions"][10:, 0] * 2, columns()["actions"][:, 0])
 
 
 def test_infos_that_not_all_have_are_left_out_with_a_note(tmp_path: Path, source: str) -> None:
     written = merge([config(source), config(hdf5(tmp_path / "b.hdf5", **columns()))], str(tmp_path / "m.hdf5"))
-    assert written.notes == ("left out: infos/costs, which not all of them have", "left out: infos/qpos, which not all of them have")
+    assert "a.hdf5 has no end there; merged, it counts as whole" in " ".join(written.notes)
+    assert written.notes[:2] == ("left out: infos/costs, which not all of them have", "left out: infos/qpos, which not all of them have")
     with pytest.raises(UserError, match="the column 'costs' is in one of them only"):
         merge([config(source, fields={"costs": "costs"}), config(tmp_path / "b.hdf5")], str(tmp_path / "n.hdf5"))

@@ -81,6 +81,45 @@ def test_shifted_successors_at_terminals_are_unknown(tmp_path: Path) -> None:
     assert data.columns["successor_known"].all()
 
 
+def test_ends_of_episodes_by_the_names_of_plain_files(tmp_path: Path) -> None:
+    """An HDF5 file that has D4RL's columns, and its time-outs under Gymnasium's name, or ends or numbers of episodes."""
+    other: dict[str, np.ndarray] = {"truncations": TIME, "episode_ends": TERM | TIME, "episode_ids": np.array([0, 0, 0, 1, 1, 2, 2])}
+    for name, values in other.items():
+        data = load_dataset(str(write(tmp_path / f"{name}.hdf5", **core(**{name: values}))))
+        assert data.episode_end.tolist() == [3, 5, 7], name
+        assert data.columns["successor_known"].tolist() == [True, True, False, True, False, True, False], name
+
+
+def test_flags_without_a_value_are_no_ends(tmp_path: Path) -> None:
+    """NaN counts as True in NumPy."""
+    holes = np.where(np.arange(7) == 1, np.nan, TERM.astype(np.float32))
+    for name in ("terminals", "timeouts", "episode_ids"):
+        columns = core(timeouts=TIME) | {name: holes}
+        with pytest.raises(
+            UserError, match=r"a.hdf5: column '(terminations|truncations|episode_ids)' has no value in row 1 \(1 such rows\)"
+        ):
+            load_dataset(str(write(tmp_path / "a.hdf5", **columns)))
+
+
+def test_bytes_in_vectors_are_numbers() -> None:
+    data = Dataset.from_arrays(np.full((7, 2), 200, np.uint8), ACT, REW, TERM, TIME)
+    assert data.columns["observations"].dtype == torch.float32 and float(data.columns["next_observations"].max()) == 200.0
+    assert Dataset.from_arrays(np.zeros((7, 4, 4, 3), np.uint8), ACT, REW, TERM, TIME).columns["observations"].dtype == torch.uint8
+
+
+def test_arrays_that_are_none() -> None:
+    with pytest.raises(UserError, match="column 'rewards' is a single value"):
+        Dataset.from_arrays(OBS, ACT, 0.0, TERM, TIME)
+    nested = {"b": OBS, "a": {"z": OBS[:, :1], "y": OBS[:, 1]}}
+    assert Dataset.from_arrays(nested, ACT, REW, TERM, TIME).columns["observations"][1].tolist() == [10.0, 1.0, 1.0, 10.0]
+
+
+def test_bounds_that_are_no_range() -> None:
+    most = float(np.finfo(np.float32).max)
+    data = Dataset.from_arrays(OBS, ACT, REW, TERM, TIME, action_low=-most, action_high=most)
+    assert data.spec.action_low == (-1.0,) and data.spec.action_high == (1.0,)
+
+
 def test_without_timeouts_jumps_end_episodes(tmp_path: Path) -> None:
     terminals = np.array([0, 0, 1, 0, 0, 0, 0], bool)
     data = load_dataset(str(write(tmp_path / "a.hdf5", **(core(next_observations=NEXT) | {"terminals": terminals}))))

@@ -64,6 +64,17 @@ class Corridor(gym.Env):
         return self.observe(), reward, False, self.t == self.length, info
 
 
+class Wordy(Corridor):
+    """Rewards of shape [1], a goal and a success in words."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**options)[0], {"goal": "reach red"}
+
+    def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, np.array([reward]), terminated, truncated, {"success": "yes"}
+
+
 class Constant:
     """The same action for every episode, or one given per episode."""
 
@@ -167,11 +178,20 @@ def test_success_at_any_step_counts(key: str) -> None:
     )
 
 
+def test_what_environments_say_in_other_forms() -> None:
+    result = evaluate([Constant(0.5)], [0], Task("w", env_factory=Wordy), EvalConfig(episodes=2))
+    assert result.returns.tolist() == [[2.5, 2.5]] and result.successes is None
+
+
 def test_dict_observations_flatten_in_order() -> None:
     env = Corridor()
     observation, _ = env.reset(seed=0)
     flatten, shape, _ = flattener(env)
     assert shape == (6,) and flatten(observation) == pytest.approx([0.0, env.start, 0.0, 0, 0, 1])  # a, b, c (one of three)
+    made = gym.Env()
+    made.observation_space = spaces.Dict(position=spaces.Box(-9, 9, (2,)), goal=spaces.Box(-9, 9, (1,)))  # kept in this order by Gymnasium
+    joined, _, _ = flattener(made)
+    assert joined({"position": np.array([1.0, 2.0]), "goal": np.array([3.0])}).tolist() == [3.0, 1.0, 2.0], "as data are joined: sorted"
     flatten, shape, _ = flattener(env, ("b", "a"))
     assert shape == (3,) and flatten(observation) == pytest.approx([env.start, 0.0, 0.0])
     with pytest.raises(UserError, match="no entry 'z'"):

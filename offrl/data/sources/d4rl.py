@@ -53,6 +53,9 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
         items = hdf5_keys(file)
         keys = {c: k for c, k in (REQUIRED | OPTIONAL).items() if k in items or c in REQUIRED}
         record = record_of(items, path)
+        if record is None:  # another program's: ends of episodes by the names of plain files
+            plain = ("episode_ends", "episode_ids", *(["truncations"] if "truncations" not in keys else []))
+            keys |= {c: c for c in plain if c in items}
         if record is not None:
             keys |= {c: c for c in record.columns if c not in keys and c in items}
             if "next_observations" not in record.columns:

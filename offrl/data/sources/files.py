@@ -12,7 +12,7 @@ import numpy as np
 
 from offrl.data.config import DatasetConfig
 from offrl.data.mmap import Memory, chunks
-from offrl.data.raw import FLAGS, RawData, canonical, ends_from
+from offrl.data.raw import FLAGS, RawData, canonical, ends_from, refuse_gaps
 from offrl.errors import UserError, nearest
 
 NAMES = {"terminations": ("terminals",), "truncations": ("timeouts",)}  # D4RL's words, accepted besides our own
@@ -196,6 +196,7 @@ def finish(columns: dict[str, np.ndarray], path: Path, source: str = "file") -> 
     raw.final_observations = None if final is None else canonical("next_observations", final, str(path))
     raw.episode_ends = ends_from(ends, raw.rows, str(path))
     if ids is not None and len(ids):
+        refuse_gaps("episode_ids", ids, str(path))
         change = np.append(ids.reshape(len(ids), -1)[1:, 0] != ids.reshape(len(ids), -1)[:-1, 0], True)
         raw.episode_ends = change if raw.episode_ends is None or len(raw.episode_ends) != len(change) else raw.episode_ends | change
     return raw

@@ -55,7 +55,7 @@ class Buffers:
         if self.single and len(leaves[0][1]["shape"]) > 1:
             shape = tuple(leaves[0][1]["shape"])
             self.jpeg = jpeg and leaves[0][1]["dtype"] == "uint8" and len(shape) == 3 and shape[-1] in (1, 3)
-        if self.single and leaves[0][1]["dtype"] == "uint8":
+        if self.single and leaves[0][1]["dtype"] == "uint8" and len(shape) > 1:
             dtype = np.uint8
         self.observations = memory.empty("observations", (rows + 1, *shape), dtype)
         width = (int(np.prod(actions["shape"])),) if actions["type"] == "Box" else ()
