@@ -14,7 +14,6 @@ from torch.func import functional_call, grad_and_value
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers import Batch, Sampler, TransitionSampler
-from offrl.errors import UserError
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
@@ -68,12 +67,6 @@ class Algorithm(ABC):
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
-        if self.vectors and len(spec.observation_shape) > 1:
-            raise UserError(
-                f"{config.name} learns from vectors, and the observations of {spec.name or 'the data'} have shape "
-                f"{list(spec.observation_shape)}: save each as one row of {spec.observation_dim} numbers, or where they are images take "
-                "the version of the data with states (OGBench: the name without visual-)"
-            )
         with torch.random.fork_rng(devices=[]):
             self.modules = self.build()  # only their structure is used: `apply` is handed the parameters
 

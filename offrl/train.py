@@ -122,8 +122,15 @@ def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
 
 
 def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
-    """Raise UserError where one of data and algorithm is of texts and the other of numbers."""
-    if dataset.spec.text == algorithm_class.text:
+    """Raise UserError where one of data and algorithm is of texts and the other of numbers, or observations are no vectors."""
+    spec = dataset.spec
+    if algorithm_class.vectors and len(spec.observation_shape) > 1:
+        raise UserError(
+            f"{name} learns from vectors, and the observations of {spec.name} have shape {list(spec.observation_shape)}: save each as one "
+            f"row of {spec.observation_dim} numbers, or where they are images take the version of the data with states (OGBench: the name "
+            "without visual-)"
+        )
+    if spec.text == algorithm_class.text:
         return
     able = [n for n, c in registry.names("algo").items() if c.text == dataset.spec.text and c.acting]
     kinds = ("numbers", "texts")

@@ -77,6 +77,9 @@ class ModelBasedSettings(SoftSettings):
     decay_steps: int = setting(1_000_000, "length of the schedule in updates", low=1)
 
 
+PENALTY_OF_NOTHING = "algo.penalty={:g} is times an uncertainty, and algo.uncertainty=none: choose one of {}"
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """What all replicas share: the data's transitions, and the model."""
@@ -103,6 +106,8 @@ class ModelSampler:
         device = dataset.columns["rewards"].device
         trained = provide.fitting(c.world_model, dataset.spec).to(device)
         tree = dict(trained.tree)
+        if c.uncertainty == "none" and c.penalty:
+            raise UserError(PENALTY_OF_NOTHING.format(c.penalty, ", ".join(names())))
         for name in {c.uncertainty} - {"none"} | ({c.lookahead_uncertainty} if c.candidates > 1 else set()):
             tree = prepare(name, trained.model, tree, dataset)
         if c.model_dropout:
@@ -143,12 +148,10 @@ class ModelBased(SoftActorCritic):
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """Raises UserError for settings that would change nothing."""
-        penalties, dropped = ((grid or {}).get(name, [getattr(config, name)]) for name in ("penalty", "sample_dropout"))
-        if config.uncertainty == "none" and any(penalties):
-            raise UserError(
-                f"algo.penalty={max(penalties):g} is times an uncertainty, and algo.uncertainty=none: choose one of {', '.join(names())}"
-            )
-        for share in dropped:
+        own = grid or {}
+        if config.uncertainty == "none" and any(own.get("penalty", [])):
+            raise UserError(PENALTY_OF_NOTHING.format(max(own["penalty"]), ", ".join(names())))
+        for share in own.get("sample_dropout", [config.sample_dropout]):
             if 0.0 < share * config.repeats < 1.0:
                 raise UserError(f"algo.sample_dropout={share:g} of algo.repeats={config.repeats} roll-outs is none of them: raise one")
         return super().fit_config(config, dataset, grid)

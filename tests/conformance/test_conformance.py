@@ -37,6 +37,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import checkpoint, rng
 from offrl.algorithm import Algorithm, TrainState
+from offrl.backbones.in_sample import InSampleQ
 from offrl.errors import UserError
 from offrl.policy import TrainedPolicy
 from offrl.settings import check
@@ -322,7 +323,8 @@ def test_act(case: Case, tmp_path: Path) -> None:
         again, _ = algorithm.act(state, begin(algorithm, 64), obs, rng.make_key(0), explore=explore)
         other, _ = algorithm.act(state, begin(algorithm, 64), obs, rng.make_key(1), explore=explore)
         assert torch.equal(actions[explore], again)
-        noisy = explore and getattr(algorithm.config, "policy", "") != "deterministic"  # documented: such a policy has no noise
+        # a deterministic policy has no noise, but where it is to be trained on in an environment (IQL's and its relatives')
+        noisy = explore and (getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm, InSampleQ))
         noisy |= explore and spec.discrete
         assert torch.equal(actions[explore], other) == (not noisy)
         assert torch.equal(actions[explore], actions[False]) == (not noisy)

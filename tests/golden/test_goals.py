@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from offrl.algorithm import TrainState
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.nn.quasimetric import Quasimetric, interval_lengths
+from offrl.train import check_kind
 
 B, OBS, A, DISCOUNT = 7, 3, 2, 0.9
 G = np.random.default_rng(2)
@@ -218,8 +220,9 @@ def test_what_the_actor_of_crl_learns_from_has_a_floor(energy: str) -> None:
 def test_images_are_refused(name: str) -> None:
     kind = registry.get("algo", name)
     spec = DataSpec((64, 64, 3), A, action_low=(-1.0,) * A, action_high=(1.0,) * A, name="visual-antmaze-medium-navigate-v0")
+    images = SimpleNamespace(spec=spec)
     with pytest.raises(UserError, match=rf"{name} learns from vectors.* of {spec.name} have shape \[64, 64, 3\]"):
-        kind(kind.Config(), spec)
+        check_kind(kind, name, images)  # type: ignore[arg-type]
 
 
 def represent(p: Any, observations: str, goals: str) -> np.ndarray:
