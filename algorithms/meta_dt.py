@@ -238,7 +238,7 @@ class MetaDT(SequenceAlgorithm):
         """The memory where new episodes of the same tasks begin: a prompt from one of the best so far. observations [E, O]: the last ones
         of the old episodes; lengths [E]: their steps, after which an episode went on in name only."""
         fresh, c = self.start(len(lengths)), self.config
-        if not c.prompt or int(state.step) < c.prompt_warmup:  # it has not learnt to read one
+        if not c.prompt or 0 < c.prompt_warmup >= int(state.step):  # it has not learnt to read one
             return fresh
         pool = best_of(carry.pool, self.told(state, carry.episode, observations, lengths), c.prompts)
         keys = rng.split(rng.fold_in(state.key, PROMPTING - carry.episodes))

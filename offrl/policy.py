@@ -209,8 +209,7 @@ class TrainedPolicy:
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""
         spec, discount = self.algorithm.spec, self.discount
-        if not spec.reward_shift:
-            return values / spec.reward_scale if spec.reward_scale else np.full_like(values, np.nan)
+        lengths = lengths if spec.reward_shift else np.zeros_like(lengths)  # they may be endless
         shifted = lengths if discount == 1.0 else (1.0 - discount**lengths) / (1.0 - discount)
         return (values - spec.reward_shift * shifted) / spec.reward_scale if spec.reward_scale else np.full_like(values, np.nan)
 

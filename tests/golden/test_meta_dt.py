@@ -249,6 +249,8 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
     late = make(tmp_path, dataset, target_return=0.0, context=4, prompt_warmup=10)
     unread = late.renew(state, carry, c["next_observations"][5:6], torch.tensor([steps]))
     assert not unread.prompt["valid"].any(), "a policy that never read a prompt is given none"
+    last = state._replace(step=torch.tensor(10))  # the last update, number 9, had no prompt yet
+    assert not late.renew(last, carry, c["next_observations"][5:6], torch.tensor([steps])).prompt["valid"].any()
     carry = algorithm.renew(state, carry, c["next_observations"][5:6], torch.tensor([steps]))
     at = int(carry.prompt["timesteps"][0, 0])
     assert 2 <= at <= steps - 2 and carry.prompt["valid"].all() and carry.t == 0 and not carry.episode["rewards"].numel()
