@@ -9,6 +9,7 @@ from torch import Tensor
 from offrl import losses
 from offrl.backbones import DualQ, DualSettings
 from offrl.registry import register
+from offrl.settings import setting
 
 
 @dataclass
@@ -16,6 +17,9 @@ class XQLConfig(DualSettings):
     """Settings of XQL; the defaults are the authors' "consistent" ones for D4RL's locomotion tasks."""
 
     name: str = "xql"
+    gumbel_rescaled: bool = setting(
+        True, "divide V's loss by its largest exponential, as the authors' code does; false: the loss as the paper writes it"
+    )
 
 
 @register("algo", "xql")
@@ -25,4 +29,5 @@ class XQL(DualQ):
     Config = XQLConfig
 
     def value_error(self, difference: Tensor) -> Tensor:
-        return losses.gumbel(difference, self.config.gumbel_temperature, self.config.gumbel_clip)
+        c = self.config
+        return losses.gumbel(difference, c.gumbel_temperature, c.gumbel_clip, rescaled=c.gumbel_rescaled)

@@ -190,6 +190,10 @@ PARTS: dict[str, Part] = {
                 f"XQL, temperature {t:g}, no clip": {"algo": "xql", "algo.gumbel_temperature": t, "algo.gumbel_clip": 1e3}
                 for t in (0.5, 1.0)
             },
+            **{
+                f"XQL, temperature {t:g}, loss not rescaled": {"algo": "xql", "algo.gumbel_temperature": t, "algo.gumbel_rescaled": False}
+                for t in (0.5, 1.0, 2.0)
+            },
             "f-DVL, chi-square": {"algo": "f_dvl", "algo.divergence": "chi_square"},
             "f-DVL, total variation": {"algo": "f_dvl", "algo.divergence": "total_variation"},
         },

@@ -74,6 +74,8 @@ def test_gumbel_loss_and_its_gradient(shift: float) -> None:
 def test_the_rescaled_loss_is_the_plain_one_times_a_constant() -> None:
     u = torch.linspace(-3.0, 2.0, 11)
     torch.testing.assert_close(losses.gumbel(u, 1.0, 7.0), (u.exp() - u - 1.0) * np.exp(-2.0))
+    algorithm, _ = make(gumbel_temperature=1.0, gumbel_clip=1.5, gumbel_rescaled=False)
+    torch.testing.assert_close(algorithm.value_error(u), u.clamp(max=1.5).exp() - u.clamp(max=1.5) - 1.0)
 
 
 def test_its_minimum_is_the_soft_maximum() -> None:
