@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,20 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
         _onednn().fp32_precision = "bf16"
         return word + "oneDNN (accuracy checked)"
     return word + "torch's default library"
+
+
+@contextlib.contextmanager
+def default_products() -> Iterator[None]:
+    """Float32 products as torch makes them by itself, whatever `configure` chose: for comparisons."""
+    matmul = _onednn()
+    chosen = getattr(matmul, "fp32_precision", None)
+    if matmul is not None:
+        matmul.fp32_precision = "none"
+    try:
+        yield
+    finally:
+        if matmul is not None:
+            matmul.fp32_precision = chosen
 
 
 def attention(device: torch.device, keys: int) -> contextlib.AbstractContextManager[None]:

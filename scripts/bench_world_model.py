@@ -4,7 +4,8 @@
     python scripts/bench_world_model.py --rollouts 2000 --rounds 1 --updates 5 --mode eager      # shows that it works
 
 Training: one update of every member, of the same networks on the same rows with the same loss and Adam. The loop is what one writes first:
-a module and a torch.optim.Adam for each member, one after the other. Roll-outs: `--rollouts` x `--horizon` steps, with the uncertainty that
+a module and a torch.optim.Adam for each member, one after the other; once with the library of products that offrl picks on this CPU, and
+once with the one that torch picks. Roll-outs: `--rollouts` x `--horizon` steps, with the uncertainty that
 MOPO asks for (every member predicts) and without (one elite for each row). Rounds are interleaved, and ratios are taken within a round.
 """
 
@@ -73,6 +74,36 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
+def trainers(
+    dataset: Any, device: torch.device, members: int, hidden: list[int], updates: int, mode: str
+) -> tuple[dict[str, Callable[[], None]], Dynamics, Any, Any]:
+    """By name, what makes so many updates of every member; and the algorithm, its rows and its first state."""
+    config = Dynamics.fit_config(DynamicsSettings(members=members, hidden=hidden), dataset)
+    algorithm = Dynamics(config, dataset.spec)
+    source = algorithm.sampler().prepare(dataset.to(device))
+    state = first_state(algorithm, [Replica(0)])
+    state = torch.utils._pytree.tree_map(lambda x: x.to(device), state)
+    step = make_step(algorithm, source, batch_size=config.batch_size, replicas=1, mode=mode)
+    held = {"state": state, "sums": {}, "at": 0}
+    loop = Loop(algorithm, source, device)
+
+    def ours() -> None:
+        held["state"], held["sums"] = step.run(held["state"], held["sums"], held["at"], updates)
+        held["at"] += updates
+
+    def theirs() -> None:
+        for _ in range(updates):
+            loop.update()
+
+    def plainly() -> None:
+        with backend.default_products():
+            theirs()
+
+    size = " x ".join(map(str, hidden))
+    named = {"all members at once": ours, "a loop over members": theirs, "a loop over members, torch's products": plainly}
+    return {f"update of {size}, {name}": run for name, run in named.items()}, algorithm, source, state
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="builtin")
@@ -80,6 +111,7 @@ def main() -> None:
     parser.add_argument("--mode", default="compiled", choices=("eager", "compiled", "cudagraph", "compiled-cudagraph"))
     parser.add_argument("--members", type=int, default=7)
     parser.add_argument("--hidden", type=int, nargs="+", default=[200, 200, 200, 200])
+    parser.add_argument("--small", type=int, nargs="+", default=[128, 128, 128], help="another size, trained only")
     parser.add_argument("--replicas", type=int, default=8, help="that share the model in roll-outs")
     parser.add_argument("--rollouts", type=int, default=50_000)
     parser.add_argument("--horizon", type=int, default=5)
@@ -90,27 +122,14 @@ def main() -> None:
     device = pick_device(args.device)
     words = backend.configure(device, 1, "float32")
     dataset = load_dataset(args.dataset)
-    config = Dynamics.fit_config(DynamicsSettings(members=args.members, hidden=args.hidden), dataset)
-    algorithm = Dynamics(config, dataset.spec)
-    source = algorithm.sampler().prepare(dataset.to(device))
-    state = first_state(algorithm, [Replica(0)])
-    state = torch.utils._pytree.tree_map(lambda x: x.to(device), state)
-    step = make_step(algorithm, source, batch_size=config.batch_size, replicas=1, mode=args.mode)
-    held = {"state": state, "sums": {}, "at": 0}
-
-    def ours() -> None:
-        held["state"], held["sums"] = step.run(held["state"], held["sums"], held["at"], args.updates)
-        held["at"] += args.updates
-
-    loop = Loop(algorithm, source, device)
-
-    def theirs() -> None:
-        for _ in range(args.updates):
-            loop.update()
-
+    parts: dict[str, Callable[[], None]] = {}
+    for hidden in (args.small, args.hidden):  # roll-outs are of the last
+        found, algorithm, source, state = trainers(dataset, device, args.members, hidden, args.updates, args.mode)
+        parts = found | parts
+    config = algorithm.config
     model = algorithm.model
     tree = {k: torch.as_tensor(v).to(device) for k, v in data_range(dataset).items()}
-    tree |= {"params": {k: v[0] for k, v in held["state"].params["dynamics"].items()}, "mean": source.mean, "std": source.std}
+    tree |= {"params": {k: v[0] for k, v in state.params["dynamics"].items()}, "mean": source.mean, "std": source.std}
     tree |= {"elites": torch.arange(config.elites, device=device), "scale": torch.ones(model.out_dim, device=device)}
     observations = dataset.columns["observations"].to(device)
     weight = torch.randn(args.replicas, dataset.spec.observation_dim, dataset.spec.action_dim, device=device)
@@ -135,40 +154,43 @@ def main() -> None:
 
         return run
 
-    parts = {
-        "update, all members at once": ours,
-        "update, a loop over members": theirs,
+    updates = list(parts)
+    parts |= {
         "roll-outs, every member": roll(1, True),
         "roll-outs, one elite for each row": roll(1, False),
         f"roll-outs, every member, {args.replicas} replicas": roll(args.replicas, True),
         f"roll-outs, one elite for each row, {args.replicas} replicas": roll(args.replicas, False),
     }
     times: dict[str, list[float]] = {name: [] for name in parts}
-    for name in list(parts)[:2]:
+    for name in updates:
         parts[name]()  # compiles
     for turn in range(args.rounds):
         for name, run in parts.items():
             if turn == 0 or "replicas" not in name:  # those take minutes on a CPU
                 times[name].append(seconds(run, device))
     middle = {name: statistics.median(t) for name, t in times.items()}
-    names = list(parts)
-    ratio = statistics.median(b / a for a, b in zip(times[names[0]], times[names[1]], strict=True))
+    sizes = [" x ".join(map(str, hidden)) for hidden in (args.hidden, args.small)]
     lines = [
-        f"{words}, torch {torch.__version__}, {args.mode}; {args.members} members of {' x '.join(map(str, args.hidden))}, batches of "
-        f"{config.batch_size}; {dataset.spec.name}. Medians of {args.rounds} interleaved rounds; several replicas once.",
+        f"{words}, torch {torch.__version__}, {args.mode}; {args.members} members, batches of {config.batch_size}; "
+        f"{dataset.spec.name}. Roll-outs are of the larger model. Medians of {args.rounds} interleaved rounds; several replicas once.",
         "",
         "| what | time | per second |",
         "|---|---|---|",
     ]
-    for name in names:
-        if name.startswith("update"):
+    for name in parts:
+        if name in updates:
             lines.append(f"| {name} | {1e3 * middle[name] / args.updates:.1f} ms | {args.updates / middle[name]:.0f} updates |")
         else:
             count = args.rollouts * args.horizon * (args.replicas if "replicas" in name else 1)
             lines.append(
                 f"| {name} ({args.rollouts:,} x {args.horizon}) | {middle[name]:.2f} s | {count / middle[name]:,.0f} transitions |"
             )
-    lines += ["", f"All members at once against the loop: {ratio:.1f} times as fast."]
+    for size, (ours, *loops) in zip(sizes, (updates[:3], updates[3:]), strict=True):
+        ratio, plain = (statistics.median(b / a for a, b in zip(times[ours], times[loop], strict=True)) for loop in loops)
+        lines += [
+            "",
+            f"{size}: all members at once are {ratio:.1f} times as fast as the loop, and {plain:.1f} times with torch's products.",
+        ]
     text = "\n".join(lines) + "\n"
     print(text)
     if args.out:
