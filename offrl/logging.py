@@ -303,6 +303,22 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+class Pace:
+    """Steps per second of late: what happened `half_life` seconds ago counts half.
+
+    A mean over less would be that of either side where work comes in turns, as updates and roll-outs do.
+    """
+
+    def __init__(self, half_life: float = 60.0) -> None:
+        self.half_life, self.steps, self.seconds = half_life, 0.0, 0.0
+
+    def add(self, steps: float, seconds: float) -> float:
+        """So many more steps took so many seconds; the steps per second with them."""
+        keep = 0.5 ** (seconds / self.half_life)
+        self.steps, self.seconds = keep * self.steps + steps, keep * self.seconds + seconds
+        return self.steps / max(self.seconds, 1e-9)
+
+
 Crowd = tuple[int, str]  # how many replicas, and their number in words: (4, "4 seeds"), (24, "24 replicas"), (1, "")
 
 

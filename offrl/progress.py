@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 
-from offrl.logging import PLAIN_INTERVAL, duration
-
-WINDOW = 30.0  # seconds over which speed is measured
+from offrl.logging import PLAIN_INTERVAL, Pace, duration
 
 
 class Progress:
@@ -18,7 +15,7 @@ class Progress:
         self.title, self.total, self.unit, self.quiet = title, total, unit, quiet
         now = time.monotonic()
         self.next_line, self.bar = now + PLAIN_INTERVAL / 5, None
-        self.seen = deque([(now, done)])  # of the last WINDOW seconds: the warm-up of a training is faster than the rest
+        self.seen, self.pace = (now, done), Pace()
         if not quiet and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -31,10 +28,8 @@ class Progress:
     def update(self, done: int, extra: str = "") -> None:
         """`done` of `total`; `extra` is shown behind speed and ETA."""
         now = time.monotonic()
-        self.seen.append((now, done))
-        while len(self.seen) > 2 and now - self.seen[1][0] > WINDOW:
-            self.seen.popleft()
-        rate = (done - self.seen[0][1]) / max(1e-9, now - self.seen[0][0])
+        rate = self.pace.add(done - self.seen[1], now - self.seen[0])
+        self.seen = (now, done)
         left = f"ETA {duration((self.total - done) / rate)}" if rate > 0 and done < self.total else ""
         text = "  ".join(t for t in (f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s", left, extra) if t)
         if self.bar is not None:

@@ -26,7 +26,7 @@ from offrl.engine import Engine, LocalEngine, Plan, default_group, first_state, 
 from offrl.errors import UserError, warn
 from offrl.evalconfig import cores, worker_count
 from offrl.evaluate import Evaluator, check_fit, resolve_task
-from offrl.logging import NoLog, RunLog, duration, score_text
+from offrl.logging import NoLog, Pace, RunLog, duration, score_text
 from offrl.policy import TrainedPolicy
 from offrl.replicas import Replica, check_grid, replicas
 from offrl.scoring import Scorer
@@ -195,7 +195,8 @@ class _Loop:
         self.since = 0  # the update at which the sums of metrics began
         self.alive = torch.ones(len(them), dtype=torch.bool)
         self.step = 0
-        self.rate, self.warm = 0.0, False
+        self.rate, self.shown, self.warm = 0.0, 0.0, False  # updates per second: of this stretch, of late
+        self.pace, self.mark = Pace(), 0.0  # and when the last of them were made; 0: an evaluation came between
         self.slice = self.algorithm.period  # updates between two looks at the clock and at signals
         self.last_score, self.seconds_evaluating = "", 0.0
         self.stop = 0  # signals seen
@@ -306,6 +307,7 @@ class _Loop:
                         if self._due(self.eval_every):
                             self._begin_scoring()
                             self._look_for_plateau()
+                            self.mark = 0.0
                         if self.step == self.end:
                             self._wait_for_scores()
                         if self._due(self.save_every):
@@ -361,10 +363,11 @@ class _Loop:
                 continue
             # on a GPU this measures the queueing only, which still bounds how many updates wait behind an interrupt
             self.slice = max(period, min(4 * self.slice, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
-            self.rate = (self.step - first) / (time.monotonic() - tick)
+            last, self.mark = self.mark or now, time.monotonic()
+            self.rate, self.shown = (self.step - first) / (self.mark - tick), self.pace.add(count, self.mark - last)
             self._take_scores(None)
             if self.step < self.end:
-                self.log.progress(self.step, self.rate, self.last_score)
+                self.log.progress(self.step, self.shown, self.last_score)
 
     def _deliver(self) -> None:
         """What the algorithm leaves besides policies; most leave nothing, and then no state is gathered for it."""
@@ -455,7 +458,7 @@ class _Loop:
             self.log.scores(step, full, result.returns)
             self.last_score = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
             self.log.timing(step, evaluation=seconds)
-            self.log.progress(self.step, self.rate, self.last_score)
+            self.log.progress(self.step, self.shown, self.last_score)
 
     def _heed_signals(self, done: int, total: int) -> None:
         if self.stop:

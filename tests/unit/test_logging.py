@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,16 @@ def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (75, "1 min 15 s"), (7500, "2 h 05 min"), (float("inf"), "?")])
 def test_duration(seconds: float, text: str) -> None:
     assert log.duration(seconds) == text
+
+
+def test_pace_is_that_of_the_whole_where_work_comes_in_turns() -> None:
+    pace, shown = log.Pace(), []
+    for _ in range(20):  # ten seconds of roll-outs with 50 updates, then 1,000 updates in five
+        shown.append(pace.add(50, 10.0))
+        shown += [pace.add(100, 0.5) for _ in range(10)]
+    late = shown[110:]
+    assert 50 < min(late) < 1050 / 15 < max(late) < 90  # the stretches alone have 5 and 200 a second
+    assert math.isclose(sum(late) / len(late), 70, rel_tol=0.1)
+    for _ in range(120):  # and it forgets
+        rate = pace.add(10, 5.0)
+    assert math.isclose(rate, 2.0, rel_tol=0.05)
