@@ -177,3 +177,15 @@ def test_short_attention_is_plain_where_products_go_to_onednn(monkeypatch: pytes
         with backend.attention(CPU, keys):
             assert fused() is expected
         assert fused()
+
+
+def test_default_products_are_torchs_own_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = SimpleNamespace(fp32_precision="bf16")
+    monkeypatch.setattr(backend, "_onednn", lambda: switch)
+    with pytest.raises(ValueError), backend.default_products():
+        assert switch.fp32_precision == "none"
+        raise ValueError
+    assert switch.fp32_precision == "bf16"
+    monkeypatch.setattr(backend, "_onednn", lambda: None)  # before torch 2.9
+    with backend.default_products():
+        pass
