@@ -29,7 +29,7 @@ from offrl.registry import register
 from offrl.settings import setting
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    pass
 
 TEXT = "text"  # a column of batches: tokens [text_batch, text_length]
 SPEAKING = 3_001  # folded into an update's key for the text that is drawn, and for the dropout on it
@@ -184,12 +184,7 @@ class LaMo(SequenceAlgorithm):
 
     Config = LaMoConfig
     vectorized: ClassVar[bool] = False
-
-    @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Run eagerly unless told otherwise: compiling many layers takes minutes, of which matrix products give little back."""
-        config = super().prerequisites(config, dataset)
-        return dataclasses.replace(config, compile="eager") if config.compile == "auto" else config
+    compiles: ClassVar[bool] = False
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

@@ -48,6 +48,8 @@ class Algorithm(ABC):
     valuing: ClassVar[tuple[str, ...]] = ()  # modules that `value_of` needs
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
+    captured: ClassVar[bool] = True  # False: an update waits for values, which no CUDA graph can hold
+    compiles: ClassVar[bool] = True  # False: compiling it takes minutes and gives back little, so it is done only where asked for
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
     vectors: ClassVar[bool] = True  # observations of more dimensions than one are refused
     common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `build`: no grid can vary them

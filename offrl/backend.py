@@ -58,7 +58,8 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
     torch.set_num_threads(threads)
     words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[precision]
     if device.type != "cpu":
-        torch.cuda.set_device(device)  # streams and graphs are made on the current one
+        if device.index is not None:  # "cuda" alone is the current one already, and `set_device` refuses it
+            torch.cuda.set_device(device)  # streams and graphs are made on the current one
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         return f"{torch.cuda.get_device_name(device)}, {words}"
     if precision == "tf32":

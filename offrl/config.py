@@ -35,7 +35,7 @@ class TrainConfig:
     )
     steps: int = setting(1_000_000, "updates of each seed", low=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    compile: str = setting("auto", "how the step runs: auto picks by device and length", choices=("auto", "eager", "compiled"))
+    compile: str = setting("auto", "how the step runs: auto picks by device and length", choices=("auto", "eager", "cudagraph", "compiled"))
     precision: str = setting(
         "float32",
         "bf16: networks under autocast; tf32: CUDA products in TensorFloat-32; float32: neither",

@@ -19,6 +19,11 @@ def nearest(name: str, options: Iterable[str]) -> str:
     return f" Did you mean '{folded[close[0]]}'?" if close else ""
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def warn(message: str) -> None:
     """One line on standard error; for what a person should know but that does not stop the work."""
     print(f"offrl: warning: {message}", file=sys.stderr, flush=True)

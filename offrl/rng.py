@@ -43,13 +43,15 @@ def _derive(x: Tensor) -> Tensor:
     return x ^ _shift(x, 32)
 
 
+# `^ 0` keeps Inductor from taking the product for arithmetic of indices, which it does in 32 bits: Triton refuses the constant
+# (pytorch issues 175966, 183901, 186057). On a CPU both are operators of their own, below.
 def _fold(key: Tensor, data: Tensor) -> Tensor:
-    return _derive(_derive(key ^ _FOLD) + data * _GAMMA + 1)
+    return _derive(_derive(key ^ _FOLD) + (data ^ 0) * _GAMMA + 1)
 
 
 def _stream(key: Tensor, count: int) -> Tensor:
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
-    return _mix(key.unsqueeze(-1) + counter * _GAMMA)
+    return _mix(key.unsqueeze(-1) + (counter ^ 0) * _GAMMA)
 
 
 # On CPU the integer arithmetic is an opaque operator: Inductor would otherwise recompute the hash in every kernel that reads a random

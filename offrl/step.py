@@ -7,6 +7,7 @@ update from the same keys; they differ by float rounding only.
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 from offrl import distributed, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.samplers import Batch
-from offrl.errors import UserError
+from offrl.errors import UserError, first_line, warn
 
 COUNT = "count of "  # prefix of the sums that count in how many updates a metric came
 KEYS = 128  # updates whose keys are made at once
@@ -36,20 +37,46 @@ class Batches(Protocol):
         """The batch of update `step` for all replicas: [N, B, ...]."""
 
 
-def choose_mode(compile: str, device: torch.device, steps: int) -> str:
-    """Resolve compile=auto|eager|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph."""
+def choose_mode(compile: str, device: torch.device, steps: int, algorithm: Algorithm | type[Algorithm] = Algorithm) -> str:
+    """Resolve compile=auto|eager|cudagraph|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph.
+
+    Raises UserError where what was asked for cannot be.
+    """
+    pays = compile == "compiled" or (compile == "auto" and steps >= PAYS_FROM and algorithm.compiles)
     if device.type == "cuda":
-        triton = importlib.util.find_spec("triton") is not None and any(shutil.which(c) for c in ("cc", "gcc", "clang"))
-        if compile == "compiled" and not triton:
-            raise UserError("compile=compiled needs Triton and a C compiler on a GPU; install gcc and triton, or use compile=eager")
-        pays = compile == "compiled" or (compile == "auto" and triton and steps >= PAYS_FROM)
-        return "compiled-cudagraph" if pays else "cudagraph"
+        if compile == "eager" or not algorithm.captured:
+            return "eager"
+        if pays:
+            problem = no_triton(str(device))
+            if problem is None:
+                return "compiled-cudagraph"
+            if compile == "compiled":
+                raise UserError(f"compile=compiled cannot be on this machine: {problem}; compile=auto does without")
+            warn(f"the step is not compiled, but captured in a CUDA graph as it is: {problem}")
+        return "cudagraph"
+    if compile == "cudagraph":
+        raise UserError("compile=cudagraph needs a CUDA GPU; on a CPU use compile=auto")
     has_compiler = any(shutil.which(c) for c in ("c++", "g++", "clang++"))
     if compile == "compiled" and not has_compiler:
         raise UserError("compile=compiled needs a C++ compiler on CPU and none was found; install g++ or use compile=eager")
-    if compile == "auto":
-        return "compiled" if has_compiler and steps >= PAYS_FROM else "eager"
-    return compile
+    return "compiled" if pays and has_compiler else "eager"
+
+
+@functools.lru_cache
+def no_triton(device: str) -> str | None:
+    """Why Inductor cannot compile for this GPU, found out with one line of code; None where it can."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 7:
+        return f"Triton needs a GPU of compute capability 7.0 or newer, and this one's is {major}.{minor}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if not any(shutil.which(c) for c in ("cc", "gcc", "clang")):
+        return "Triton needs a C compiler and none was found; install gcc"
+    try:
+        torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(8, device=device))
+    except Exception as error:  # headers of Python or CUDA's library are not there, mostly
+        return f"a line of code did not compile there ({first_line(error)}); install Python's headers (python3-dev), or see the message"
+    return None
 
 
 def stack(states: list[TrainState], device: torch.device | str = "cpu") -> TrainState:
@@ -103,9 +130,8 @@ class Step:
         if self.interval % algorithm.period:
             raise ValueError(f"{type(algorithm).__name__}: interval {self.interval} is no multiple of period {algorithm.period}")
         self.batches, self.hyper = batches, dict(hyper)
-        device = "cuda" if "cudagraph" in mode else "cpu"
-        # networks' products and activations in bfloat16; parameters, optimiser and targets stay float32
-        self.autocast: Any = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+        self.precision = precision
+        self.autocast: Any = None  # known with the first state, which lies on the device
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
         self.batched = algorithm.vectorized and (replicas > 1 or mode != "eager")
         self._eager: dict[tuple[int, int], Callable[..., tuple[TrainState, Metrics]]] = {}
@@ -245,6 +271,9 @@ class Step:
         CUDA graph. `hyper`: in place of the step's own.
         """
         hyper = self.hyper if hyper is None else hyper
+        if self.autocast is None:  # networks' products and activations in bfloat16; parameters, optimiser and targets stay float32
+            kind = "cpu" if state.step.device.type == "cpu" else "cuda"
+            self.autocast = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
         last = step + count
         while step < last:
             end = last

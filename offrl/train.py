@@ -71,7 +71,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
         devices = _devices(config, device, len(them), dataset.mapped)
 
         def choose() -> tuple[str, int]:
-            mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps)
+            mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps, algorithm)
             return mode, default_group(len(them), len(devices), device, algorithm, config.algo.batch_size)
 
         mode, group = runs.prepare(run_dir, config, dataset, choose, device) if world.first else choose()

@@ -106,6 +106,7 @@ class Sindy(Algorithm):
 
     Config = SindySettings
     acting = ()
+    captured = False
     common = tuple(f.name for f in dataclasses.fields(SindySettings))  # one fit to the data, which seeds alone tell apart
     online = None
 

@@ -15,7 +15,6 @@ from offrl.errors import UserError
 from offrl.optim import Params
 from offrl.progress import Progress
 from offrl.replicas import Replica
-from offrl.step import choose_mode
 
 LOOKS = 50  # validations of a whole training
 PATIENCE = 10  # of them in a row without a better model, after which training ends
@@ -49,7 +48,8 @@ def train_members(
     """
     them = [Replica(seed) for seed in seeds]
     group = default_group(len(them), 1, device, algorithm, batch_size)
-    engine = LocalEngine(Plan(algorithm, batch_size, choose_mode("eager", device, updates), "float32", group), source, them, device)
+    mode = "cudagraph" if device.type == "cuda" else "eager"
+    engine = LocalEngine(Plan(algorithm, batch_size, mode, "float32", group), source, them, device)
     state = first_state(algorithm, them)
     engine.load(state, state, {})
     best = torch.full((len(them),), torch.inf, dtype=torch.float64)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from offrl.errors import UserError
+from offrl.errors import UserError, first_line
 from offrl.nn.language import FILES, GGUF, packages, silent
 from offrl.text.tokenizing import FILES as TOKENIZERS
 
@@ -36,11 +36,11 @@ class LocalModel:
             try:
                 self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left", **options)
             except Exception as error:  # whatever its files do to transformers
-                raise UserError(f"local={name}: no tokenizer can be read in it ({_first(error)})") from None
+                raise UserError(f"local={name}: no tokenizer can be read in it ({first_line(error)})") from None
             try:
                 model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options, **({} if more else {"use_safetensors": True}))
             except Exception as error:
-                raise UserError(f"local={name}: it cannot be read as a causal language model ({_first(error)})") from None
+                raise UserError(f"local={name}: it cannot be read as a causal language model ({first_line(error)})") from None
         self.model = model.eval().requires_grad_(False).to(self.device)
         if self.tokenizer.pad_token_id is None:  # it only fills up: the attention mask hides it
             self.tokenizer.pad_token_id = self.tokenizer.eos_token_id if self.tokenizer.eos_token_id is not None else 0
@@ -118,7 +118,7 @@ def _place(name: str) -> tuple[Path, dict[str, str]]:
                 folder = Path(hub.snapshot_download(name, allow_patterns=FILES))
         except Exception as error:  # whatever the network does
             raise UserError(
-                f"local={name}: no such folder here, and the Hugging Face Hub did not give it ({_first(error)}); "
+                f"local={name}: no such folder here, and the Hugging Face Hub did not give it ({first_line(error)}); "
                 "download it where there is a network and name its folder"
             ) from None
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
@@ -142,7 +142,3 @@ def _digest(place: Path) -> str:
     except OSError as error:
         raise UserError(f"local={place}: {path.name} cannot be read ({error.strerror})") from None
     return digest.hexdigest()[:32]
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl.errors import UserError
+from offrl.errors import UserError, first_line
 
 SCRATCH = "scratch"
 GGUF = ".gguf"
@@ -185,7 +185,7 @@ def _read_gguf(path: Path) -> Language:
                 path.parent, gguf_file=path.name, local_files_only=True, dtype=torch.float32
             )
         except Exception as error:
-            raise UserError(f"algo.lm={path}: it cannot be read as a GGUF model ({_first(error)})") from None
+            raise UserError(f"algo.lm={path}: it cannot be read as a GGUF model ({first_line(error)})") from None
     for name in ("hf_quantizer", "is_quantized"):  # the numbers are plain ones now, and saving would refuse them
         if hasattr(model, name):
             delattr(model, name)
@@ -213,7 +213,7 @@ def _load(folder: Path) -> Any:
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # not JSON, or an architecture that transformers does not know
-            raise UserError(f"algo.lm={folder}: config.json describes no model known here ({_first(error)})") from None
+            raise UserError(f"algo.lm={folder}: config.json describes no model known here ({first_line(error)})") from None
         if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False):
             raise UserError(f"algo.lm={folder}: a model of type {config.model_type} is no causal language model")
         try:
@@ -222,16 +222,12 @@ def _load(folder: Path) -> Any:
                 attn_implementation=_implementation(config), output_loading_info=True,
             )  # fmt: skip
         except Exception as error:  # damaged files, tensors of other shapes
-            raise UserError(f"algo.lm={folder}: its weights cannot be read as a {config.model_type} ({_first(error)})") from None
+            raise UserError(f"algo.lm={folder}: its weights cannot be read as a {config.model_type} ({first_line(error)})") from None
     lacking = [*map(str, report["missing_keys"]), *(str(m[0]) for m in report["mismatched_keys"])]
     lacking = [name for name in lacking if not name.startswith(("lm_head.", "embed_out."))]  # a head is needed for text alone
     if lacking:
         raise UserError(f"algo.lm={folder}: its files lack {len(lacking)} weights that config.json asks for, such as {sorted(lacking)[0]}")
     return _settled(model)
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _implementation(config: Any) -> str:
@@ -317,7 +313,7 @@ def tokens(language: Language, path: str) -> Tensor:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **more)
             found = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
         except Exception as error:
-            raise UserError(f"algo.text={path}: no tokenizer could be read in {language.place} ({_first(error)})") from None
+            raise UserError(f"algo.text={path}: no tokenizer could be read in {language.place} ({first_line(error)})") from None
     if len(found) and int(found.max()) >= language.config.vocab_size:
         raise UserError(f"algo.text={path}: the tokenizer in {language.place} has more tokens than its model")
     return found

@@ -47,7 +47,7 @@ class FinetuneConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_every: int = setting(1_000, "environment steps between two lines of metrics", low=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    compile: str = setting("auto", "how updates run: auto picks by device and number", choices=("auto", "eager", "compiled"))
+    compile: str = setting("auto", "how updates run: auto picks by device and number", choices=("auto", "eager", "cudagraph", "compiled"))
     precision: str = setting("float32", "see offrl train", choices=("float32", "tf32", "bf16"))
     threads: int = setting(1, "torch threads on CPU", low=1)
     runs_dir: str = setting("runs", "where run directories are made")

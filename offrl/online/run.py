@@ -60,7 +60,7 @@ def finetune(start: Start, run_dir: Path) -> None:
         margin = 0.0 if start.data is None else start.data.action_margin
         play = stack.enter_context(Play(start.task, start.spec, seeds, config.envs, config.seed, config.eval.max_steps, margin))
         stack.enter_context(lock(run_dir))
-        mode = choose_mode(config.compile, device, math.ceil(config.steps * config.utd))
+        mode = choose_mode(config.compile, device, math.ceil(config.steps * config.utd), start.algorithm)
         if not start.algorithm.vectorized:
             mode = "eager"
         mode = place.claim(run_dir, start, mode, device.type)

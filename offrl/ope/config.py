@@ -33,7 +33,7 @@ class FQEConfig:
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
     layer_norm: bool = setting(True, "LayerNorm in the Q networks, which bounds what they make of actions far from the data")
     schedule: str = setting("cosine", "of the learning rate: cosine falls to 0 at the last update", choices=("cosine", "constant"))
-    compile: str = setting("auto", "auto compiles from 5,000 updates on", choices=("auto", "eager", "compiled"))
+    compile: str = setting("auto", "auto compiles from 5,000 updates on", choices=("auto", "eager", "cudagraph", "compiled"))
 
 
 @dataclass

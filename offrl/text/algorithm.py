@@ -108,6 +108,7 @@ class TextAlgorithm(Algorithm):
 
     text: ClassVar[bool] = True
     vectorized: ClassVar[bool] = False
+    captured: ClassVar[bool] = False
     discrete: ClassVar[bool] = False
     online: ClassVar[dict[str, Any] | None] = None
     acting: ClassVar[tuple[str, ...]] = ("policy",)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import backend
-from offrl.errors import UserError
+from offrl.errors import UserError, first_line
 from offrl.nn import language as languages
 from offrl.nn.adapted import adapt, freeze, replace_dropout
 from offrl.nn.language import SMALL, Language, packages, silent
@@ -218,8 +218,9 @@ def probe(lm: LM, tokens: int, where: str) -> None:
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's model does with what it is not made for
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{where}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first})") from None
+        raise UserError(
+            f"{where}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first_line(error)})"
+        ) from None
     scale = SAME * float(whole.abs().max())
     for difference, problem in (
         (part - whole[:, :4], "what it makes of a token depends on later ones"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, first_line, warn
 
 KINDS = ("characters", "words", "bytes")
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
@@ -123,8 +123,7 @@ def of_model(folder: str | Path, where: str, **options: Any) -> Tokenizer:
         try:
             found = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
         except Exception as error:  # no files, damaged ones, a kind that transformers does not know
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"{where}: no tokenizer could be read there ({first}); {CURE}") from None
+            raise UserError(f"{where}: no tokenizer could be read there ({first_line(error)}); {CURE}") from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"{where}: its tokenizer ({type(found).__name__}) has no fast form, which is needed; convert it to tokenizer.json")
