@@ -6,6 +6,7 @@ update from the same keys; they differ by float rounding only.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -131,7 +132,6 @@ class Step:
             raise ValueError(f"{type(algorithm).__name__}: interval {self.interval} is no multiple of period {algorithm.period}")
         self.batches, self.hyper = batches, dict(hyper)
         self.precision = precision
-        self.autocast: Any = None  # known with the first state, which lies on the device
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
         self.batched = algorithm.vectorized and (replicas > 1 or mode != "eager")
         self._eager: dict[tuple[int, int], Callable[..., tuple[TrainState, Metrics]]] = {}
@@ -143,6 +143,12 @@ class Step:
         """Set fields of the config, which is this step's own copy, while an update is run or traced."""
         for name in values:
             object.__setattr__(self.algorithm.config, name, values[name])  # a frozen Config refuses an assignment
+
+    def _autocast(self, state: TrainState) -> contextlib.AbstractContextManager[None]:
+        """With bf16 networks' products and activations are bfloat16; parameters, optimiser and targets stay float32."""
+        if self.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast("cpu" if state.step.device.type == "cpu" else "cuda", torch.bfloat16, cache_enabled=False)
 
     def _pattern(self, first: int, length: int) -> Callable[..., tuple[TrainState, Metrics]]:
         """`length` updates in a row from phase `first`, of one seed; metrics are summed. keys: [length, 2] for batches and updates."""
@@ -156,7 +162,7 @@ class Step:
                 if self.world.size > 1:  # each process takes its share of the one batch, and draws noise of its own
                     batch = {name: column[self.world.rank :: self.world.size] for name, column in batch.items()}
                     key = rng.fold_in(key, self.world.rank)
-                with self.autocast:
+                with self._autocast(state):
                     state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
                 state = state._replace(step=state.step + 1)
                 metrics = {k: v.float() for k, v in metrics.items()}  # under autocast they may be bfloat16, which sums badly
@@ -191,7 +197,7 @@ class Step:
         def one(state: TrainState, hyper: Hyper) -> tuple[TrainState, Metrics]:
             self._configure(hyper)
             key = rng.fold_in(rng.fold_in(state.key, BETWEEN), state.step)
-            with self.autocast:
+            with self._autocast(state):
                 state, metrics = self.algorithm.between(state, self.source, key, step=step)
             self._configure({name: getattr(self.base, name) for name in hyper})
             return state, {k: v.float() for k, v in metrics.items()}
@@ -271,9 +277,6 @@ class Step:
         CUDA graph. `hyper`: in place of the step's own.
         """
         hyper = self.hyper if hyper is None else hyper
-        if self.autocast is None:  # networks' products and activations in bfloat16; parameters, optimiser and targets stay float32
-            kind = "cpu" if state.step.device.type == "cpu" else "cuda"
-            self.autocast = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
         last = step + count
         while step < last:
             end = last
