@@ -127,6 +127,7 @@ class PETS(Dynamics):
 
     Config = PETSConfig
     acting = ("dynamics",)  # type: ignore[assignment]
+    acts_on_device = True
     discrete = False
 
     @classmethod

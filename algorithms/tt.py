@@ -189,6 +189,7 @@ class TT(Algorithm):
 
     Config = TTConfig
     acting = ("trajectory",)
+    acts_on_device = True
     online = None
     headline = "trajectory/loss"
 

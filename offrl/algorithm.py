@@ -51,6 +51,7 @@ class Algorithm(ABC):
     captured: ClassVar[bool] = True  # False: an update waits for values, which no CUDA graph can hold
     compiles: ClassVar[bool] = True  # False: compiling it takes minutes and gives back little, so it is done only where asked for
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
+    acts_on_device: ClassVar[bool] = False  # an action takes so long that policies act where they are trained, not on the CPU
     vectors: ClassVar[bool] = True  # observations of more dimensions than one are refused
     common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `build`: no grid can vary them
     acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others

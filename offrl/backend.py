@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from offrl.data.download import cache_dir
 from offrl.errors import UserError
 
+WARM_UP = 3  # calls before a graph is captured, as torch's own
 SHORT = 256  # keys; up to here fused attention is slower than plain where its many small products go to oneDNN
 
 
@@ -102,6 +104,29 @@ def cache_compiled() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(None) / "compiled")
 
 
+def capture(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """`work`, whose inputs and results lie in fixed memory, as a CUDA graph. It is called first: what a first call compiles or sets up
+    cannot be captured. pool: of memory, shared with graphs that never run at the same time.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph
+
+
+def overwrite(olds: list[Tensor], news: list[Tensor]) -> None:
+    """Copy each of `news` to its place in `olds`, on a GPU in one launch."""
+    pairs = [(old, new) for old, new in zip(olds, news, strict=True) if old is not new]
+    if pairs:
+        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
+
+
 def move(source: Any, device: torch.device) -> Any:
     """What a sampler prepared, on another device: dataclasses and containers with the tensors in them moved."""
     if isinstance(source, torch.Tensor):
@@ -110,6 +135,8 @@ def move(source: Any, device: torch.device) -> Any:
         return dataclasses.replace(source, **{f.name: move(getattr(source, f.name), device) for f in dataclasses.fields(source) if f.init})
     if isinstance(source, dict):
         return {k: move(v, device) for k, v in source.items()}
-    if isinstance(source, (list, tuple)) and not hasattr(source, "_fields"):
+    if isinstance(source, tuple) and hasattr(source, "_fields"):
+        return type(source)(*(move(v, device) for v in source))
+    if isinstance(source, (list, tuple)):
         return type(source)(move(v, device) for v in source)
     return source

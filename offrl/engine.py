@@ -18,6 +18,8 @@ from offrl.errors import UserError, warn
 from offrl.replicas import Replica, for_replica, hyper, watch
 from offrl.step import Batches, Hyper, Step, make_step, select, stack
 
+SHARE = 0.8  # of a GPU's free memory that replicas may take
+STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the graph
 CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
 
 
@@ -74,26 +76,49 @@ def group_sizes(replicas: int, largest: int) -> list[int]:
     return [small + 1] * more + [small] * (programs - more)
 
 
-def default_group(replicas: int, workers: int, device: torch.device, algorithm: Algorithm, batch_size: int) -> int:
-    """How many replicas to train as one program.
+def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: torch.device) -> int:
+    """How many replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler prepared, there.
 
     Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
     """
-    if not algorithm.vectorized:
+    if not plan.algorithm.vectorized:
         return 1
     share = -(-replicas // workers)
     if device.type == "cpu":
         return max(1, min(share, CPU_GROUP))
-    free = torch.cuda.mem_get_info(device)[0] * 0.8
-    return max(1, min(share, int(free / replica_bytes(algorithm, batch_size))))
+    if share == 1:
+        return 1
+    state, working = replica_bytes(plan, source, device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # every replica's states stay there, whatever the group; what an update needs besides is needed by one group at a time
+    return max(1, min(share, int((SHARE * free - share * state) / working)))
 
 
-def replica_bytes(algorithm: Algorithm, batch_size: int) -> float:
-    """Roughly the memory that one more replica takes while it trains: its state four times over, and every activation of its batch."""
-    state = algorithm.init(0)
-    leaves = pytree.tree_leaves(state)
-    widths = sum(p.shape[-1] for module in state.params.values() for p in module.values() if p.ndim)
-    return 4.0 * sum(x.numel() * x.element_size() for x in leaves) + 8.0 * 4.0 * batch_size * widths
+def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float, float]:
+    """Bytes of GPU memory that one more replica takes: for good, by its states, and while its group trains, by activations and gradients.
+
+    Measured: the peaks of eager updates of two replicas and of four.
+    """
+    seeds = [Replica(0), Replica(1), Replica(2), Replica(3)]
+    algorithm = rehearsing(plan.algorithm)
+    peaks, state = [], first_state(algorithm, seeds[:1])
+    for many in (2, 4):
+        step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=many, precision=plan.precision)
+        begun = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, seeds[:many]))
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step.run(begun, {}, 0, algorithm.period)
+        torch.cuda.synchronize(device)
+        peaks.append(torch.cuda.max_memory_allocated(device) - before)
+    return STATES * float(sum(x.nbytes for x in pytree.tree_leaves(state))), max(1.0, (peaks[1] - peaks[0]) / 2)
+
+
+def rehearsing(algorithm: Algorithm) -> Algorithm:
+    """A copy for updates that are tried and dropped: what takes long beforehand is left out."""
+    algorithm = copy.copy(algorithm)
+    algorithm.rehearsed, algorithm.tell = True, None
+    return algorithm
 
 
 def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState:
@@ -126,6 +151,8 @@ class LocalEngine:
         self.parts: list[slice] = []
         self.groups: list[Step] = []
         self.hyper: list[Hyper] = []
+        # replicas of one group after the other: what their graphs take besides the states is needed once
+        pool = torch.cuda.graph_pool_handle() if "cudagraph" in plan.mode else None
         varied = {name: torch.tensor(values, dtype=torch.float32, device=device) for name, values in hyper(replicas).items()}
         first = 0
         for size in sizes or group_sizes(len(replicas), plan.group):
@@ -140,6 +167,7 @@ class LocalEngine:
                     batches=batches,
                     precision=plan.precision,
                     world=plan.world,
+                    pool=pool,
                 )
             self.hyper.append({name: column[part] for name, column in varied.items()})
             self.groups.append(self.steps[size])
@@ -152,6 +180,8 @@ class LocalEngine:
     def run(self, step: int, count: int) -> None:
         for i, program in enumerate(self.groups):
             self._state[i], self._sums[i] = program.run(self._state[i], self._sums[i], step, count, i, self.hyper[i])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a run of updates is over when they are made, not when they are queued
 
     def sums(self) -> Metrics:
         return {name: torch.cat([sums[name] for sums in self._sums]).cpu() for name in self._sums[0]}
@@ -210,8 +240,7 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
     values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in hyper(replicas).items()}
     if not values or len(replicas) < 2:
         return
-    algorithm = copy.copy(plan.algorithm)
-    algorithm.rehearsed, algorithm.tell = True, None
+    algorithm = rehearsing(plan.algorithm)
     step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
     state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
     read = watch(step.algorithm.config)
@@ -235,11 +264,11 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
             warn(f"grid.{name}: no update of {algorithm.config.name} with these settings looks at algo.{name}, so its values train alike")
 
 
-def policies_of(algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica]) -> list[Any]:
+def policies_of(algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica], device: torch.device | str = "cpu") -> list[Any]:
     """One TrainedPolicy for each replica."""
     from offrl.policy import TrainedPolicy
 
-    return [TrainedPolicy(for_replica(algorithm, r), select(state, i), r.seed) for i, r in enumerate(replicas)]
+    return [TrainedPolicy(for_replica(algorithm, r), select(state, i), r.seed, device) for i, r in enumerate(replicas)]
 
 
 def merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ def bind(algorithm: Algorithm, state: TrainState) -> Algorithm:
     bound, own = copy.copy(algorithm), state.params
     bound.modules = {name: copy.deepcopy(algorithm.modules[name]).requires_grad_(False) for name in own}
     for name, module in bound.modules.items():
+        module.to(state.step.device)  # what is frozen is no parameter
         module.load_state_dict(own[name], assign=True)
 
     def apply(name: str, params: Params, *x: Any) -> Any:
@@ -46,9 +47,16 @@ def bind(algorithm: Algorithm, state: TrainState) -> Algorithm:
 class TrainedPolicy:
     """One seed's policy. Takes raw observations, as the environment gives them, and returns actions in the environment's range."""
 
-    def __init__(self, algorithm: Algorithm, state: TrainState, seed: int) -> None:
-        """`state` without a replica axis; only what acting needs, and `value` where it is there, is kept, on the CPU."""
+    def __init__(self, algorithm: Algorithm, state: TrainState, seed: int, device: torch.device | str = "cpu") -> None:
+        """`state` without a replica axis; only what acting needs, and `value` where it is there, is kept, on the CPU.
+
+        device: where it acts in this process, if the algorithm says that this pays (`Algorithm.acts_on_device`); else on the CPU. auto: on
+        a GPU if there is one.
+        """
         self.algorithm, self.seed = algorithm, seed
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device if algorithm.acts_on_device else "cpu")
         wanted = [n for n in dict.fromkeys((*algorithm.acting, *algorithm.valuing)) if n in state.params]
         kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, frozen={})
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
@@ -59,10 +67,10 @@ class TrainedPolicy:
         self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
         self._carry: Any = None
         self._t = 0
-        self._ready: tuple[Algorithm, Tensor] | None = None
+        self._ready: tuple[Algorithm, TrainState, Tensor] | None = None  # the algorithm that acts, its state and keys, on the device
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ready": None}
+        return {**self.__dict__, "_ready": None, "device": torch.device("cpu")}  # several processes would fight over a GPU
 
     def start(self, episodes: int) -> Any:
         """The carry at the start of that many episodes played side by side."""
@@ -74,16 +82,17 @@ class TrainedPolicy:
         text = self.algorithm.text
         obs: Any = list(observations) if text else self._from_environment(observations)
         if self._ready is None:
-            if text and torch.cuda.is_available():  # what one action costs is worth the way there
-                self.state = pytree.tree_map(lambda x: x.cuda(), self.state)._replace(key=self.state.key)
             # training uses the steps 0, 1, ...
-            self._ready = bind(self.algorithm, self.state), rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
-        algorithm, keys = self._ready
-        key = keys[t] if t < KEYS else rng.fold_in(self.state.key, -1 - t)
-        actions, carry = algorithm.act(self.state, carry, obs, key, explore=explore)
+            keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
+            there = pytree.tree_map(lambda x: x.to(self.device), self.state)
+            # texts draw their random numbers on the CPU
+            self._ready = bind(self.algorithm, there), there, keys if text else keys.to(self.device)
+        algorithm, state, keys = self._ready
+        key = keys[t] if t < KEYS else rng.fold_in(state.key, -1 - t).to(keys.device)
+        actions, carry = algorithm.act(state, carry, obs if text else obs.to(self.device), key, explore=explore)
         if text:
             return np.array([*actions, None], object)[:-1], carry
-        return self._to_environment(actions), carry
+        return self._to_environment(actions.cpu()), carry
 
     @property
     def wants_goals(self) -> bool:
@@ -288,8 +297,8 @@ class TrainedPolicy:
         checkpoint.write(Path(path), {**checkpoint.flatten(acting), **carried}, {**meta, **({"luggage": about} if about else {})})
 
     @classmethod
-    def load(cls, path: str | Path) -> TrainedPolicy:
-        """Read a file by `save`. Raises UserError when it is damaged or no policy."""
+    def load(cls, path: str | Path, device: torch.device | str = "auto") -> TrainedPolicy:
+        """Read a file by `save`; `device` as for a policy that is made. Raises UserError when it is damaged or no policy."""
         tensors, meta = checkpoint.read(Path(path))
         if meta.get("kind") != "policy":
             raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
@@ -301,4 +310,4 @@ class TrainedPolicy:
         algorithm.reserve = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
         template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})
-        return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"])
+        return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"], device)

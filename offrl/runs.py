@@ -259,13 +259,13 @@ class Run:
         chosen = {field: values.get(field, given[0]) for field, given in self.grid.items()}
         return next(r for r in self.replicas if r.seed == seed and dict(r.values) == chosen)
 
-    def _load(self, replica: Replica) -> TrainedPolicy:
+    def _load(self, replica: Replica, device: str = "auto") -> TrainedPolicy:
         from offrl.policy import TrainedPolicy
 
         path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():
             raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")
-        return TrainedPolicy.load(path)
+        return TrainedPolicy.load(path, device)
 
     def evaluate(
         self,
@@ -275,13 +275,15 @@ class Run:
         parallel: int = 64,
         max_steps: int | None = None,
         acting: Mapping[str, Any] | None = None,
+        device: str = "auto",
     ) -> Evaluation:
         """Score the final policies of all replicas again, in the order of `replicas`.
 
         `env`: a Gymnasium id, "auto" (the data set's), a function that makes an environment, or None for the one that the run was scored
-        in. `acting`: see `TrainedPolicy.acting`. Raises UserError where there is none, or it does not fit the data.
+        in. `acting`: see `TrainedPolicy.acting`. `device`: where policies act whose actions take long, such as language models. Raises
+        UserError where there is none, or it does not fit the data.
         """
-        policies = [self._load(r) for r in self.replicas]
+        policies = [self._load(r, device) for r in self.replicas]
         policies = [p.acting(acting) for p in policies] if acting else policies
         return self._score(policies, episodes, seed, env, parallel, max_steps)
 
@@ -349,7 +351,8 @@ class Run:
         from offrl.evalpool import evaluate_parallel
 
         task, config = self._scored_in(episodes, seed, env, parallel, max_steps, self.goal_conditioned)
-        return evaluate_parallel(policies, [p.seed for p in policies], task, config)
+        alone = any(p.device.type != "cpu" for p in policies)  # on a GPU: other processes would act on the CPU
+        return evaluate_parallel(policies, [p.seed for p in policies], task, config, workers=0 if alone else None)
 
     def _scored_in(self, episodes: int, seed: int, env: Any, parallel: int, max_steps: int | None, goals: bool) -> tuple[Task, EvalConfig]:
         """The task that policies are scored in, and how. goals: whether they act towards some. Raises UserError."""

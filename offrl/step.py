@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from offrl import distributed, rng
+from offrl import backend, distributed, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.samplers import Batch
 from offrl.errors import UserError, first_line, warn
@@ -117,12 +117,13 @@ class Step:
         hyper: Hyper,
         precision: str,
         world: distributed.World,
+        pool: Any,
     ) -> None:
         self.source, self.batch_size, self.replicas, self.mode = source, batch_size, replicas, mode
         self.algorithm = copy.copy(algorithm)
         self.algorithm.config = copy.copy(algorithm.config)
         self.base = algorithm.config
-        self.world = world
+        self.world, self.pool = world, pool
         if world.size > 1:
             self.algorithm.average = distributed.average
         self.algorithm.source = source
@@ -229,6 +230,11 @@ class Step:
         olds, leaves = pytree.tree_leaves(state), pytree.tree_leaves(new)
         # what an update passes on under another name is read before it is overwritten
         leaves = [x.clone() if x is not old and any(x is other for other in olds) else x for old, x in zip(olds, leaves, strict=True)]
+        if self.mode == "cudagraph":
+            backend.overwrite(olds, leaves)
+            if sums:
+                torch._foreach_add_(list(sums.values()), [metrics[name] for name in sums])
+            return
         for old, leaf in zip(olds, leaves, strict=True):
             if old is not leaf:
                 old.copy_(leaf)
@@ -254,6 +260,8 @@ class Step:
                 options: dict[str, Any] = {} if skip is None else {"guard_filter_fn": skip}
                 if skip is not None and self.cpp_wrapper and "cudagraph" not in self.mode:
                     options["cpp_wrapper"] = True  # calling a hundred kernels from Python takes a twentieth of a small update
+                if "cudagraph" in self.mode and "deterministic" in torch._inductor.list_options():
+                    options["deterministic"] = True  # else timings decide the last bits, and those of a resumed run may find otherwise
                 self._compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
         return self._compiled
 
@@ -294,11 +302,12 @@ class Step:
         while step < end:
             phase = step % period
             whole = phase == 0 and end - step >= period and self.mode != "eager"
-            if whole and "cudagraph" in self.mode and self.batches is None:
+            if whole and "cudagraph" in self.mode:
+                times = 1 if self.batches else (end - step) // period
+                batches = [self.batches.get(step + i) for i in range(period)] if self.batches else []
                 if slot not in self._graphs:
-                    self._graphs[slot] = _CudaGraph(self, state, hyper)
-                times = (end - step) // period
-                state, sums = self._graphs[slot].replay(state, sums, times)
+                    self._graphs[slot] = _CudaGraph(self, state, hyper, batches)
+                state, sums = self._graphs[slot].replay(state, sums, hyper, batches, times)
                 step += times * period
                 continue
             # keys of many updates at a time: one by one they would take longer than some of the matrix products
@@ -326,27 +335,24 @@ def update_keys(state: TrainState, count: int) -> Tensor:
 
 
 class _CudaGraph:
-    """A pattern captured once and replayed; the state lives in fixed buffers that the graph updates in place."""
+    """A pattern captured once and replayed; the state lies in fixed memory, which the graph updates in place."""
 
-    def __init__(self, step: Step, state: TrainState, hyper: Hyper) -> None:
-        self.state = pytree.tree_map(torch.clone, state)
-        self.hyper = hyper  # the graph reads this memory
+    def __init__(self, step: Step, state: TrainState, hyper: Hyper, batches: list[Batch]) -> None:
+        self.state, self.hyper, self.batches = (pytree.tree_map(torch.clone, tree) for tree in (state, hyper, batches))
+        self.given: list[Tensor] = []  # whose numbers `hyper` holds
         program = step._program()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # warm-up: compilation and library handles must not be captured; `replay` undoes what it does
-            self.sums = step._complete({}, self.state, update_keys(self.state, step.algorithm.period), hyper, [])
-            for _ in range(3):
-                program(self.state, self.sums, None, hyper, [])
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            program(self.state, self.sums, None, hyper, [])
+        self.sums = step._complete({}, self.state, update_keys(self.state, step.algorithm.period), self.hyper, self.batches)
+        # `replay` undoes what the calls before the capture do to the state
+        self.graph = backend.capture(lambda: program(self.state, self.sums, None, self.hyper, self.batches), step.pool)
 
-    def replay(self, state: TrainState, sums: Metrics, times: int) -> tuple[TrainState, Metrics]:
+    def replay(self, state: TrainState, sums: Metrics, hyper: Hyper, batches: list[Batch], times: int) -> tuple[TrainState, Metrics]:
         if state is not self.state:
-            for old, new in zip(pytree.tree_leaves(self.state), pytree.tree_leaves(state), strict=True):
-                old.copy_(new)
+            backend.overwrite(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
+        given = list(hyper.values())
+        if len(given) != len(self.given) or any(new is not old for new, old in zip(given, self.given, strict=True)):
+            backend.overwrite(list(self.hyper.values()), given)
+            self.given = given
+        backend.overwrite(pytree.tree_leaves(self.batches), pytree.tree_leaves(batches))
         for name, value in self.sums.items():
             if sums.get(name) is not value:
                 value.copy_(sums[name]) if name in sums else value.zero_()
@@ -366,12 +372,14 @@ def make_step(
     hyper: Hyper | None = None,
     precision: str = "float32",
     world: distributed.World = distributed.World(),  # noqa: B008 - frozen
+    pool: Any = None,
 ) -> Step:
     """The training step of `algorithm` for `replicas` seeds at once.
 
     source: what the algorithm's sampler prepared from the data set, on the device. batches: instead of sampling inside the step, take
     the batches from here (the same ones: a sampler is a pure function of the key). mode: as `choose_mode` returns. hyper: settings of the
     algorithm's config that differ between replicas, float32 [N] each. precision: float32 or bf16 (autocast). world: the processes that
-    share the batch of a single replica; the mode is then eager.
+    share the batch of a single replica; the mode is then eager. pool: of memory that this step's CUDA graphs share with those of steps that
+    never run at the same time.
     """
-    return Step(algorithm, source, batch_size, replicas, mode, batches, hyper or {}, precision, world)
+    return Step(algorithm, source, batch_size, replicas, mode, batches, hyper or {}, precision, world, pool)

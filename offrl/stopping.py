@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from offrl.data.dataset import Dataset
@@ -29,18 +30,28 @@ class Plateau:
     finds the same ones. The rule looks at the file only.
     """
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, run_dir: Path, replicas: Sequence[Replica], resume_step: int | None) -> None:
-        """Raises UserError for settings under which there is nothing to look at."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        run_dir: Path,
+        replicas: Sequence[Replica],
+        resume_step: int | None,
+        device: torch.device,
+    ) -> None:
+        """device: of the estimates. Raises UserError for settings under which there is nothing to look at."""
         if config.eval.every == 0:
             raise UserError("stop=fqe-plateau looks at the policies at each evaluation, and eval.every=0 has none before the end")
         if dataset.mapped:
             raise UserError("stop=fqe-plateau needs the data in memory, and they are memory-mapped; raise dataset.memory_limit_gb")
-        self.patience, self.dataset = config.stop_patience, dataset
+        self.patience, self.dataset, self.device = config.stop_patience, dataset, str(device)
         self.names = [replica.name for replica in replicas]
         discount = min(float(getattr(config.algo, "discount", 0.99)), 0.999)
         # an estimate grows to its value over 1 / (polyak (1 - discount)) updates: five times that
         polyak = min(1.0, 5.0 / (config.stop_updates * (1.0 - discount)))
-        self.settings = FQEConfig(discount=discount, updates=config.stop_updates, seeds=1, polyak=polyak)
+        # compiling for a GPU would take longer than such a short fit
+        mode = "cudagraph" if device.type == "cuda" else "auto"
+        self.settings = FQEConfig(discount=discount, updates=config.stop_updates, seeds=1, polyak=polyak, compile=mode)
         self.file = LineFile(run_dir / FILE, json_step, -1 if resume_step is None else resume_step)
         self.rows = [json.loads(line) for line in self.file.path.read_text(encoding="utf-8").splitlines()]
 
@@ -48,7 +59,7 @@ class Plateau:
         """Estimate the values of the policies as they are at `step`, and write them down; words about them for the log."""
         from offrl.ope import estimate
 
-        found = estimate(self.dataset, dict(zip(self.names, policies, strict=True)), self.settings)
+        found = estimate(self.dataset, dict(zip(self.names, policies, strict=True)), self.settings, self.device)
         values = [float(v) if ok and math.isfinite(v) else None for v, ok in zip(found.value, alive.tolist(), strict=True)]
         self.rows.append({"step": step, "value": values})
         self.file.write(json.dumps(self.rows[-1]) + "\n")

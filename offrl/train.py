@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
+import functools
 import math
 import os
 import signal
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
     SIGTERM, when all is saved.
     """
     them = replicas(config)
-    device = pick_device(config.device)
+    device = distributed.own_device(pick_device(config.device))
     world = distributed.join(device, len(them), config.algo.batch_size)
     arithmetic = backend.configure(device, config.threads, config.precision)
     algorithm = make_algorithm(config, dataset)
@@ -70,15 +71,27 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
             stack_.enter_context(lock(run_dir))
         devices = _devices(config, device, len(them), dataset.mapped)
 
+        @functools.cache
+        def source() -> Any:  # what batches are drawn from; each of several processes moves it to its own device
+            here = devices[0] if len(devices) == 1 else torch.device("cpu")
+            return algorithm.sampler().prepare(dataset if dataset.mapped else dataset.to(here))
+
+        plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, len(them), world)
+
         def choose() -> tuple[str, int]:
             mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps, algorithm)
-            return mode, default_group(len(them), len(devices), device, algorithm, config.algo.batch_size)
+            if dataset.mapped or config.group:
+                return mode, config.group or len(them)
+            group = default_group(len(them), len(devices), plan, backend.move(source(), device) if device.type == "cuda" else None, device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # other processes may train there
+            return mode, group
 
         mode, group = runs.prepare(run_dir, config, dataset, choose, device) if world.first else choose()
         if dataset.mapped:
             group = len(them)  # batches are read ahead for all replicas together
-        plan = Plan(algorithm, config.algo.batch_size, mode, config.precision, group, world)
-        _Loop(config, dataset, run_dir, them, devices, plan, evaluator, arithmetic).run()
+        plan = dataclasses.replace(plan, mode=mode, group=group)
+        _Loop(config, dataset, source(), run_dir, them, devices, plan, evaluator, arithmetic).run()
 
 
 def _devices(config: TrainConfig, device: torch.device, many: int, mapped: bool) -> list[torch.device]:
@@ -90,8 +103,11 @@ def _devices(config: TrainConfig, device: torch.device, many: int, mapped: bool)
         return [device] * max(1, min(many, config.workers or free))
     if device.index is not None:  # this GPU was asked for
         return [device]
-    count = min(many, config.workers or torch.cuda.device_count())
-    return [torch.device("cuda", i % torch.cuda.device_count()) for i in range(count)] if count > 1 else [device]
+    there = torch.cuda.device_count()
+    if config.workers is not None and config.workers > there:
+        warn(f"workers={config.workers}: at most one for each of the {there} GPUs; processes that share one take turns")
+    count = min(many, config.workers or there, there)
+    return [torch.device("cuda", i) for i in range(count)] if count > 1 else [device]
 
 
 def ready(config: TrainConfig, dataset: Dataset) -> TrainConfig:
@@ -180,6 +196,7 @@ class _Loop:
         self,
         config: TrainConfig,
         dataset: Dataset,
+        source: Any,
         run_dir: Path,
         them: list[Replica],
         devices: list[torch.device],
@@ -191,7 +208,7 @@ class _Loop:
         self.dataset = dataset
         self.algorithm, self.spec, self.world = plan.algorithm, dataset.spec, plan.world
         if self.world.first and not config.quiet:
-            self.algorithm.tell = partial(print, flush=True)
+            self.algorithm.tell = functools.partial(print, flush=True)
         self.since = 0  # the update at which the sums of metrics began
         self.alive = torch.ones(len(them), dtype=torch.bool)
         self.step = 0
@@ -210,10 +227,10 @@ class _Loop:
         if config.stop != "none":
             if self.world.size > 1:
                 raise UserError(f"stop={config.stop} needs one process; under torchrun leave it out")
-            self.plateau = Plateau(config, dataset, run_dir, them, None if found is None else self.step)
+            self.plateau = Plateau(config, dataset, run_dir, them, None if found is None else self.step, self.device)
         self.end = self._last_step()
         done = self.step >= self.end
-        self.engine, where = self._engine(dataset, state, devices, done)
+        self.engine, where = self._engine(source, state, devices, done)
         self.engine.load(state, good, sums)
         if found is not None and not done and self._finished():
             self.end, done = self.step, True
@@ -257,24 +274,21 @@ class _Loop:
                 self.log.say(
                     f"the actor's learning rate falls over {decay:,} updates (algo.decay_steps); this run ends at {left:.0%} of it"
                 )
-        # a language model is no small thing to hand to other processes
-        brief = config.eval.workers is None and (config.steps < PAYS_FROM or done or self.algorithm.text)
+        # a language model is no small thing to hand to other processes, which act on the CPU
+        here = self.algorithm.text or (self.algorithm.acts_on_device and self.device.type == "cuda")
+        brief = config.eval.workers is None and (config.steps < PAYS_FROM or done or here)
         self.scorer = None if evaluator is None else Scorer(evaluator, 0 if brief else worker_count(config.eval))
         self.rescored = self.scorer is not None and scoring is not None
         if self.scorer is not None and scoring is not None:
             self.scorer.begin(scoring[0], scoring[1], them)
 
-    def _engine(self, dataset: Dataset, state: TrainState, devices: list[torch.device], done: bool) -> tuple[Engine, str]:
-        """What trains the replicas, and words for the log about how."""
-        config, sampler = self.config, self.algorithm.sampler()
+    def _engine(self, source: Any, state: TrainState, devices: list[torch.device], done: bool) -> tuple[Engine, str]:
+        """What trains the replicas, and words for the log about how. source: prepared, on the only device, or the CPU."""
+        config, mapped = self.config, self.dataset.mapped
         if self.plan.mode.startswith("compiled"):
             backend.cache_compiled()
-        here = devices[0] if len(devices) == 1 else torch.device("cpu")
-        if not dataset.mapped:
-            dataset = dataset.to(here)
-        source = sampler.prepare(dataset)
         if config.grid:
-            try_update(self.plan, source, self.replicas, here)
+            try_update(self.plan, source, self.replicas, devices[0] if len(devices) == 1 else torch.device("cpu"))
         used = len(shares(len(self.replicas), self.plan.group, len(devices)))
         if used > 1 and not done:
             try:
@@ -283,8 +297,8 @@ class _Loop:
             except WorkersUnavailable as error:
                 warn(f"training in one process: {error}")
                 source = backend.move(source, devices[0])
-        if dataset.mapped and not done:
-            self.prefetcher = Prefetcher(sampler, source, state.key, config.algo.batch_size, self.step, devices[0])
+        if mapped and not done:
+            self.prefetcher = Prefetcher(self.algorithm.sampler(), source, state.key, config.algo.batch_size, self.step, devices[0])
         local = LocalEngine(self.plan, source, self.replicas, devices[0], self.prefetcher)
         return local, f" in {len(local.parts)} groups" if len(local.parts) > 1 else ""
 
@@ -361,7 +375,6 @@ class _Loop:
                 self.warm, tick, first = True, time.monotonic(), self.step
                 self.log.timing(self.step, first_updates=seconds)
                 continue
-            # on a GPU this measures the queueing only, which still bounds how many updates wait behind an interrupt
             self.slice = max(period, min(4 * self.slice, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
             last, self.mark = self.mark or now, time.monotonic()
             self.rate, self.shown = (self.step - first) / (self.mark - tick), self.pace.add(count, self.mark - last)
@@ -385,7 +398,7 @@ class _Loop:
 
     def policies(self) -> list[TrainedPolicy]:
         """The current policies, one for each replica."""
-        return policies_of(self.algorithm, self.engine.acting(), self.replicas)
+        return policies_of(self.algorithm, self.engine.acting(), self.replicas, self.device)
 
     def _next(self, every: int) -> int:
         return min(self.config.steps, (self.step // every + 1) * every)
@@ -506,10 +519,10 @@ class _Loop:
         scoring = None
         if meta["unscored"]:
             step = meta.get("scoring", self.step)
-            policies = policies_of(self.algorithm, state, self.replicas)
+            policies = policies_of(self.algorithm, state, self.replicas, self.device)
             if step != self.step:
                 old = checkpoint.unflatten({"scoring": [p.state for p in policies]}, tensors, where)["scoring"]
-                policies = [TrainedPolicy(p.algorithm, s, p.seed) for p, s in zip(policies, old, strict=True)]
+                policies = [TrainedPolicy(p.algorithm, s, p.seed, self.device) for p, s in zip(policies, old, strict=True)]
             scoring = step, policies
         return state, good, sums, scoring
 

@@ -23,6 +23,7 @@ class EvaluateConfig:
     env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     parallel: int = setting(64, "environments alive at once in one process; never changes a score", low=1)
+    device: str = setting("auto", "auto, cpu or cuda:N: where policies act whose actions take long (planners, language models)")
     target_returns: list[Any] = setting(
         [],
         "returns to ask return-conditioned policies for, all at once: [1000,2000,3000], or auto, spread over the data's; "
@@ -54,6 +55,7 @@ def run(arguments: list[str]) -> int:
     from offrl.replicas import by_cell, number
     from offrl.runs import Run
     from offrl.stats import mean_interval
+    from offrl.train import pick_device
 
     values = {k.removeprefix("eval."): v for k, v in parse(arguments[1:]).items()}
     if values.get("target_returns") == "auto":
@@ -71,7 +73,7 @@ def run(arguments: list[str]) -> int:
     video = config.video and _can_film()
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     drawing = os.environ.get("MUJOCO_GL")
-    result = trained.evaluate(**scoring, acting=config.acting)
+    result = trained.evaluate(**scoring, acting=config.acting, device=str(pick_device(config.device)))
     headers = [*trained.grid, "seed", "score", "return", "std over episodes", "length", "success", "success by task"]
     keys = ["score", "return", "return_std", "length", "success", "success_by_task"]
     rows = [

@@ -14,7 +14,7 @@ from offrl.data import flat
 from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset
 from offrl.data.download import cache_dir
-from offrl.data.mmap import Memory, free_bytes, mapped_bytes, open_mapped
+from offrl.data.mmap import Memory, affordable, mapped_bytes, open_mapped
 from offrl.data.raw import RawData, assemble
 from offrl.data.sources import Source, load_text, read_raw, resolve
 from offrl.data.text import refuse_settings
@@ -56,7 +56,7 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", qui
     if config.memory == "mmap":
         budget = -1.0
     elif config.memory == "auto":
-        budget = config.memory_limit_gb * 1e9 if config.memory_limit_gb else free_bytes(device) / 2
+        budget = config.memory_limit_gb * 1e9 if config.memory_limit_gb else affordable(device)
     cache = cache_dir(config.cache_dir) / "mapped"
     target = cache / _key(config, sources)
     files = all(s.kind != "registered" for s in sources)

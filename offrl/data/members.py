@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,9 +47,10 @@ def train_members(
     call gives the same numbers on the same machine. Raises UserError when the error of some member was never finite.
     """
     them = [Replica(seed) for seed in seeds]
-    group = default_group(len(them), 1, device, algorithm, batch_size)
     mode = "cudagraph" if device.type == "cuda" else "eager"
-    engine = LocalEngine(Plan(algorithm, batch_size, mode, "float32", group), source, them, device)
+    plan = Plan(algorithm, batch_size, mode, "float32", len(them))
+    plan = replace(plan, group=default_group(len(them), 1, plan, source, device))
+    engine = LocalEngine(plan, source, them, device)
     state = first_state(algorithm, them)
     engine.load(state, state, {})
     best = torch.full((len(them),), torch.inf, dtype=torch.float64)

@@ -157,8 +157,17 @@ def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torc
     )
 
 
-def free_bytes(device: str = "cpu") -> float:
-    """Free memory of the host, within the control group's limit, and of the CUDA device if `device` names one: the smaller."""
+def affordable(device: str = "cpu") -> float:
+    """Bytes that data may take in memory: half of what is free on the host, and a quarter of what is free on a GPU, which holds the columns
+    and what a sampler makes of them at the same time, beside the networks."""
+    half = free_bytes() / 2
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return min(half, float(torch.cuda.mem_get_info(torch.device(device))[0]) / 4)
+    return half
+
+
+def free_bytes() -> float:
+    """Free memory of the host, within the control group's limit."""
     free = float("inf")
     try:
         with open("/proc/meminfo") as file:
@@ -173,6 +182,4 @@ def free_bytes(device: str = "cpu") -> float:
             free = min(free, float(limit) - float(Path("/sys/fs/cgroup/memory.current").read_text()))
     except (OSError, ValueError):
         pass
-    if device.startswith("cuda") and torch.cuda.is_available():
-        free = min(free, float(torch.cuda.mem_get_info(torch.device(device))[0]))
     return max(free, 0.0)

@@ -16,7 +16,7 @@ from offrl.data.checks import find_faults, form_faults, refuse
 from offrl.data.config import DatasetConfig
 from offrl.data.download import cache_dir
 from offrl.data.join import join
-from offrl.data.mmap import Memory, chunks, free_bytes
+from offrl.data.mmap import Memory, affordable, chunks
 from offrl.data.part import Choice, settle, take
 from offrl.data.raw import CORE, RawData, action_range, find_ends, fingerprint
 from offrl.data.record import INFOS, extra_columns
@@ -173,7 +173,7 @@ def _recorded(folder: Path, key: str) -> bool:
 @contextmanager
 def _memory(config: DatasetConfig) -> Iterator[Memory]:
     """Where columns are put: in memory up to a limit, then in files under the cache, which go with the work."""
-    limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else free_bytes() / 2
+    limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else affordable()
     memory = Memory(-1.0 if config.memory == "mmap" else limit, cache_dir(config.cache_dir) / "mapped")
     try:
         yield memory

@@ -17,9 +17,17 @@ def interval_lengths(x: Tensor, y: Tensor) -> Tensor:
     """
     begin, order = x.sort(-1)
     end = torch.maximum(x, y).gather(-1, order)
-    reach = end.cummax(-1).values
+    reach = end.cummax(-1).values if x.device.type == "cpu" else _running_maximum(end)
     before = torch.cat([begin[..., :1], torch.maximum(reach[..., :-1], begin[..., 1:])], -1)
     return (reach - before).clamp(min=0.0).sum(-1)
+
+
+def _running_maximum(x: Tensor) -> Tensor:
+    """cummax over the few entries of the last axis [..., K], whose gradients CUDA's own adds up in no fixed order."""
+    columns = list(x.unbind(-1))
+    for k in range(1, len(columns)):
+        columns[k] = torch.where(columns[k] < columns[k - 1], columns[k - 1], columns[k])
+    return torch.stack(columns, -1)
 
 
 class Quasimetric(nn.Module):

@@ -45,7 +45,14 @@ class Table(nn.Module):
         initialise(self.weight, None, "gpt")
 
     def forward(self, index: Tensor) -> Tensor:
-        return self.weight[index.clamp(0, len(self.weight) - 1)]
+        rows = len(self.weight)
+        index = index.clamp(0, rows - 1)
+        if self.weight.device.type == "cpu":
+            return self.weight[index]
+        # compiled for a GPU the gradient of a lookup is added up in no fixed order; that of a product is
+        chosen = (index.unsqueeze(-1) == torch.arange(rows, device=index.device)).to(self.weight.dtype)
+        with torch.autocast("cuda", enabled=False):
+            return chosen @ self.weight
 
 
 class Norm(nn.Module):

@@ -208,8 +208,9 @@ def fit(
         from offrl import backend
 
         backend.cache_compiled()
-    group = default_group(len(them), 1, where, algorithm, settings.batch_size)
-    engine = LocalEngine(Plan(algorithm, settings.batch_size, mode, "float32", group), source, them, where)
+    plan = Plan(algorithm, settings.batch_size, mode, "float32", len(them))
+    plan = replace(plan, group=default_group(len(them), 1, plan, source, where))
+    engine = LocalEngine(plan, source, them, where)
     state = first_state(algorithm, them)
     if start is not None:
         critic = {k: torch.stack([c[k].cpu() for c in start.critics]) for k in start.critics[0]}

@@ -95,7 +95,7 @@ def make_problem(dataset: Dataset, candidates: Mapping[str, Any], explore: bool 
     if not (dataset.columns["successor_known"] | dataset.columns["terminations"]).any():
         raise UserError(f"{dataset.spec.name} has no transition whose successor is known, so that nothing can be evaluated on it")
     # four bytes each, four times: as kept (here and after), side by side, and packed for sampling
-    need, free = 16.0 * len(dataset) * len(candidates) * max(1, dataset.spec.action_dim), free_bytes("cpu")
+    need, free = 16.0 * len(dataset) * len(candidates) * max(1, dataset.spec.action_dim), free_bytes()
     if need > free:
         raise UserError(
             f"the actions of {len(candidates)} candidates at {len(dataset):,} rows need {need / 1e9:.0f} GB and {free / 1e9:.0f} are free: "

@@ -109,6 +109,7 @@ class TextAlgorithm(Algorithm):
     text: ClassVar[bool] = True
     vectorized: ClassVar[bool] = False
     captured: ClassVar[bool] = False
+    acts_on_device: ClassVar[bool] = True
     discrete: ClassVar[bool] = False
     online: ClassVar[dict[str, Any] | None] = None
     acting: ClassVar[tuple[str, ...]] = ("policy",)
