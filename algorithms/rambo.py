@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
-from offrl import rng
+from offrl import backend, rng
 from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers import Batch, TransitionSampler
 from offrl.errors import UserError
-from offrl.optim import Adam, Params
+from offrl.optim import Adam, OptState, Params
 from offrl.registry import register
 from offrl.settings import setting
 from offrl.world_models import ensemble, provide
@@ -142,18 +142,26 @@ class RAMBO(ModelBased):
         """The actor after `clone_epochs` of least squares between its samples and the data's actions."""
         c = self.config
         adam = Adam(learning_rate=c.clone_learning_rate)
-        opt, loss = adam.init(actor), None
         updates = 1 if self.rehearsed else math.ceil(c.clone_epochs * source.real.count / c.batch_size)
         said = time.monotonic()
-        for i in range(updates):
-            if self.tell and time.monotonic() - said > BETWEEN_LINES:
-                self.tell(f"rambo: the policy clones the data's actions first, update {i:,} of {updates:,} (algo.clone_epochs)")
-                said = time.monotonic()
+
+        def one(i: int | Tensor, carry: tuple[Params, OptState, Any]) -> tuple[Params, OptState, Tensor]:
+            actor, opt, _ = carry
             rows, noise = rng.split(rng.fold_in(key, i))
             batch = TransitionSampler()(source.real, rows, c.batch_size)
             grads, loss = grad_and_value(self.clone_loss)(actor, batch, noise)
-            actor, opt = adam.update(actor, grads, opt)
-        return actor, {} if loss is None else {"clone/loss": loss}
+            return *adam.update(actor, grads, opt), loss
+
+        def look(i: int) -> None:
+            nonlocal said
+            if self.tell and time.monotonic() - said > BETWEEN_LINES:
+                self.tell(f"rambo: the policy clones the data's actions first, update {i:,} of {updates:,} (algo.clone_epochs)")
+                said = time.monotonic()
+
+        if not updates:
+            return actor, {}
+        actor, _, loss = backend.repeat(one, one(0, (actor, adam.init(actor), None)), 1, updates, look, graph=self.graphs)
+        return actor, {"clone/loss": loss}
 
     def clone_loss(self, actor: Params, batch: Batch, key: Tensor) -> Tensor:
         """Mean over rows and dimensions of (a - the data's action)^2, a a reparametrised sample."""

@@ -64,6 +64,7 @@ class Algorithm(ABC):
     watched: Mapping[str, str] = {}  # metric -> what to say of a replica that is stopped because this one is not finite
     average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
     tell: Callable[[str], None] | None = None  # says what takes long outside updates; set by training
+    graphs: bool = False  # whether what it repeats by itself becomes a CUDA graph; set by the step
     rehearsed: bool = False  # one update is tried, to see whether it can be: what takes long beforehand is left out
     source: Any = None  # what the sampler prepared, the same for all replicas, on the device; set by the step
     knows: Any = None  # what `known` gave, of a copy that is bound to one state and only acts; set by `offrl.policy.bind`

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from offrl.data.download import cache_dir
 from offrl.errors import UserError
 
+LOOK = 100  # repetitions between two looks
 WARM_UP = 3  # calls before a graph is captured, as torch's own
 SHORT = 256  # keys; up to here fused attention is slower than plain where its many small products go to oneDNN
 
@@ -118,6 +120,54 @@ def capture(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph, pool=pool):
         work()
     return graph
+
+
+class Captured:
+    """A function of tensors as a CUDA graph of its own: what it returns lies where the next call writes."""
+
+    def __init__(self, function: Callable[..., Any], *inputs: Any) -> None:
+        self.inputs = pytree.tree_map(torch.clone, inputs)
+
+        def work() -> None:
+            self.output = function(*self.inputs)
+
+        self.graph = capture(work)
+
+    def __call__(self, *inputs: Any) -> Any:
+        overwrite(pytree.tree_leaves(self.inputs), pytree.tree_leaves(inputs))
+        self.graph.replay()
+        return self.output
+
+
+def repeat(function: Callable[[Any, Any], Any], carry: Any, first: int, last: int, look: Callable[[int], None], graph: bool) -> Any:
+    """`carry = function(i, carry)` for i = `first`, ..., `last` - 1; with `graph` as one CUDA graph that is replayed, inside vmap too.
+
+    look: called with i each `LOOK` times, when so many are done.
+    """
+    if not graph:
+        for i in range(first, last):
+            if i % LOOK == 0:
+                look(i)
+            carry = function(i, carry)
+        return carry
+    kept, olds = pytree.tree_map(torch.clone, carry), pytree.tree_leaves(carry := pytree.tree_map(torch.clone, carry))
+    index = torch.full((), first, dtype=torch.int64, device=olds[0].device)
+
+    def work() -> None:
+        for old, new in zip(olds, pytree.tree_leaves(function(index, carry)), strict=True):
+            old.copy_(new)
+        index.add_(1)
+
+    captured = capture(work)
+    for old, new in zip(olds, pytree.tree_leaves(kept), strict=True):  # as before the calls that came first
+        old.copy_(new)
+    index.fill_(first)
+    for i in range(first, last):
+        if i % LOOK == 0:
+            torch.cuda.synchronize()
+            look(i)
+        captured.replay()
+    return carry
 
 
 def overwrite(olds: list[Tensor], news: list[Tensor]) -> None:

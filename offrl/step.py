@@ -127,6 +127,7 @@ class Step:
         if world.size > 1:
             self.algorithm.average = distributed.average
         self.algorithm.source = source
+        self.algorithm.graphs = "cudagraph" in mode
         self.sampler = algorithm.sampler()
         self.interval = algorithm.interval
         if self.interval % algorithm.period:

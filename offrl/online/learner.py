@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from offrl import rng
+from offrl import backend, rng
 from offrl.algorithm import TrainState
 from offrl.engine import LocalEngine, Plan
 from offrl.replicas import Replica
@@ -41,6 +42,8 @@ class Learner(LocalEngine):
         config = plan.algorithm.config
         same = {name: torch.full((many,), float(getattr(config, name)), device=device) for name in anneal}
         self.base = {name: self.hyper[0].get(name, values) for name, values in same.items()}
+        self.captured = "cudagraph" in plan.mode
+        self._graphs: dict[Any, backend.Captured] = {}
         self._own = copy.copy(plan.algorithm)
         self._own.config = copy.copy(plan.algorithm.config)
 
@@ -71,7 +74,13 @@ class Learner(LocalEngine):
                 return torch.where(rng.bernoulli(draw, (len(obs),), noise), rng.randint(other, (len(obs),), spec.num_actions), actions)
             return (actions + noise * rng.normal(draw, tuple(actions.shape))).clamp(-1.0, 1.0)
 
-        return vmap(one)(acting, obs, keys, self.hyper[0]).cpu().numpy()
+        inputs = acting, obs, keys, self.hyper[0]
+        if not self.captured:
+            return vmap(one)(*inputs).cpu().numpy()
+        way = (noise, obs.shape)
+        if way not in self._graphs:  # many small kernels for each step of the environments
+            self._graphs[way] = backend.Captured(vmap(one), *inputs)
+        return self._graphs[way](*inputs).cpu().numpy()
 
     def anything(self, envs: int, t: int) -> np.ndarray:
         """Uniformly random actions, shaped as those of `act`, before there is anything to go by."""

@@ -53,8 +53,8 @@ def test_workers_take_whole_groups() -> None:
     assert shares(8, 2, 2) == [slice(0, 4), slice(4, 8)]
     assert shares(5, 2, 2) == [slice(0, 4), slice(4, 5)]
     assert shares(3, 4, 8) == [slice(0, 3)]
-    assert default_group(4, 2, CPU, plan()[0].algorithm, 8) == 2
-    assert default_group(24, 2, CPU, plan()[0].algorithm, 8) == 4
+    assert default_group(4, 2, plan()[0], None, CPU) == 2
+    assert default_group(24, 2, plan()[0], None, CPU) == 4
 
 
 def test_worker_processes_give_the_bits_of_one_process() -> None:
