@@ -5,7 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from offrl.data.download import cache_dir
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 
+SEAL = ".sha256"  # beside compiled code
 LOOK = 100  # repetitions between two looks
 WARM_UP = 3  # calls before a graph is captured, as torch's own
 SHORT = 256  # keys; up to here fused attention is slower than plain where its many small products go to oneDNN
@@ -101,9 +109,103 @@ def attention(device: torch.device, keys: int) -> contextlib.AbstractContextMana
 
 
 def cache_compiled() -> None:
-    """Keep what Inductor compiles under the user's cache folder, so that the next run starts in seconds, after a restart too."""
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(None) / "compiled")
+    """Keep what Inductor compiles under the user's cache folder, so that the next run starts in seconds, after a restart too.
+
+    torch names what it keeps by the program alone: not by the CPU, whose vectors may be half as long on the next machine that shares this
+    home, nor by the number of threads. So there is a folder for each of these. To be called after `configure`.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ and not _is_own(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
+        return
+    base = cache_dir(None) / "compiled"
+    # Inductor tries the compiler out to know the vectors, and keeps that too
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / f"probe-{_digest(_machine())}")
+    folder = _digest([*_machine(), _vectors(), f"{torch.get_num_threads()} threads"])
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / folder)
+    damaged = [code for code in (base / folder).glob("*/*.so") if not _sound(code)]
+    for code in damaged:
+        with contextlib.suppress(OSError):
+            code.rename(code.with_suffix(".damaged"))
+            code.with_suffix(SEAL).unlink(missing_ok=True)
+    if damaged:
+        warn(f"{len(damaged)} files of compiled code in {base / folder} were damaged; they are renamed to *.damaged, and compiled anew")
+
+
+def seal_compiled() -> None:
+    """Note the checksums of the code that Inductor has kept, which has just run: damaged code ends a process without a word."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    for code in Path(folder).glob("*/*.so") if _is_own(folder) else ():
+        with contextlib.suppress(OSError):
+            if not (seal := code.with_suffix(SEAL)).exists():
+                seal.write_text(hashlib.sha256(code.read_bytes()).hexdigest())
+
+
+def _sound(code: Path) -> bool:
+    """Whether a library is what `seal_compiled` saw, or, where it saw nothing, whether its writing came to an end."""
+    try:
+        content = code.read_bytes()
+        seal = code.with_suffix(SEAL)
+        if seal.exists():
+            return hashlib.sha256(content).hexdigest() == seal.read_text()
+        if not content.startswith(b"\x7fELF") or len(content) < 64:
+            return sys.platform != "linux" or _young(code)
+        table, size, count = *struct.unpack_from("<Q", content, 40), *struct.unpack_from("<HH", content, 58)
+        return table + size * count <= len(content) or _young(code)  # the table of sections is written last
+    except OSError:
+        return True  # somebody else removed it
+
+
+def _young(code: Path) -> bool:
+    """Whether another process may be writing it."""
+    return time.time() - code.stat().st_mtime < 300.0
+
+
+def _is_own(folder: str) -> bool:
+    """Whether `cache_compiled` chose this folder, here or in the process that started this one."""
+    return Path(folder).parent == cache_dir(None) / "compiled"
+
+
+def _digest(facts: list[str]) -> str:
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+@functools.lru_cache
+def _vectors() -> str:
+    """The CPU's vectors that Inductor writes code for."""
+    from torch._inductor import cpu_vec_isa
+
+    return str(cpu_vec_isa.pick_vec_isa())
+
+
+@functools.lru_cache
+def _machine() -> list[str]:
+    """What compiled code depends on besides the program: versions, compiler, processor, GPU."""
+    compiler = os.environ.get("CXX") or next((c for c in ("g++", "c++", "clang++") if shutil.which(c)), "none")
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20)
+        compiler = f"{compiler} {said.stdout.partition(chr(10))[0]}"
+    processor: list[str] = []
+    with contextlib.suppress(OSError):
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+        kept = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")  # not the clock
+        processor = [line for line in cpu.splitlines() if line.split(":")[0].strip() in kept]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    versions = [torch.__version__, platform.python_version(), platform.system(), platform.machine(), *platform.libc_ver()]
+    return [*versions, *processor, torch.backends.cpu.get_cpu_capability(), asked, compiler, gpu]
+
+
+def set_aside_compiled() -> str:
+    """Move what Inductor has kept out of its way; words that say where to, or what to do where the folder is not ours to move."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    if not _is_own(folder):
+        return f"remove {folder or 'the cache of torch.compile'}"
+    for number in range(1000):
+        aside = Path(f"{folder}.aside{number}")
+        with contextlib.suppress(OSError):
+            if not aside.exists():
+                Path(folder).rename(aside)
+                return f"what was compiled is set aside in {aside}"
+    return f"{folder} could not be moved: remove it"
 
 
 def capture(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:

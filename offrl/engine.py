@@ -62,6 +62,9 @@ class Engine(Protocol):
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         """Go on from here."""
 
+    def doubt(self) -> str | None:
+        """`Step.doubt` of the states that `settle` remembered."""
+
     def finished(self) -> Tensor | None:
         """Which replicas [N] need no more updates; None where the algorithm does not say."""
 
@@ -218,6 +221,12 @@ class LocalEngine:
         self._state = [self._part(state, part) for part in self.parts]
         self._good = [self._part(good._replace(frozen={}), part) for part in self.parts]  # what diverged is not trained again
         self._sums = [self._part(sums, part) for part in self.parts]
+
+    def doubt(self) -> str | None:
+        for step, state, good, hyper_ in zip(self.groups, self._state, self._good, self.hyper, strict=True):
+            if problem := step.doubt(good._replace(frozen=state.frozen), hyper_):
+                return problem
+        return None
 
     def finished(self) -> Tensor | None:
         flags = [self.algorithm.finished(select(s, i)) for s in self._state for i in range(len(s.step))]

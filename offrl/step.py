@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import importlib.util
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -140,6 +141,7 @@ class Step:
         self._compiled: Callable[..., None] | None = None
         self._graphs: dict[int, _CudaGraph] = {}
         self._names: dict[str, torch.dtype] | None = None  # of a whole pattern's metrics
+        self._checked = False  # the compiled step against the uncompiled one
 
     def _configure(self, values: Mapping[str, Any]) -> None:
         """Set fields of the config, which is this step's own copy, while an update is run or traced."""
@@ -266,6 +268,41 @@ class Step:
                 self._compiled = torch.compile(program, fullgraph=True, dynamic=False, options=options)
         return self._compiled
 
+    def _trust(self, state: TrainState, hyper: Hyper, batches: list[Batch]) -> None:
+        """Before the compiled step is used: go on without it, with a warning, where it cannot be made or computes something else."""
+        if self._checked or not self.mode.startswith("compiled"):
+            return
+        self._checked = True
+        try:
+            problem = self.doubt(state, hyper, batches)
+            if problem is None:
+                backend.seal_compiled()
+            else:
+                problem = f"computes something else than the uncompiled one ({problem}): {backend.set_aside_compiled()}"
+        except Exception as error:  # whatever a compiler says; an update that fails uncompiled has failed before
+            if isinstance(error, (UserError, MemoryError)) or "out of memory" in str(error):
+                raise
+            problem = f"cannot be compiled here ({type(error).__name__}: {first_line(error)[:200]})"
+        if problem:
+            self.mode = "cudagraph" if "cudagraph" in self.mode else "eager"
+            self._compiled = None
+            warn(f"the step {problem}; this run goes on without compilation")
+
+    def doubt(self, state: TrainState, hyper: Hyper | None = None, batches: list[Batch] | None = None) -> str | None:
+        """What the compiled step computes otherwise than the uncompiled one, beyond rounding, on one pattern of updates from `state`; None
+        where nothing is, or where nothing is compiled. Batches from outside have to be given."""
+        if not self.mode.startswith("compiled") or (self.batches and not batches):
+            return None
+        hyper, batches = self.hyper if hyper is None else hyper, batches or []
+        keys = update_keys(state, self.algorithm.period)
+        # copies: an update may work in place, and the compiled one does; neither changes what is frozen
+        one, other = (pytree.tree_map(torch.clone, state._replace(frozen={}))._replace(frozen=state.frozen) for _ in range(2))
+        expected, metrics = self._plain(0, self.algorithm.period)(one, keys.transpose(0, 1), hyper, batches)
+        sums = {name: torch.zeros_like(value) for name, value in metrics.items()}
+        # called as it will be: nothing looks at the arguments again
+        self._program()(other, sums, None if "cudagraph" in self.mode else keys, hyper, batches)
+        return difference(state, (expected, metrics), (other, sums), self.precision)
+
     def _complete(self, sums: Metrics, state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> Metrics:
         """`sums` with a zero for every metric that a whole pattern gives: the first time an update is tried for their names."""
         if self._names is None:
@@ -307,6 +344,7 @@ class Step:
                 times = 1 if self.batches else (end - step) // period
                 batches = [self.batches.get(step + i) for i in range(period)] if self.batches else []
                 if slot not in self._graphs:
+                    self._trust(state, hyper, batches)
                     self._graphs[slot] = _CudaGraph(self, state, hyper, batches)
                 state, sums = self._graphs[slot].replay(state, sums, hyper, batches, times)
                 step += times * period
@@ -319,11 +357,13 @@ class Step:
                 batches = [] if self.batches is None else [self.batches.get(step + i) for i in range(length)]
                 part = keys[first : first + length]
                 if whole:
+                    self._trust(state, hyper, batches)
+                if whole and self.mode != "eager":
                     sums = self._complete(sums, state, part, hyper, batches)
                     own = {name: sums[name] for name in self._names or ()}  # `_between` has others
                     self._program()(state, own, part, hyper, batches)
                 else:
-                    state, metrics = self._plain(step % period, 1)(state, part.transpose(0, 1), hyper, batches)
+                    state, metrics = self._plain(step % period, length)(state, part.transpose(0, 1), hyper, batches)
                     sums = add(sums, metrics)
                 step += length
         return state, sums
@@ -333,6 +373,46 @@ def update_keys(state: TrainState, count: int) -> Tensor:
     """[count, N, 2] int64: for each of the next `count` updates a key for its batch and one for its own noise."""
     steps = state.step + torch.arange(count, dtype=torch.int64, device=state.step.device).unsqueeze(-1)
     return torch.stack(rng.split(rng.fold_in(state.key, steps)), -1)
+
+
+ALIKE = {"float32": 0.02, "tf32": 0.1, "bf16": 0.3}  # relative; code for another CPU differs by more than 1
+
+
+def difference(before: TrainState, left: tuple[TrainState, Metrics], right: tuple[TrainState, Metrics], precision: str) -> str | None:
+    """What two results of the same updates differ in by more than rounding explains, such as "params/critic by 1.4"; None for nothing.
+
+    Adam turns a gradient that is nothing but rounding into a whole step, so parameters are looked at by how far they moved, a module at a
+    time, and moments are what tells.
+    """
+    limit, (a, metrics), (b, sums) = ALIKE[precision], left, right
+    if not (torch.equal(a.step, b.step) and torch.equal(a.key, b.key)):
+        return "the updates' number or key"
+    for name, value in metrics.items():
+        gap = _gap([value], [sums[name]], at_least=1.0)
+        if gap > limit:
+            return f"{name} by {gap:.2g}"
+    for module in a.params:
+        moments = [pytree.tree_leaves(state.opt.get(module)) for state in (a, b)]
+        moved = [[x - y for x, y in zip(s.params[module].values(), before.params[module].values(), strict=True)] for s in (a, b)]
+        # noise around 0 is compared with the parameters' own size
+        small = 1e-6 * float(torch.cat([x.flatten().double() for x in a.params[module].values()]).norm()) if a.params[module] else 0.0
+        for what, (x, y), allowed in (("moments", moments, limit), ("steps", moved, 0.5 + limit)):
+            gap = _gap(x, y, at_least=small)
+            if gap > allowed:
+                return f"{what} of {module} by {gap:.2g}"
+    gap = _gap(pytree.tree_leaves((a.target, a.extra)), pytree.tree_leaves((b.target, b.extra)), at_least=1e-6)
+    return f"targets or statistics by {gap:.2g}" if gap > limit else None
+
+
+def _gap(left: list[Tensor], right: list[Tensor], at_least: float) -> float:
+    """Distance of two lists of tensors, relative to the size of the first; what is not finite there does not count."""
+    total, size = 0.0, 0.0
+    for x, y in zip(left, right, strict=True):
+        if x.is_floating_point():
+            fine = x.isfinite()
+            total += float(torch.where(fine, x.double() - y.double(), 0.0).square().sum())
+            size += float(torch.where(fine, x.double(), 0.0).square().sum())
+    return math.sqrt(total) / max(math.sqrt(size), at_least, 1e-30) if math.isfinite(total) else math.inf
 
 
 class _CudaGraph:

@@ -427,13 +427,16 @@ class _Loop:
             sums = dict(zip(names, means.unbind(0), strict=True))
         values = metric_means(sums, self.step - self.since)
         finite = torch.stack([torch.ones_like(self.alive), *(v.isfinite() for v in values.values())]).all(0)
+        cure = "A smaller algo.learning_rate or dataset.normalize_observations=true often helps"
+        if bool((self.alive & ~finite).any()) and (problem := self.engine.doubt()):
+            said = f"The compiled step computes something else than the uncompiled one ({problem})"
+            cure = f"{said}: {backend.set_aside_compiled()}, and train again, or with compile=eager"
         for index in torch.nonzero(self.alive & ~finite).squeeze(-1).tolist():
             named = [name for name, v in values.items() if name in self.algorithm.watched and not v[index].isfinite()]
             culprit = " and ".join(self.algorithm.watched[name] for name in named) or "a loss is not finite"
             warn(
                 f"{self.replicas[index]} diverged between step {self.since:,} and {self.step:,} ({culprit}): its parameters "
-                f"stay as they were at step {self.since:,}; the others go on. A smaller algo.learning_rate or "
-                "dataset.normalize_observations=true often helps"
+                f"stay as they were at step {self.since:,}; the others go on. {cure}"
             )
         self.alive &= finite
         self.engine.settle(self.alive)
