@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from offrl.commands import NAMES
+from offrl.commands import HOMES, NAMES
 from offrl.errors import UserError, nearest
 
 HELP = """\
@@ -36,6 +36,7 @@ usage: offrl COMMAND [name=value ...]
   offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset
   offrl data list                    data sets that can be named
   offrl list                         algorithms and experiments; `offrl list algo=NAME` shows an algorithm's settings
+  offrl doctor                       is training right on this machine, how fast, how many seeds fit (device=cuda)
 
   offrl train --help                 every setting; so for the other commands
   offrl --version
@@ -87,11 +88,12 @@ def _run(arguments: list[str]) -> int:
     name, rest = arguments[0], arguments[1:]
     if name not in NAMES:
         raise UserError(f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help")
-    command = importlib.import_module(f"offrl.commands.{name}")
-    if hasattr(command, "USAGE") and any(a in ("-h", "--help") for a in rest):
-        print(command.USAGE)
+    command = importlib.import_module(f"offrl.commands.{HOMES.get(name, name)}")
+    function, usage = (name, f"{name.upper()}_USAGE") if name in HOMES else ("run", "USAGE")
+    if hasattr(command, usage) and any(a in ("-h", "--help") for a in rest):
+        print(getattr(command, usage))
         return 0
-    return command.run(rest)
+    return getattr(command, function)(rest)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from peers import common
 from offrl import registry
 from offrl.algorithm import Algorithm, Metrics
 from offrl.data.dataset import Dataset
-from offrl.step import make_step, metric_means, stack
+from offrl.step import Step, make_step, metric_means, stack
 
 
 def synthetic(rows: int) -> Dataset:
@@ -29,9 +29,12 @@ def synthetic(rows: int) -> Dataset:
 
 
 def make(name: str, dataset: Dataset, settings: dict[str, Any] | None = None) -> Algorithm:
-    """The registered algorithm `name` with its default settings but for `settings`."""
+    """The registered algorithm `name` with its default settings but for `settings`, those that the data decide found as in a run.
+
+    What a run would train first, such as a world model, must be there (tests/conformance/cases.py makes all algorithms, in small).
+    """
     kind = registry.get("algo", name)
-    return kind(kind.Config(**(settings or {})), dataset.spec)
+    return kind(kind.fit_config(kind.Config(**(settings or {})), dataset), dataset.spec)
 
 
 class Runner:
@@ -47,7 +50,7 @@ class Runner:
         batch_size: int = common.BATCH,
         device: str = "cpu",
     ) -> None:
-        self.algorithm, self.device = algorithm, torch.device(device)
+        self.algorithm, self.device, self.mode = algorithm, torch.device(device), mode
         self.source = algorithm.sampler().prepare(dataset.to(self.device))
         self.step = make_step(algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode)
         self.state = stack([algorithm.init(s) for s in seeds], self.device)
@@ -55,9 +58,10 @@ class Runner:
         self.done = 0
 
     def run(self, count: int) -> None:
-        """`count` updates; on a GPU they may still be under way on return."""
+        """`count` updates; on a GPU they may still be under way on return. Raises RuntimeError where they ran in another mode."""
         self.state, self.sums = self.step.run(self.state, self.sums, self.done, count)
         self.done += count
+        keeps_to(self.mode, self.step)
 
     def updates(self, count: int) -> dict[str, float]:
         """`count` updates to their end, and the mean over replicas and updates of each loss."""
@@ -86,6 +90,12 @@ class Runner:
     def resident_bytes(self) -> tuple[int, int]:
         """Bytes of the state and of the data that the sampler prepared."""
         return nbytes(self.state), nbytes(self.source)
+
+
+def keeps_to(mode: str, step: Step) -> None:
+    """Raise RuntimeError where a step goes on in another mode: a measurement would be one of something else. Its warning has said why."""
+    if step.mode != mode:
+        raise RuntimeError(f"the step was to run {mode} and goes on {step.mode}")
 
 
 def nbytes(tree: Any) -> int:
