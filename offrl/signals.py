@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 @contextlib.contextmanager
 def handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
     """Call `handler` at these signals, and put the old handlers back at the end. Outside the main thread, where Python handles no signals,
-    nothing is changed."""
+    nothing is changed; and a Ctrl-C that is ignored stays so, as a shell wants it of what a script starts in the background."""
     try:
-        old = {number: signal.signal(number, handler) for number in numbers}
+        old = {number: signal.signal(number, handler) for number in numbers if heeded(number)}
     except ValueError:
         yield
         return
@@ -21,3 +21,8 @@ def handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[N
     finally:
         for number, previous in old.items():
             signal.signal(number, previous)
+
+
+def heeded(number: int) -> bool:
+    """Whether a signal is to be handled: not where it is ignored, or handled by code that is not Python's."""
+    return signal.getsignal(number) not in (signal.SIG_IGN, None)

@@ -1,4 +1,9 @@
-"""Every algorithm solves a toy problem: imitation a known function, the others one that only values solve."""
+"""Every algorithm solves a toy problem: imitation a known function, the others one that only values solve.
+
+Another CPU rounds differently, which after some hundred updates is as good as another seed. So limits have room: over seeds 0 to 4 three
+standard deviations or more from the mean, and some 1.3 times the largest error. A test without that gets settings that spread less, not a
+limit that lets through what learnt nothing: errors of 0.4 (discrete: 0.67 by chance, 1 by imitation), half of the ways to a goal.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +67,10 @@ def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     return Dataset.from_arrays(observations, actions, rewards, ends, **options), best
 
 
-def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates: int) -> float:
+def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates: int, **settings: Any) -> float:
     """Mean error of the learnt greedy actions (discrete: share of wrong ones)."""
     dataset, best = problem
-    algorithm = case.make(dataset, **{"learning_rate": 3e-3, **SETTINGS.get(case.name, {})})
+    algorithm = case.make(dataset, **{"learning_rate": 3e-3, **SETTINGS.get(case.name, {}), **settings})
     state, step = start(algorithm, [0], dataset, batch_size=128)
     state, _ = step.run(state, {}, 0, updates)
     policy = TrainedPolicy(algorithm, select(state, 0), 0)
@@ -75,7 +80,7 @@ def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates:
 
 @each([c for c in BASE if c.name in IMITATION])
 def test_imitation_overfits_a_known_function(case: Case) -> None:
-    assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.04 if case.discrete else 0.02)
+    assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.06 if case.discrete else 0.02)
 
 
 # of relatives one stands for the others, and these cost a third of the suite
@@ -83,20 +88,25 @@ RELATIVES = (*DESCENDANTS, "breeze", "fb", "skill_iql", "cal_ql", "combo", "edac
 LATER = {"marks": pytest.mark.learning}
 COARSE = {"fb": 0.33, "breeze": 0.3}  # they learn for every reward at once, and this one is finer than they see: 0.4 is to learn nothing
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]
+LONGER = {"td3_bc": 1000}  # after 700 some seeds err by almost 0.2
 VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {})) for c in PAID]
 
 
 @each(VALUES)
 def test_solves_a_problem_of_two_steps(case: Case) -> None:
-    updates = 2000 if case.name in DESCENDANTS else 700
-    limit = 0.05 if case.discrete else COARSE.get(case.name, 0.2)
+    updates = 2000 if case.name in DESCENDANTS else LONGER.get(case.name, 700)
+    limit = 0.1 if case.discrete else COARSE.get(case.name, 0.25)
     assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), updates) < limit
+
+
+GENTLY = {"recoil": {"learning_rate": 1e-3}}  # at 3e-3 its seeds lie between 0.36 and 0.7
 
 
 @each([c for c in BASE if c.name in IMITATION])
 def test_imitation_does_not_solve_it(case: Case) -> None:
     """The toy problem asks for values: always acting 0 errs by 0.4, and so does the mean of the data."""
-    assert solve(case, two_step_problem(case.discrete), slice(0, None, 2), 400) > (0.5 if case.discrete else 0.35)
+    error = solve(case, two_step_problem(case.discrete), slice(0, None, 2), 400, **GENTLY.get(case.name, {}))
+    assert error > (0.3 if case.discrete else 0.28)
 
 
 def corridor(discrete: bool) -> Dataset:
@@ -137,4 +147,4 @@ def test_goes_towards_its_goal(case: Case) -> None:
     far = np.abs(gap) > 0.15
     action = policy.act(here[far], goal=goal[far])
     right = (action == (gap[far] > 0)) if case.discrete else np.sign(action[:, 0]) == np.sign(gap[far])
-    assert right.mean() > 0.9
+    assert right.mean() > 0.8  # half of them are right by chance

@@ -165,6 +165,7 @@ def test_mistakes_end_before_anything_is_written(offrl: Offrl, tmp_path: Path) -
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("heeds_signals")
 def test_killed_and_started_again(serial: Path, data: Path, tmp_path: Path) -> None:
     """SIGKILL while the second cell trains, and Ctrl-C while the third one does."""
     process = start(data, tmp_path)
@@ -184,6 +185,7 @@ def test_killed_and_started_again(serial: Path, data: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_signals")
 def test_joblib_trains_the_same_and_stops_when_asked(serial: Path, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     process = start(data, tmp_path, "launcher=joblib", "jobs=2", "quiet=false", "iql.steps=100000", "iql.eval.every=30")

@@ -112,6 +112,7 @@ def test_kills_at_any_time(whole: Path, tmp_path: Path) -> None:
     assert_same(run, whole)
 
 
+@pytest.mark.usefixtures("heeds_signals")
 def test_signals_save_and_a_longer_run_continues(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for number, step in ((signal.SIGINT, 300), (signal.SIGTERM, 900)):
@@ -137,6 +138,7 @@ def test_signals_save_and_a_longer_run_continues(whole: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_signals")
 def test_a_second_signal_quits_at_once(tmp_path: Path) -> None:
     process = start(tmp_path, "steps=1000000", "checkpoint.every=1000000", "eval.every=0", "quiet=false")
     wait_for(process, tmp_path / "run", 100)

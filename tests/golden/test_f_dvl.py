@@ -58,7 +58,7 @@ def test_total_variation_gives_a_quantile() -> None:
     algorithm, _ = make(divergence="total_variation", greediness=0.8)
     q, v = torch.arange(100.0), torch.linspace(0, 100, 1001)
     found = float(v[algorithm.value_error(q - v[:, None]).mean(-1).argmin()])
-    assert 74 <= found <= 75.1
+    assert 73.95 < found < 75.05  # all of 74 to 75 are as good, on a grid of 0.1
 
 
 def test_chi_square_lies_between_the_mean_and_the_largest() -> None:

@@ -169,7 +169,7 @@ def test_finds_the_top_of_a_quadratic(planner: Callable[..., Any], settings: dic
     tolerance = 0.1 if planner is mppi else 0.03  # an elite of a search that keeps a noise of 0.05
     for found in (action, following[:, 0]):
         np.testing.assert_allclose(found[:2], goals[:2], atol=tolerance)
-        np.testing.assert_allclose(found[2], [1.0, -1.0], atol=0.2)  # PETS's noise shrinks with the distance to the bound
+        np.testing.assert_allclose(found[2], [1.0, -1.0], atol=0.3)  # PETS's noise shrinks with the distance to the bound
 
 
 STEP, STEPS, FORCE = 0.2, 12, 5.0

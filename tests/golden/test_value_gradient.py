@@ -205,7 +205,8 @@ def test_a_tiny_model_learns_what_matters(tmp_path: Path) -> None:
     for loss in ("squared", "value_gradient"):
         settings: dict[str, Any] = {
             "hidden": [3],
-            "members": 1,
+            "members": 5,  # by itself one in ten learns little more than with the other loss
+            "elites": 5,
             "learning_rate": 1e-2,
             "batch_size": 128,
             "epoch": 25,
@@ -218,8 +219,8 @@ def test_a_tiny_model_learns_what_matters(tmp_path: Path) -> None:
         tree = {**algorithm.tree(select(state, 0)), "scale": torch.ones(4)}
         o, a = data.columns["observations"], data.columns["actions"]
         prediction = algorithm.model.predict(tree, o, a, algorithm.model.first_past(o))
-        errors[loss] = (prediction.mean[0] - data.columns["next_observations"]).square().mean(0)
-    assert errors["value_gradient"][0] < 0.5 * errors["squared"][0]
+        errors[loss] = (prediction.mean - data.columns["next_observations"]).square().mean((0, 1))
+    assert errors["value_gradient"][0] < 0.7 * errors["squared"][0]  # 0.37 +- 0.08 over seeds
     assert errors["value_gradient"][1] > errors["squared"][1]  # and does not learn what does not
 
 

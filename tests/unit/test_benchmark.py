@@ -346,6 +346,7 @@ class _Nobody:
     def __exit__(self, *_: object) -> None: ...
 
 
+@pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("how", ["asked", "orphaned"])
 def test_a_job_stops_when_asked_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(cell, "STOP_SECONDS", 0.01)

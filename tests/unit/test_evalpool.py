@@ -175,6 +175,7 @@ def test_warnings_are_shown_once(pool: EvaluationPool, evaluator: Evaluator, cap
     assert same(evaluator(broken, [0, 1, 2, 3]), result)
 
 
+@pytest.mark.usefixtures("heeds_signals")
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(pool: EvaluationPool, evaluator: Evaluator) -> None:
     pids = [worker.process.pid for worker in pool._workers]
     until(lambda: pool.ready)

@@ -148,6 +148,7 @@ def test_nothing_is_asked_twice_and_nothing_is_lost(tmp_path: Path, monkeypatch:
     assert KEY not in path.read_text()
 
 
+@pytest.mark.usefixtures("heeds_signals")
 def test_ctrl_c_keeps_the_answers_that_came(tmp_path: Path) -> None:
     import os
     import signal

@@ -124,6 +124,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("case", CASES)
 def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algo, discrete, settings = CASES[case]
@@ -194,6 +195,7 @@ def test_steps_can_be_added(tmp_path: Path) -> None:
     assert_same(tune(offline, tmp_path, "two"), tune(offline, tmp_path, "one"))
 
 
+@pytest.mark.usefixtures("heeds_signals")
 def test_resume_needs_neither_parent_nor_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offline = trained(tmp_path)
     whole = tune(offline, tmp_path, "whole", mixing=0)

@@ -77,8 +77,10 @@ def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_pa
     make(folder)
     layers = ["c_attn", "c_fc", "c_proj"] if make is tiny_gpt2 else []
     algorithm, state, first = trained(folder, data, 1, lora_layers=layers)
-    _, state, later = trained(folder, data, 40, lora_layers=layers)
-    assert float(later["policy/loss"]) / 40 < (0.98 if layers else 0.8) * float(first["policy/loss"])  # random states say little
+    updates = 100 if layers else 40
+    _, state, later = trained(folder, data, updates, lora_layers=layers)
+    # random states say little: 0.963 +- 0.009 over seeds
+    assert float(later["policy/loss"]) / updates < (0.99 if layers else 0.8) * float(first["policy/loss"])
     language, lm = base.language_of(algorithm.config), algorithm.modules["policy"]
     assert all("lora" in name for name in state.params["policy"])
     assert sum(p.numel() for p in state.params["policy"].values()) < 0.2 * language.parameters

@@ -501,6 +501,7 @@ def test_what_differs_when_read_back_is_not_put_in_place(form: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("form", FORMS)
 def test_ctrl_c_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     write, calls = sink.write_at, 0
@@ -513,13 +514,9 @@ def test_ctrl_c_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.Mo
         return write(*arguments)
 
     monkeypatch.setattr(sink, "write_at", stop)
-    old = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            write_data(example("plain"), tmp_path / "sub" / ("x.hdf5" if form == "d4rl" else "x-v0"), form)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, old)
+    with pytest.raises(KeyboardInterrupt):
+        write_data(example("plain"), tmp_path / "sub" / ("x.hdf5" if form == "d4rl" else "x-v0"), form)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert list(tmp_path.iterdir()) == [] and capfd.readouterr().err == ""
 
 
