@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+import offrl
 from offrl import backend, registry
 from offrl.data.dataset import Dataset
 from offrl.engine import LocalEngine, Plan, first_state
@@ -141,6 +142,22 @@ def test_an_engine_says_whether_its_steps_are_to_be_trusted(monkeypatch: pytest.
     engine = LocalEngine(Plan(algorithm, 8, "eager", "float32", 2), source, [Replica(0), Replica(1)], CPU)
     engine.load(state, state, {})
     assert engine.doubt() is None
+
+
+@pytest.mark.parametrize("found", [None, "moments of critic by 1.4"])
+def test_a_run_that_diverges_asks_the_compiled_step_first(
+    found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalEngine, "doubt", lambda self: found)
+    g, n = np.random.default_rng(0), 200
+    data = Dataset.from_arrays(g.normal(size=(n, 2)), g.uniform(-1, 1, (n, 1)), g.normal(size=n), np.arange(n) % 20 == 19, action_low=-1.0,
+                               action_high=1.0)  # fmt: skip
+    settings: dict[str, Any] = {"algo.hidden": [8], "algo.learning_rate": 1e30, "device": "cpu", "compile": "eager"}
+    offrl.train(algo="td3_bc", dataset=data, seeds=1, steps=20, log_every=10, runs_dir=str(tmp_path), quiet=True, **settings)
+    said = capfd.readouterr().err
+    assert "seed 0 diverged" in said
+    assert ("A smaller algo.learning_rate" in said) == (found is None)
+    assert (f"than the uncompiled one ({found})" in said and "compile=eager" in said) == (found is not None)
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
