@@ -26,6 +26,7 @@ from offrl.data.download import cache_dir
 from offrl.errors import UserError, warn
 
 SEAL = ".sha256"  # beside compiled code
+WRITING = 300.0  # seconds for which another process may be writing some
 LOOK = 100  # repetitions between two looks
 WARM_UP = 3  # calls before a graph is captured, as torch's own
 SHORT = 256  # keys; up to here fused attention is slower than plain where its many small products go to oneDNN
@@ -135,8 +136,9 @@ def seal_compiled() -> None:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     for code in Path(folder).glob("*/*.so") if _is_own(folder) else ():
         with contextlib.suppress(OSError):
-            if not (seal := code.with_suffix(SEAL)).exists():
-                seal.write_text(hashlib.sha256(code.read_bytes()).hexdigest())
+            content, seal = code.read_bytes(), code.with_suffix(SEAL)
+            if not seal.exists() and _whole(content):  # another process may be writing its own
+                seal.write_text(hashlib.sha256(content).hexdigest())
 
 
 def _sound(code: Path) -> bool:
@@ -146,17 +148,19 @@ def _sound(code: Path) -> bool:
         seal = code.with_suffix(SEAL)
         if seal.exists():
             return hashlib.sha256(content).hexdigest() == seal.read_text()
-        if not content.startswith(b"\x7fELF") or len(content) < 64:
-            return sys.platform != "linux" or _young(code)
-        table, size, count = *struct.unpack_from("<Q", content, 40), *struct.unpack_from("<HH", content, 58)
-        return table + size * count <= len(content) or _young(code)  # the table of sections is written last
+        return _whole(content) or time.time() - code.stat().st_mtime < WRITING
     except OSError:
         return True  # somebody else removed it
 
 
-def _young(code: Path) -> bool:
-    """Whether another process may be writing it."""
-    return time.time() - code.stat().st_mtime < 300.0
+def _whole(library: bytes) -> bool:
+    """Whether its end is there: the table of sections (of ELF; elsewhere nobody knows)."""
+    if sys.platform != "linux":
+        return True
+    if not library.startswith(b"\x7fELF") or len(library) < 64:
+        return False
+    table, size, count = *struct.unpack_from("<Q", library, 40), *struct.unpack_from("<HH", library, 58)
+    return table + size * count <= len(library)
 
 
 def _is_own(folder: str) -> bool:

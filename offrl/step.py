@@ -74,6 +74,7 @@ def no_triton(device: str) -> str | None:
         return "Triton is not installed (pip install triton)"
     if not any(shutil.which(c) for c in ("cc", "gcc", "clang")):
         return "Triton needs a C compiler and none was found; install gcc"
+    backend.cache_compiled()  # before torch chooses a folder of its own
     try:
         torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(8, device=device))
     except Exception as error:  # headers of Python or CUDA's library are not there, mostly
@@ -291,7 +292,7 @@ class Step:
     def doubt(self, state: TrainState, hyper: Hyper | None = None, batches: list[Batch] | None = None) -> str | None:
         """What the compiled step computes otherwise than the uncompiled one, beyond rounding, on one pattern of updates from `state`; None
         where nothing is, or where nothing is compiled. Batches from outside have to be given."""
-        if not self.mode.startswith("compiled") or (self.batches and not batches):
+        if not self.mode.startswith("compiled") or (self.batches is not None and not batches):
             return None
         hyper, batches = self.hyper if hyper is None else hyper, batches or []
         keys = update_keys(state, self.algorithm.period)
@@ -341,8 +342,8 @@ class Step:
             phase = step % period
             whole = phase == 0 and end - step >= period and self.mode != "eager"
             if whole and "cudagraph" in self.mode:
-                times = 1 if self.batches else (end - step) // period
-                batches = [self.batches.get(step + i) for i in range(period)] if self.batches else []
+                times = (end - step) // period if self.batches is None else 1
+                batches = [] if self.batches is None else [self.batches.get(step + i) for i in range(period)]
                 if slot not in self._graphs:
                     self._trust(state, hyper, batches)
                     self._graphs[slot] = _CudaGraph(self, state, hyper, batches)
@@ -379,7 +380,7 @@ ALIKE = {"float32": 0.02, "tf32": 0.1, "bf16": 0.3}  # relative; code for anothe
 
 
 def difference(before: TrainState, left: tuple[TrainState, Metrics], right: tuple[TrainState, Metrics], precision: str) -> str | None:
-    """What two results of the same updates differ in by more than rounding explains, such as "params/critic by 1.4"; None for nothing.
+    """What two results of the same updates differ in by more than rounding explains, such as "moments of critic by 1.4"; None for nothing.
 
     Adam turns a gradient that is nothing but rounding into a whole step, so parameters are looked at by how far they moved, a module at a
     time, and moments are what tells.

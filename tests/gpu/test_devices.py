@@ -57,6 +57,7 @@ def triton(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return lambda x: x
 
     monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(backend, "cache_compiled", lambda: None)
     monkeypatch.setattr(torch, "zeros", lambda *a, **k: None)
     monkeypatch.setattr(step.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(step.shutil, "which", lambda name: f"/usr/bin/{name}")
