@@ -37,7 +37,7 @@ class Plateau:
         run_dir: Path,
         replicas: Sequence[Replica],
         resume_step: int | None,
-        device: torch.device,
+        device: torch.device | str = "cpu",
     ) -> None:
         """device: of the estimates. Raises UserError for settings under which there is nothing to look at."""
         if config.eval.every == 0:
@@ -50,7 +50,7 @@ class Plateau:
         # an estimate grows to its value over 1 / (polyak (1 - discount)) updates: five times that
         polyak = min(1.0, 5.0 / (config.stop_updates * (1.0 - discount)))
         # compiling for a GPU would take longer than such a short fit
-        mode = "cudagraph" if device.type == "cuda" else "auto"
+        mode = "cudagraph" if torch.device(device).type == "cuda" else "auto"
         self.settings = FQEConfig(discount=discount, updates=config.stop_updates, seeds=1, polyak=polyak, compile=mode)
         self.file = LineFile(run_dir / FILE, json_step, -1 if resume_step is None else resume_step)
         self.rows = [json.loads(line) for line in self.file.path.read_text(encoding="utf-8").splitlines()]

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import queue
+import signal
 import ssl
 import threading
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offrl.errors import UserError, warn
+from offrl.signals import handled
 
 KEYS = ("OFFRL_LLM_KEY", "OPENAI_API_KEY")
 URLS = ("OFFRL_LLM_URL", "OPENAI_BASE_URL")
@@ -128,27 +130,35 @@ class Endpoint:
             threading.Thread(target=work, daemon=True).start()
         given = 0
         failure: BaseException | None = None
+        asked: list[int] = []  # Ctrl-C, which must not interrupt whoever takes the answers in the middle of keeping one
+
+        def interrupted(number: int, frame: object) -> None:
+            asked.append(number)
+            if len(asked) > 1:
+                raise KeyboardInterrupt
+
         try:
-            while given < (taken if stop.is_set() else len(prompts)):
-                try:
-                    index, answer, error = done.get(timeout=0.2)
-                except queue.Empty:
-                    continue
-                except KeyboardInterrupt as interrupt:
-                    if failure is not None:
-                        raise
-                    halt()
-                    failure = interrupt
-                    if taken > given:
-                        warn(f"stopping: waiting for {taken - given} answer(s) on their way; Ctrl-C again leaves them")
-                    continue
-                given += 1
-                if answer is not None:
-                    yield index, answer
-                elif not isinstance(error, _Stopped):
-                    failure = failure or error
+            with handled(interrupted, signal.SIGINT):
+                while given < (taken if stop.is_set() else len(prompts)):
+                    if asked and failure is None:
+                        halt()
+                        failure = KeyboardInterrupt()
+                        if taken > given:
+                            warn(f"stopping: waiting for {taken - given} answer(s) on their way; Ctrl-C again leaves them")
+                        continue
+                    try:
+                        index, answer, error = done.get(timeout=0.2)
+                    except queue.Empty:
+                        continue
+                    given += 1
+                    if answer is not None:
+                        yield index, answer
+                    elif not isinstance(error, _Stopped):
+                        failure = failure or error
         finally:
             halt()
+        if failure is None and asked:
+            failure = KeyboardInterrupt()
         if failure is not None:
             raise failure
 

@@ -51,8 +51,9 @@ def test_seed_3_alone_is_seed_3_among_8(case: Case) -> None:
     algorithm = case.make()
     alone, alone_sums = train(algorithm, [3], 60)
     among, among_sums = train(algorithm, list(range(8)), 60)
-    close(select(alone, 0).params, select(among, 3).params)
-    close(select(alone, 0).target, select(among, 3).target)
+    # a gradient that is nothing but rounding is a whole step of Adam, up or down; another seed differs by 0.1
+    close(select(alone, 0).params, select(among, 3).params, atol=1e-3)
+    close(select(alone, 0).target, select(among, 3).target, atol=1e-3)
     assert torch.equal(alone.key[0], among.key[3]) and int(among.step[3]) == 60
     a, b = metric_means(alone_sums, 60), metric_means(among_sums, 60)
     for name, value in a.items():

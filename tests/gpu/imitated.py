@@ -36,6 +36,15 @@ META, ROOT = torch.device("meta"), Path(__file__).resolve().parents[2]
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "lift_fresh", "_reshape_alias"}  # no kernel
 SIZES = {"sym_size", "size", "sym_stride", "stride", "sym_numel", "numel", "dim", "sym_storage_offset", "is_contiguous"}
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount"}
+SOLVERS = (
+    "linalg_inv",
+    "linalg_lu",
+    "linalg_solve",
+    "linalg_chol",
+    "linalg_eig",
+    "linalg_svd",
+    "linalg_qr",
+)  # CUDA's may wait for the host
 ADDING = {"scatter_add", "scatter_add_", "index_add", "index_add_", "scatter_reduce"}  # CUDA adds in no fixed order
 LOOKUPS = {"index_put", "index_put_", "_index_put_impl_", "embedding_dense_backward"}  # sorted when eager, in no fixed order when compiled
 
@@ -88,7 +97,7 @@ class Machine(TorchDispatchMode):
             return func(*args, **kwargs)
         crosses = name in ("_to_copy", "copy_") and (len(held) < len(tensors) or (to is not None and (to == "meta") != bool(held)))
         masked = name.startswith("index") and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in pytree.tree_leaves(args[1:2]))
-        if name in READS or masked or crosses:
+        if name in READS or masked or crosses or name.lstrip("_").startswith(SOLVERS):
             what = f"{'copy between host and GPU' if crosses else f'the host waits for a value ({name})'} at {place()}"
             self.seen[what] += 1
             if self.tape is not None:

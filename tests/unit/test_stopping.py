@@ -62,7 +62,8 @@ def test_an_estimate_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     seen = []
 
-    def estimate(dataset: Dataset, candidates: dict[str, object], settings: object) -> Estimates:
+    def estimate(dataset: Dataset, candidates: dict[str, object], settings: object, device: str) -> Estimates:
+        assert device == "cpu"
         seen.append((dataset, list(candidates), settings))
         return Estimates("fqe", tuple(candidates), np.array([1.5, 7.0, np.nan]), np.zeros(3), np.zeros(3), 0.99, {})
 
