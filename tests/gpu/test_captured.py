@@ -17,6 +17,8 @@ from offrl import backend
 from offrl.algorithms.breeze import RIDGE, inverse_by_products
 from offrl.engine import LocalEngine, Plan, first_state
 from offrl.nn.quasimetric import _running_maximum
+from offrl.online.learner import Learner
+from offrl.online.ring import MixedBatches, Ring
 from offrl.policy import TrainedPolicy
 from offrl.replicas import Replica
 from offrl.step import make_step, select, stack
@@ -117,6 +119,41 @@ def test_batches_from_outside_are_replayed() -> None:
     assert largest_difference(found[0], expected[0]) <= 1e-5
     for name, value in expected[1].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", [None, 0.0, 0.1])
+def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
+    """S1, S2: actions for new observations and changing parameters, and updates from the ring and the data."""
+    case = next(c for c in cases.BASE if c.name == "iql" and not c.discrete)
+    algorithm, them = case.make(), [Replica(0), Replica(1)]
+    sampler = algorithm.sampler()
+    dataset = cases.data(False)
+    names = [*sampler.prepare(dataset).packed.layout]
+
+    def play(mode: str, device: torch.device, put: Any) -> tuple[list[np.ndarray], Any]:
+        source = sampler.prepare(dataset if device.type == "cpu" else dataset.to(device))
+        layout = source.packed.layout
+        ring = Ring({n: (layout[n][2], layout[n][3]) for n in names}, 2, 50, device)
+        state = first_state(algorithm, them)
+        batches = MixedBatches(ring, sampler, source, state.key, cases.BATCH, 0.5)
+        learner = Learner(Plan(algorithm, cases.BATCH, mode, "float32", 2), batches, them, device, {}, {"temperature": (2.0, 1.0, 1.0)})
+        learner.load(state, state, {})
+        g, found = np.random.default_rng(1), []
+        for t in range(4):
+            learner.progress(t / 4)
+            found.append(learner.act(g.normal(size=(2, 3, 4)).astype(np.float32), t, noise))
+            rows = {n: g.normal(size=(6, *layout[n][2])).astype(np.float32) for n in names}
+            ring.add(np.array([0, 0, 0, 1, 1, 1]), rows)
+            learner.run(2 * t, 2)
+        return found, learner.state()
+
+    actions, state = play("eager", torch.device("cpu"), None)
+    with imitated(), Machine():
+        captured, after = play("cudagraph", META, None)
+        after = numbers(after)
+    for a, b in zip(actions, captured, strict=True):
+        np.testing.assert_allclose(b, a, atol=1e-5)
+    assert largest_difference(after, state) <= 1e-5
 
 
 def test_groups_share_memory_and_keep_their_numbers() -> None:
