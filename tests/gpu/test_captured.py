@@ -8,7 +8,7 @@ import cases
 import numpy as np
 import pytest
 import torch
-from imitated import META, Held, Machine, imitated, largest_difference, moved, numbers, trace
+from imitated import META, Held, Machine, imitated, largest_difference, numbers, trace
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
@@ -130,7 +130,7 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
     dataset = cases.data(False)
     names = [*sampler.prepare(dataset).packed.layout]
 
-    def play(mode: str, device: torch.device, put: Any) -> tuple[list[np.ndarray], Any]:
+    def play(mode: str, device: torch.device) -> tuple[list[np.ndarray], Any]:
         source = sampler.prepare(dataset if device.type == "cpu" else dataset.to(device))
         layout = source.packed.layout
         ring = Ring({n: (layout[n][2], layout[n][3]) for n in names}, 2, 50, device)
@@ -147,9 +147,9 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
             learner.run(2 * t, 2)
         return found, learner.state()
 
-    actions, state = play("eager", torch.device("cpu"), None)
+    actions, state = play("eager", torch.device("cpu"))
     with imitated(), Machine():
-        captured, after = play("cudagraph", META, None)
+        captured, after = play("cudagraph", META)
         after = numbers(after)
     for a, b in zip(actions, captured, strict=True):
         np.testing.assert_allclose(b, a, atol=1e-5)
@@ -163,7 +163,7 @@ def test_groups_share_memory_and_keep_their_numbers() -> None:
     source, them = algorithm.sampler().prepare(cases.data(False)), [Replica(seed) for seed in range(4)]
     pools = []
 
-    def train(mode: str, device: torch.device, put: Any) -> Any:
+    def train(mode: str, device: torch.device) -> Any:
         engine = LocalEngine(Plan(algorithm, cases.BATCH, mode, "float32", 2), backend.move(source, device), them, device)
         state = first_state(algorithm, them)
         engine.load(state, state, {})
@@ -172,10 +172,10 @@ def test_groups_share_memory_and_keep_their_numbers() -> None:
         pools.append([step.pool for step in engine.groups])
         return engine.state()
 
-    expected = train("eager", torch.device("cpu"), lambda x: x)
+    expected = train("eager", torch.device("cpu"))
     with imitated() as many, Machine():
         many.enter_context(pytest.MonkeyPatch.context()).setattr(torch.cuda, "graph_pool_handle", object)
-        found = train("cudagraph", META, moved)
+        found = train("cudagraph", META)
     assert largest_difference(found, expected) <= 1e-5
     assert len(set(map(id, pools[1]))) == 1 and pools[1][0] is not None
 
