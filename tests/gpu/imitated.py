@@ -221,7 +221,7 @@ class Trace:
     unordered: float  # sums without a fixed order
 
 
-def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False, mode: str = "cudagraph") -> Trace:
+def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False) -> Trace:
     """Some updates of a captured step. early: the data are prepared on the device, not on the CPU and moved then, as worker processes do.
 
     Raises RuntimeError for what no CUDA graph can hold.
@@ -232,10 +232,9 @@ def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False, mode: s
         sampler = algorithm.sampler()
         source = sampler.prepare(dataset.to(META)) if early else backend.move(sampler.prepare(dataset), META)
         state = moved(stack([algorithm.init(s) for s in seeds]))
-        state, _ = make_step(algorithm, source, batch_size=batch, replicas=len(seeds), mode=mode).run(state, {}, 0, updates)
-    found = machine.captured if mode == "cudagraph" else machine.seen
-    each = algorithm.period if mode == "cudagraph" else updates
-    return Trace(numbers(state), updates, *(found[k] / each for k in ("kernels", "integer", "unordered")))
+        state, _ = make_step(algorithm, source, batch_size=batch, replicas=len(seeds), mode="cudagraph").run(state, {}, 0, updates)
+    counts = (machine.captured[k] / algorithm.period for k in ("kernels", "integer", "unordered"))
+    return Trace(numbers(state), updates, *counts)
 
 
 def largest_difference(left: Any, right: Any) -> float:

@@ -42,6 +42,15 @@ def test_update_can_be_captured(case: Any) -> None:
     assert largest_difference(found.state, expected) <= APART.get(case.name, 1e-5)
 
 
+@pytest.mark.slow
+@cases.each(cases.BASE)
+def test_data_can_be_prepared_on_the_device(case: Any) -> None:
+    """As a run on one GPU does; where several processes train, the data are prepared on the CPU and moved."""
+    algorithm, dataset = case.make(), cases.data(case.discrete)
+    found, moved = (trace(algorithm, dataset, cases.BATCH, early=early).state for early in (True, False))
+    assert largest_difference(found, moved) <= 1e-5
+
+
 def test_the_machine_sees_what_no_graph_can_hold() -> None:
     with imitated(), Machine(), pytest.raises(RuntimeError, match="the host waits for a value"):
         x = torch.ones(3).to(META)
