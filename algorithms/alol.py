@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
-from offrl.environments import resolve_task
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.evalconfig import EvalConfig
-from offrl.nn.language import SCRATCH
+from offrl.lm.advantages import WEIGHT, WeighedSampler
+from offrl.lm.algorithm import PROMPTS, language_model
+from offrl.lm.models.causal_lm import LM
+from offrl.lm.models.pretrained import SCRATCH
+from offrl.lm.utterances import EACH, TurnAlgorithm, TurnSettings, spread, trim
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.text.advantages import WEIGHT, WeighedSampler
-from offrl.text.algorithm import PROMPTS, language_model
-from offrl.text.model import LM
-from offrl.text.turns import EACH, TurnAlgorithm, TurnSettings, spread, trim
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.field import setting
+from offrl.tasks.environments import resolve_task
 
 VARIANTS = ("a_lol", "a_lol_seq", "ref_free", "kl", "r_lol")
 

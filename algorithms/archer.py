@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
+from offrl.lm.archer import Hierarchical, HierarchicalSettings
+from offrl.lm.utterances import EACH, trim
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.text.hierarchical import Hierarchical, HierarchicalSettings
-from offrl.text.turns import EACH, trim
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers import Batch
-from offrl.environments import check_fit, resolve_task
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.evalconfig import EvalConfig
+from offrl.lm import replay as rings
+from offrl.lm.algorithm import PROMPTS, SHARE, language_model
+from offrl.lm.archer import Hierarchical, HierarchicalSettings
+from offrl.lm.models.causal_lm import Valued
+from offrl.lm.rollouts import played
+from offrl.lm.sampler import ACTION, IDS
+from offrl.lm.utterances import EACH, trim
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.tasks import Task
-from offrl.text import ring as rings
-from offrl.text.algorithm import PROMPTS, SHARE, language_model
-from offrl.text.hierarchical import Hierarchical, HierarchicalSettings
-from offrl.text.model import Valued
-from offrl.text.rollouts import played
-from offrl.text.tokens import ACTION, IDS
-from offrl.text.turns import EACH, trim
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.field import setting
+from offrl.tasks.environments import check_fit, resolve_task
+from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
 BAR = "bar"  # the batch's column of Qbar at fresh actions, [B, 2]
 

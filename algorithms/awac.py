@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones import CriticAlgorithm, CriticSettings
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
+from offrl.families import CriticAlgorithm, CriticSettings
 from offrl.nn import Categorical, Gaussian
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

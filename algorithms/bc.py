@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
 from offrl.nn import make_policy
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

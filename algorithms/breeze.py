@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.algorithm import Carry, Metrics, TrainState, Tree
-from offrl.backbones.zero_shot import ZeroShot, ZeroShotSettings, measure, measure_loss, orthonormality_loss
-from offrl.data.samplers import NEXT_ACTIONS, Batch, Sampler, TransitionSampler
+from offrl.data.samplers.transitions import NEXT_ACTIONS, Batch, Sampler, TransitionSampler
+from offrl.families.forward_backward import ZeroShot, ZeroShotSettings, measure, measure_loss, orthonormality_loss
 from offrl.nn import diffusion
-from offrl.nn.denoiser import Denoiser
+from offrl.nn.diffusion import Denoiser
 from offrl.nn.forward_backward import AttentiveBackward, AttentiveForward, Backward, Forward, Representation, Trunk
 from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 RIDGE = 1e-3  # added to B's covariance before it is inverted
 NEWTON = 40  # steps: enough for condition numbers up to 1e9

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from offrl.algorithm import Metrics
-from offrl.backbones.conservative import Conservative, ConservativeSettings
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Transitions, TransitionSampler
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
 from offrl.data.transforms import returns_to_go
+from offrl.families.conservative import Conservative, ConservativeSettings
 from offrl.registry import register
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.conservative import SoftMaximum, SoftMaximumSettings
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
+from offrl.families.conservative import SoftMaximum, SoftMaximumSettings
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.world_models.model_based import ModelBased, ModelBasedSettings
+from offrl.settings.field import setting
+from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings
 from offrl.world_models.uncertainty import names
 
 

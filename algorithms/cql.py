@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.backbones.conservative import Conservative, ConservativeSettings
+from offrl.families.conservative import Conservative, ConservativeSettings
 from offrl.registry import register
 
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.goals import GoalValued, GoalValueSettings, learner_field, together
-from offrl.data.goals import ACTOR_GOALS, VALUE_GOALS
-from offrl.data.samplers import Batch
+from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
+from offrl.families.goal_conditioned import GoalValued, GoalValueSettings, learner_field, together
 from offrl.nn.residual import BLOCK, Encoders, ResidualEnsemble
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 FLOOR = math.log(1e-6)  # of the energies that the actor learns from, as in OGBench's code
 

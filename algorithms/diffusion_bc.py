@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Tree
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
 from offrl.nn import diffusion
-from offrl.nn.denoiser import Denoiser
+from offrl.nn.diffusion import Denoiser
 from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.lm.algorithm import language_model
+from offrl.lm.sampler import IDS, KNOWN, NEXT, RETURN, REWARD, VALID
+from offrl.lm.utterances import EACH, CriticSettings, TurnAlgorithm, TurnCritic, TurnSampler, TurnSource, first_of, trim
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.text.algorithm import language_model
-from offrl.text.tokens import IDS, KNOWN, NEXT, RETURN, REWARD, VALID
-from offrl.text.turns import EACH, CriticSettings, TurnAlgorithm, TurnCritic, TurnSampler, TurnSource, first_of, trim
+from offrl.settings.field import setting
 
 VS = ("v1", "v2")
 

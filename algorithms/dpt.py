@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
-from offrl.backbones.sequence import masked_mean
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.multitask import ContextSampler, FreshContexts
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.contexts import ContextSampler, FreshContexts
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families.sequence import masked_mean
 from offrl.nn import Linear, Transformer, initialise, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.transformer import Affine, Cache, drop, visible
 from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 OUTER = 1_000  # folded into the key of the dropout of embeddings; the transformer's layers have 0, 1, ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.backbones.sequence import SequenceAlgorithm, SequenceSettings
+from offrl.families.sequence import SequenceAlgorithm, SequenceSettings
 from offrl.registry import register
 
 

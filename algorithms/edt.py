@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.algorithm import Carry, Metrics, TrainState
-from offrl.backbones.asking import round_digits
-from offrl.backbones.sequence import History, StepPolicy, WindowAlgorithm, WindowSettings, masked_mean, with_last
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch
-from offrl.data.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
+from offrl.families.return_conditioned import round_digits
+from offrl.families.sequence import History, StepPolicy, WindowAlgorithm, WindowSettings, masked_mean, with_last
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Carry, Metrics, TrainState
-from offrl.backbones.soft import LogWeight
-from offrl.backbones.zero_shot import ZeroShot, ZeroShotSettings, measure, measure_loss, orthonormality_loss
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
+from offrl.families.forward_backward import ZeroShot, ZeroShotSettings, measure, measure_loss, orthonormality_loss
+from offrl.families.sac import LogWeight
 from offrl.nn.forward_backward import Backward, Forward, Representation, TaskActor
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 LARGEST_WEIGHT = 1e6
 

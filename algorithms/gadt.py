@@ -11,18 +11,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from offrl import losses, parts, registry, rng
+from offrl import losses, registry, rng
 from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Tree
-from offrl.backbones.goals import GoalConditioned
-from offrl.backbones.sequence import History, WindowAlgorithm, WindowSettings
-from offrl.backbones.valued import CHUNK, Valued, ValuedSettings
 from offrl.data.dataset import Dataset
-from offrl.data.goals import ACHIEVED
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.goals import ACHIEVED
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families.goal_conditioned import GoalConditioned
+from offrl.families.sequence import History, WindowAlgorithm, WindowSettings
+from offrl.families.subgoals import Candidates, Subgoals
+from offrl.families.teacher import CHUNK, Valued, ValuedSettings
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.subgoals import Candidates, Subgoals
+from offrl.settings.field import setting
+from offrl.training import stages as parts
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 NEVER = -1e9  # the advantage of a step after which nothing is known
@@ -62,8 +63,8 @@ class GADT(Valued, WindowAlgorithm):
 
     Tokens (subgoal and observation together, action) of each step. Imitation is weighted by exp(temperature (V(s', w) - V(s, w))), w the
     state k steps ahead, or the last of its trajectory. A prompt is HIQL's phi(s, w); the authors' HIQL has states for subgoals, and
-    prompts are states. So they are here with a run of gcivl, whose subgoals `offrl.subgoals` chooses among states of the data. The goal
-    itself is not seen but by the high level.
+    prompts are states. So they are here with a run of gcivl, whose subgoals `offrl.families.subgoals` chooses among states of the data.
+    The goal itself is not seen but by the high level.
     """
 
     Config = GADTConfig

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.goals import GoalTargetSettings, GoalValued, goal_rewards, learner_field, together
-from offrl.data.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
-from offrl.data.samplers import Batch
+from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
+from offrl.data.samplers.transitions import Batch
+from offrl.families.goal_conditioned import GoalTargetSettings, GoalValued, goal_rewards, learner_field, together
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

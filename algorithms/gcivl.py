@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.goals import GoalConditioned, GoalTargetSettings, together, value_loss
-from offrl.data.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
-from offrl.data.samplers import Batch
+from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
+from offrl.data.samplers.transitions import Batch
+from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, together, value_loss
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

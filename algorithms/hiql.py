@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.backbones.levels import LevelSettings, TwoLevels
+from offrl.families.hierarchical import LevelSettings, TwoLevels
 from offrl.registry import register
 
 

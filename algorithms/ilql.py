@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
+from offrl.lm.algorithm import SHARE, chosen
+from offrl.lm.sampler import IDS
+from offrl.lm.value_guided import SteeredSettings, TokenTD
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.text.algorithm import SHARE, chosen
-from offrl.text.steered import SteeredSettings, TokenTD
-from offrl.text.tokens import IDS
+from offrl.settings.field import setting
 
 
 @dataclass

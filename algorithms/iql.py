@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offrl import losses
-from offrl.backbones import InSampleQ, InSampleSettings
+from offrl.families import InSampleQ, InSampleSettings
 from offrl.nn import Bootstrap
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -13,20 +13,20 @@ from torch.func import functional_call
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.sequence import SequenceAlgorithm, SequenceSettings, StepPolicy
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
-from offrl.data.sequences import Sequences
+from offrl.data.samplers.sequences import Sequences
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
-from offrl.nn import language as languages
-from offrl.nn.adapted import TUNE, Trunk, probe
-from offrl.nn.language import SCRATCH, SMALL, Language
+from offrl.families.sequence import SequenceAlgorithm, SequenceSettings, StepPolicy
+from offrl.lm.models import pretrained as languages
+from offrl.lm.models.adapters import TUNE, Trunk, probe
+from offrl.lm.models.pretrained import SCRATCH, SMALL, Language
 from offrl.nn.mlp import ACTIVATIONS, Linear
 from offrl.nn.policies import Deterministic, make_policy
 from offrl.nn.transformer import Norm, Table, interleave, visible
 from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 if TYPE_CHECKING:
     pass

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.lm.algorithm import TextAlgorithm, TextSettings, trimmed
+from offrl.lm.sampler import IDS, OBSERVED
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.text.algorithm import TextAlgorithm, TextSettings, trimmed
-from offrl.text.tokens import IDS, OBSERVED
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
+from offrl.lm.algorithm import SHARE, chosen
+from offrl.lm.sampler import IDS, RETURN
+from offrl.lm.value_guided import SteeredSettings, TokenTD, action_mask
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.text.algorithm import SHARE, chosen
-from offrl.text.steered import SteeredSettings, TokenTD, action_mask
-from offrl.text.tokens import IDS, RETURN
 
 
 @dataclass

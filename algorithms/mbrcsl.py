@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from offrl import parts, registry, rng
-from offrl.backbones.asking import round_digits
-from offrl.backbones.outcome import OutcomeConditioned, OutcomeSettings
+from offrl import registry, rng
 from offrl.data.dataset import Dataset
-from offrl.data.once import once
-from offrl.data.samplers import Batch, Sampler
-from offrl.data.sequences import Sequences, SequenceSampler, drawn_episodes
+from offrl.data.samplers.sequences import Sequences, SequenceSampler, drawn_episodes
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings, round_digits
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.system.locks import once
+from offrl.training import stages as parts
 from offrl.world_models import imagined, provide
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
 EPOCHS, PUBLISHED = 50, 8_000  # of the behaviour policy, beside so many updates of what learns from its episodes
 SEED = 0  # of the episodes: the same ones serve all seeds, as the model and the behaviour policy do
@@ -149,7 +149,7 @@ class MBRCSL(OutcomeConditioned):
 
 def play(config: TrainConfig, dataset: Dataset) -> Path:
     """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
-    from offrl.train import pick_device
+    from offrl.training.loop import pick_device
 
     c, spec = config.algo, dataset.spec
     if spec.discrete:

@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from offrl import parts, registry, rng
+from offrl import registry, rng
 from offrl.algorithm import Carry, Metrics, TrainState, Tree
-from offrl.backbones.asking import round_digits
-from offrl.backbones.sequence import History, SequenceAlgorithm, SequenceSettings, StepPolicy, Steps, masked_mean, with_last
 from offrl.data.dataset import Dataset
-from offrl.data.multitask import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows, ranked_episodes
-from offrl.data.samplers import Batch, Sampler
-from offrl.data.sequences import RETURNS, STEPS, VALID, SequenceSampler
+from offrl.data.samplers.contexts import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows, ranked_episodes
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
+from offrl.families.return_conditioned import round_digits
+from offrl.families.sequence import History, SequenceAlgorithm, SequenceSettings, StepPolicy, Steps, masked_mean, with_last
 from offrl.nn.transformer import Affine, Table, drop, interleave, visible
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.training import stages as parts
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
 OUTER = 1_000  # folded into the key of the dropout of embeddings; the transformer's layers have 0, 1, ...
 PROMPTING = -(1 << 42)  # keys of the prompts of new episodes: other draws have smaller numbers

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
-from offrl.backbones.critics import Target
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
+from offrl.families.critics import Target
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.world_models.model_based import ModelBased, ModelBasedSettings, ModelSource
+from offrl.settings.field import setting
+from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings, ModelSource
 from offrl.world_models.uncertainty import names
 
 

@@ -13,15 +13,15 @@ from torch.func import grad
 
 from offrl import rng
 from offrl.algorithm import Carry, Metrics, TrainState
-from offrl.backbones.sequence import SequenceAlgorithm, SequenceSettings, StepPolicy, masked_mean, with_last
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
-from offrl.data.sequences import RETURNS, STEPS, VALID
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.families.sequence import SequenceAlgorithm, SequenceSettings, StepPolicy, masked_mean, with_last
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 REGIONS = "regions"
 MOST_ROWS = 50_000  # of the data, that k-means looks at

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offrl.registry import register
-from offrl.settings import setting
-from offrl.world_models.model_based import ModelBased, ModelBasedSettings
+from offrl.settings.field import setting
+from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings
 
 
 @dataclass

@@ -14,9 +14,9 @@ from offrl.algorithm import Metrics, Tree
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, warn
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings, ModelSource, in_chunks
 from offrl.world_models.model import Outcome
-from offrl.world_models.model_based import ModelBased, ModelBasedSettings, ModelSource, in_chunks
 from offrl.world_models.rollout import Imagined
 from offrl.world_models.uncertainty import names
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.levels import LevelSettings, TwoLevels
-from offrl.data.goals import OPTION_GOALS, OPTION_STATES, OPTION_SUCCESSES
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.goals import OPTION_GOALS, OPTION_STATES, OPTION_SUCCESSES
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families.hierarchical import LevelSettings, TwoLevels
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -18,11 +18,11 @@ from torch import Tensor
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.registry import register
-from offrl.replicas import Replica
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.settings.replicas import Replica
 from offrl.world_models import uncertainty
 from offrl.world_models.dynamics import Dynamics, DynamicsSampler, DynamicsSettings, DynamicsSource, data_range
 from offrl.world_models.model import Prediction, WorldModel
@@ -32,8 +32,8 @@ from offrl.world_models.provide import fitting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from offrl.config import TrainConfig
     from offrl.optim import Params
+    from offrl.settings.train import TrainConfig
 
 CHUNK = 8192  # predictions at once; no random number depends on it
 MODEL = {f.name for f in dataclasses.fields(DynamicsSettings)} - {"name"}

@@ -11,18 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl import parts, registry, rng
+from offrl import registry, rng
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.asking import round_digits
-from offrl.backbones.sequence import SequenceAlgorithm, SequenceSettings
-from offrl.backbones.valued import Valued, ValuedSettings, v_of_policy
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
-from offrl.data.sequences import RETURNS, VALID, drawn_episodes
+from offrl.data.samplers.sequences import RETURNS, VALID, drawn_episodes
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.families.return_conditioned import round_digits
+from offrl.families.sequence import SequenceAlgorithm, SequenceSettings
+from offrl.families.teacher import Valued, ValuedSettings, v_of_policy
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.training import stages as parts
 
 
 @dataclass

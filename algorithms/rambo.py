@@ -13,19 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
-from offrl import backend, rng
+from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, TransitionSampler
+from offrl.data.samplers.transitions import Batch, TransitionSampler
 from offrl.errors import UserError
 from offrl.optim import Adam, OptState, Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.system import backend
 from offrl.world_models import ensemble, provide
+from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings, ModelSource
 from offrl.world_models.dynamics import DynamicsSettings, member_losses, targets
 from offrl.world_models.ensemble import GaussianEnsemble
 from offrl.world_models.model import input_table
-from offrl.world_models.model_based import ModelBased, ModelBasedSettings, ModelSource
 from offrl.world_models.rollout import Act
 from offrl.world_models.uncertainty import names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.backbones.penalised import PenalisedSettings, PenalisedTD3
+from offrl.families.penalised import PenalisedSettings, PenalisedTD3
 from offrl.registry import register
 
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones import DualQ, DualSettings, Target
 from offrl.data.dataset import Dataset
-from offrl.data.imitation import ExpertSampler
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.demonstrations import ExpertSampler
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families import DualQ, DualSettings, Target
 from offrl.nn import Bootstrap
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.backbones.outcome import OutcomeConditioned, OutcomeSettings
+from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.many_critics import ManyCritics, ManyCriticsSettings
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
+from offrl.families.sac import ManyCritics, ManyCriticsSettings
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

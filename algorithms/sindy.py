@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from offrl.registry import register
-from offrl.world_models.sindy_model import Sindy
+from offrl.world_models.sindy.model import Sindy
 
 register("algo", "sindy")(Sindy)

@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offrl import losses, parts, registry, rng
+from offrl import losses, registry, rng
 from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Tree
-from offrl.backbones import InSampleQ, InSampleSettings
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers import Batch, Sampler
-from offrl.data.spans import SpanSampler
+from offrl.data.samplers.skills import SpanSampler
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.families import InSampleQ, InSampleSettings
 from offrl.nn import Bootstrap
 from offrl.nn.latent import Latent, draw, gaussian_kl
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.training import stages as parts
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
 MEAN, LOG_STD = "skill_mean", "skill_log_std"  # columns: q(z | actions) of the skill that begins at a row
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
-from offrl.data.sequences import VALID, SequenceSampler
+from offrl.data.samplers.sequences import VALID, SequenceSampler
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear, make_policy
 from offrl.nn.latent import Latent, bounded, draw, gaussian_kl, standard
 from offrl.nn.policies import Policy
 from offrl.nn.recurrent import GRU
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

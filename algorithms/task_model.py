@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.multitask import HistorySampler
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.contexts import HistorySampler
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear
 from offrl.nn.recurrent import GRU
 from offrl.optim import Adam, Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

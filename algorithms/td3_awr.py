@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones.penalised import PenalisedSettings, PenalisedTD3
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
+from offrl.families.penalised import PenalisedSettings, PenalisedTD3
 from offrl.nn import Bootstrap
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

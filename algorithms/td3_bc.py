@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.backbones import TD3, TD3Settings
-from offrl.data.samplers import Batch
+from offrl.data.samplers.transitions import Batch
+from offrl.families import TD3, TD3Settings
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from offrl import losses, parts, registry
+from offrl import losses, registry
 from offrl.algorithm import Algorithm, Carry, TrainState, Tree
-from offrl.backbones.asking import round_digits
-from offrl.backbones.sequence import History, WindowAlgorithm, WindowSettings
-from offrl.backbones.valued import Valued, ValuedSettings, q_of_data
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.families.return_conditioned import round_digits
+from offrl.families.sequence import History, WindowAlgorithm, WindowSettings
+from offrl.families.teacher import Valued, ValuedSettings, q_of_data
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
+from offrl.training import stages as parts
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 

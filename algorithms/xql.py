@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offrl import losses
-from offrl.backbones import DualQ, DualSettings
+from offrl.families import DualQ, DualSettings
 from offrl.registry import register
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

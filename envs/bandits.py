@@ -16,13 +16,13 @@ import numpy as np
 from gymnasium import spaces
 
 from offrl.registry import register
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offrl.data.config import DatasetConfig
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
+    from offrl.settings.dataset import DatasetConfig
 
 NAME = "bandits"
 ENV = "offrl/Bandit-v0"
@@ -75,7 +75,7 @@ class Bandit(gym.Env):
         return np.ones(1, np.float32), reward, False, False, {"regret": float(self.means.max()) - mean}
 
     def contexts(self, key: Tensor, batch: int, length: int) -> dict[str, Tensor]:
-        """Contexts of new tasks, as `offrl.data.multitask.FreshContexts` asks for them; the behaviour is that of the data."""
+        """Contexts of new tasks, as `offrl.data.samplers.contexts.FreshContexts` asks for them; the behaviour is that of the data."""
         import torch
 
         from offrl import rng
@@ -108,7 +108,7 @@ class Bandit(gym.Env):
         }
 
     def learners(self) -> dict[str, Any]:
-        """The classical ways to learn this bandit, as `offrl.in_context` plays them."""
+        """The classical ways to learn this bandit, as `offrl.evaluation.in_context` plays them."""
         prior = (0.5, 1.0 / 12.0) if self.features is None else (0.0, 1.0 / self.features)
         kinds: dict[str, Any] = {
             "Thompson sampling": Thompson(self.phi, self.std, *prior),
@@ -220,7 +220,7 @@ def generate(seed: int, tasks: int, pulls: int, arms: int = ARMS, std: float = S
     Behaviour as in the authors' code: an arm is drawn from a mixture of a Dirichlet(1) distribution and one lone arm, whose share is 0,
     0.1, ... or 1.
     """
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
 
     env, draw = Bandit(arms, std, features), np.random.Generator(np.random.PCG64(seed))
     means = np.stack([env.means_of(n) for n in range(tasks)])

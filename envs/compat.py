@@ -10,8 +10,8 @@ import mujoco
 import numpy as np
 from gymnasium import spaces
 
-from offrl.environments import register_robotics
 from offrl.errors import UserError
+from offrl.tasks.environments import register_robotics
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
@@ -46,7 +46,7 @@ def _robotics(env_id: str, **kwargs: Any) -> gym.Env:
 class PadObservation(gym.ObservationWrapper):
     """Zeros after the observation, up to `size`."""
 
-    pure_observation = True  # for offrl.physics: what is observed depends on the inner observation alone
+    pure_observation = True  # for offrl.evaluation.steppers: what is observed depends on the inner observation alone
 
     def __init__(self, env: gym.Env, size: int) -> None:
         super().__init__(env)

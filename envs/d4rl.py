@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.registry import register
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 
 @dataclass(frozen=True)

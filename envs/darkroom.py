@@ -9,13 +9,13 @@ import numpy as np
 from gymnasium import spaces
 
 from offrl.registry import register
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offrl.data.config import DatasetConfig
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
+    from offrl.settings.dataset import DatasetConfig
 
 NAME = "darkroom"
 ENV = "offrl/Darkroom-v0"
@@ -73,8 +73,8 @@ class Darkroom(gym.Env):
         return self.position.astype(np.float32), float(there), False, False, {"success": there}
 
     def contexts(self, key: Tensor, batch: int, length: int) -> dict[str, Tensor]:
-        """Contexts of goals that are not held out, as `offrl.data.multitask.FreshContexts` asks for them: every transition begins in a
-        random cell with a random action, as the authors' "uniform" ones do, and so does the query."""
+        """Contexts of goals that are not held out, as `offrl.data.samplers.contexts.FreshContexts` asks for them: every transition begins
+        in a random cell with a random action, as the authors' "uniform" ones do, and so does the query."""
         import torch
 
         from offrl import rng
@@ -131,7 +131,7 @@ def load(config: DatasetConfig) -> RawData:
 def generate(seed: int, episodes: int, limit: int = LIMIT) -> RawData:
     """`episodes` random walks of `limit` steps from random cells in each of the 80 rooms that are not held out, with the columns tasks and
     optimal_actions."""
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
 
     draw, known = np.random.Generator(np.random.PCG64(seed)), goals()[: int(TRAINED * SIZE**2)]
     number = np.repeat(np.arange(len(known)), episodes)

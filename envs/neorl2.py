@@ -17,11 +17,11 @@ import numpy as np
 
 from offrl.errors import UserError
 from offrl.registry import register
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
-    from offrl.data.config import DatasetConfig
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
+    from offrl.settings.dataset import DatasetConfig
 
 URL = "http://datasets.polixir.site/neorl2"
 FIELDS = {  # as neorl2_dataset's get_data.py writes them
@@ -95,8 +95,8 @@ for _name in TASKS:
 
 def read(name: str, path: Path, config: DatasetConfig) -> RawData:
     """The columns of the training file of `name`; `config.fields` names other keys. Raises UserError for a file that is not one of them."""
-    from offrl.data.sources import read_raw
-    from offrl.data.sources.files import Npz
+    from offrl.data.formats import read_raw
+    from offrl.data.formats.files import Npz
 
     fields = {**{column: key for column, key in FIELDS.items() if key != "truncated" or key in Npz(path).shapes}, **config.fields}
     raw = read_raw(str(path), replace(config, name=str(path), format="columns", fields=fields))

@@ -6,7 +6,7 @@ import importlib.util
 import re
 
 from offrl.registry import register
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 KINDS = ("navigate", "stitch", "explore", "play", "noisy")
 NAME = re.compile(

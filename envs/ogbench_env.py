@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import ogbench  # noqa: F401 - registers the environments
 
-from offrl.environments import import_mujoco
+from offrl.tasks.environments import import_mujoco
 
 import_mujoco()
 

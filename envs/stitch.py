@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.registry import register
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offrl.data.config import DatasetConfig
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
+    from offrl.settings.dataset import DatasetConfig
 
 NAME = "point-stitch"
 ENV = "offrl/PointStitch-v0"
@@ -73,7 +73,7 @@ def move(position: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float, b
 
 @register("termination", ENV)
 def ends(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
-    """The environment's endings, for models of it; see `offrl.world_models.terminations`."""
+    """The environment's endings, for models of it; see `offrl.world_models.known.terminations`."""
     return over(next_observations[..., 0], next_observations[..., 1])
 
 
@@ -110,7 +110,7 @@ def load(config: DatasetConfig) -> RawData:
 
 def generate(seed: int, episodes: int) -> RawData:
     """Episodes of a scripted policy that goes from place to place with a speed of the episode's own and noise in each action."""
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
     shares = np.cumsum([share for share, _ in KINDS])[:-1]

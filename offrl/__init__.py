@@ -9,37 +9,34 @@ Names are imported when they are first used: `import offrl` is instant.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offrl.api import train
+    from offrl.api import finetune, train
     from offrl.data.dataset import Dataset
     from offrl.data.load import load_dataset
     from offrl.errors import UserError
-    from offrl.online.api import finetune
-    from offrl.policy import TrainedPolicy
+    from offrl.evaluation.policy import TrainedPolicy
     from offrl.registry import register
-    from offrl.runs import Run
-    from offrl.runs import Run as load
-    from offrl.tasks import Task
-    from offrl.train import Interrupted
+    from offrl.runs.record import Run
+    from offrl.runs.record import Run as load
+    from offrl.tasks.task import Task
+    from offrl.training.loop import Interrupted
 
 __all__ = ["Dataset", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "load",
            "load_dataset", "register", "train"]  # fmt: skip
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
-    "Interrupted": ("offrl.train", "Interrupted"),
+    "Interrupted": ("offrl.training.loop", "Interrupted"),
     "ModelEnv": ("offrl.world_models.environment", "ModelEnv"),
     "ModelVectorEnv": ("offrl.world_models.environment", "ModelVectorEnv"),
-    "Run": ("offrl.runs", "Run"),
-    "Task": ("offrl.tasks", "Task"),
-    "TrainedPolicy": ("offrl.policy", "TrainedPolicy"),
+    "Run": ("offrl.runs.record", "Run"),
+    "Task": ("offrl.tasks.task", "Task"),
+    "TrainedPolicy": ("offrl.evaluation.policy", "TrainedPolicy"),
     "UserError": ("offrl.errors", "UserError"),
-    "finetune": ("offrl.online.api", "finetune"),
-    "load": ("offrl.runs", "Run"),
+    "finetune": ("offrl.api", "finetune"),
+    "load": ("offrl.runs.record", "Run"),
     "load_dataset": ("offrl.data.load", "load_dataset"),
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),
@@ -57,14 +54,3 @@ def __getattr__(name: str) -> Any:
 
     module, attribute = _WHERE[name]
     return getattr(importlib.import_module(module), attribute)
-
-
-class _Package(ModuleType):
-    """`offrl.train` is the function; Python would put the module of that name in its place when something imports it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name == "train" and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -13,13 +13,13 @@ from torch.func import functional_call, grad_and_value
 
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers import Batch, Sampler, TransitionSampler
+from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
-    from offrl.replicas import Replica
+    from offrl.settings.replicas import Replica
+    from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
 class Algorithm(ABC):
     """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions."""
 
-    Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.setting`
+    Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     targets: ClassVar[tuple[str, ...]] = ()  # modules that have a Polyak copy
     acting: ClassVar[tuple[str, ...]] = ("actor",)  # modules that `act` needs; a policy file holds these
     valuing: ClassVar[tuple[str, ...]] = ()  # modules that `value_of` needs
@@ -56,7 +56,7 @@ class Algorithm(ABC):
     common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `build`: no grid can vary them
     acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
-    text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.text`
+    text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.lm`
     goal_conditioned: ClassVar[bool] = False  # its policies act towards a goal, which `aim` tells them
     anneal: ClassVar[dict[str, tuple[float, float, float]]] = {}  # setting -> its factor at first, at last, and from which share of that on
     headline: ClassVar[str] = ""  # the metric that the progress bar shows
@@ -67,7 +67,7 @@ class Algorithm(ABC):
     graphs: bool = False  # whether what it repeats by itself becomes a CUDA graph; set by the step
     rehearsed: bool = False  # one update is tried, to see whether it can be: what takes long beforehand is left out
     source: Any = None  # what the sampler prepared, the same for all replicas, on the device; set by the step
-    knows: Any = None  # what `known` gave, of a copy that is bound to one state and only acts; set by `offrl.policy.bind`
+    knows: Any = None  # what `known` gave, of a copy that is bound to one state and only acts; set by `offrl.evaluation.policy.bind`
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec

@@ -7,16 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl import distributed, registry, runs
-from offrl.compose import compose
-from offrl.config import TrainConfig
+from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError
-from offrl.runs import Run
-from offrl.train import pick_device, ready
-from offrl.train import train as run_training
+from offrl.finetuning.loop import finetune as play_and_learn
+from offrl.finetuning.record import directory
+from offrl.finetuning.setup import begin
+from offrl.finetuning.summary import write
+from offrl.runs import record as runs
+from offrl.runs.record import Run
+from offrl.settings.compose import compose
+from offrl.settings.train import TrainConfig
+from offrl.training import distributed
+from offrl.training.loop import pick_device, ready
+from offrl.training.loop import train as run_training
 
 
 def train(
@@ -89,3 +95,44 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
 
 def _registered(config: TrainConfig) -> bool:
     return config.dataset.name in registry.names("dataset")
+
+
+def finetune(
+    run: Run | str | Path | None = None,
+    *,
+    env: str | Callable[[], Any] | None = None,
+    steps: int | None = None,
+    dataset: str | Path | Dataset | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Run:
+    """Let the replicas of `run` go on learning in an environment, and return the new run.
+
+    run: a run, or its directory; None: fresh parameters of algo="...". env: a Gymnasium id, or a function that makes an environment; by
+    default the one that the run was scored in. steps: environment steps of each replica. dataset: where the run's data are, if they moved
+    or came from Python; for fresh parameters the data to mix in. settings: any other setting by its name on the command line, such as
+    {"algo.temperature": 5.0, "eval.episodes": 20}; settings without a dot can be given as keywords (mixing=0.5, quiet=True). The same
+    call continues what was interrupted. Raises UserError for what a command would refuse.
+    """
+    values: dict[str, Any] = {**more, **(settings or {})}
+    if steps is not None:
+        values["steps"] = steps
+    if isinstance(env, str):
+        values["env"] = env
+    given = dataset if isinstance(dataset, Dataset) else None
+    if dataset is not None and given is None:
+        values["dataset"] = str(dataset)
+    path = run.dir if isinstance(run, Run) else run
+    return finetune_from(path, values, given, env if callable(env) else None)
+
+
+def finetune_from(
+    run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None
+) -> Run:
+    """Fine-tune with the settings `values`; see `finetune`."""
+    start = begin(run, values, dataset, env)
+    run_dir = directory(start)
+    play_and_learn(start, run_dir)
+    done = Run(run_dir)
+    write(done, start.config.steps)
+    return done

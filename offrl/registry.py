@@ -23,10 +23,10 @@ _BUILTIN = {
     "task_names": "offrl.envs",
     "published": "offrl.envs",
     "world_model": "offrl.algorithms",
-    "termination": "offrl.world_models.terminations offrl.envs",
-    "reward": "offrl.world_models.rewards offrl.envs",
-    "command": "offrl.world_models.quality_command",
-    "estimator": "offrl.world_models.evaluation",
+    "termination": "offrl.world_models.known.terminations offrl.envs",
+    "reward": "offrl.world_models.known.rewards offrl.envs",
+    "command": "offrl.cli.model",
+    "estimator": "offrl.ope.model_based",
 }
 _table: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()

@@ -239,7 +239,7 @@ PARTS: dict[str, Part] = {
 
 
 def plan(part: Part, options: argparse.Namespace) -> list[tuple[str, str, dict[str, Any]]]:
-    """(variant, file, settings of offrl.train) of every run of a part, in order."""
+    """(variant, file, settings of offrl.training.loop) of every run of a part, in order."""
     steps = options.steps or part.steps
     found = []
     for file in options.files or part.files:
@@ -281,7 +281,7 @@ def trained(variant: str, file: str, settings: dict[str, Any]) -> Trained:
 
 def cell(values: list[float] | str) -> str:
     """Mean and 95% interval over seeds."""
-    from offrl.stats import mean_interval
+    from offrl.statistics.intervals import mean_interval
 
     if isinstance(values, str):
         return values
@@ -342,8 +342,8 @@ def insert(old: str, name: str, text: str) -> str:
 
 def show(name: str, options: argparse.Namespace) -> None:
     """Train and write one part."""
-    from offrl import checkpoint
-    from offrl.logging import print_table
+    from offrl.runs.log import print_table
+    from offrl.system import files as checkpoint
 
     part, options.part_name = PARTS[name], name
     todo = plan(part, options)
@@ -377,9 +377,9 @@ def _command(name: str, options: argparse.Namespace) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from offrl.compose import parse
     from offrl.errors import UserError
-    from offrl.train import Interrupted
+    from offrl.settings.compose import parse
+    from offrl.training.loop import Interrupted
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=[*PARTS, "all"])

@@ -24,15 +24,16 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from offrl import backend, registry
+from offrl import registry
 from offrl.data.dataset import DataSpec
-from offrl.environments import make_env
-from offrl.evalconfig import EvalConfig
-from offrl.evalpool import EvaluationPool
-from offrl.evaluate import Evaluator, observe, plain_products, reset_seed
-from offrl.policy import TrainedPolicy
-from offrl.runs import Run
-from offrl.tasks import Task
+from offrl.evaluation.evaluator import Evaluator, observe, plain_products, reset_seed
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.pool import EvaluationPool
+from offrl.runs.record import Run
+from offrl.settings.evaluation import EvalConfig
+from offrl.system import backend
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import Task
 
 ENVIRONMENTS = ("Hopper-v4", "HalfCheetah-v4", "Walker2d-v4", "Ant-v4")
 

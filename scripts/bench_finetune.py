@@ -24,14 +24,14 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 import offrl  # noqa: E402
-from offrl import plots  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
-from offrl.evalconfig import EvalConfig  # noqa: E402
-from offrl.evaluate import Evaluator  # noqa: E402
-from offrl.logging import SCORE_COLUMNS, interval_text  # noqa: E402
-from offrl.online.outcome import EARLY, picture  # noqa: E402
-from offrl.runs import SCORES  # noqa: E402
-from offrl.stats import mean_interval  # noqa: E402
+from offrl.evaluation.evaluator import Evaluator  # noqa: E402
+from offrl.figures import curves as plots  # noqa: E402
+from offrl.finetuning.summary import EARLY, picture  # noqa: E402
+from offrl.runs.log import SCORE_COLUMNS, interval_text  # noqa: E402
+from offrl.runs.record import SCORES  # noqa: E402
+from offrl.settings.evaluation import EvalConfig  # noqa: E402
+from offrl.statistics.intervals import mean_interval  # noqa: E402
 
 HIDDEN = [256, 256]
 # name -> (algorithm, settings of it, settings of offrl finetune, whether it is trained on the data first)

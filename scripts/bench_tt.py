@@ -30,16 +30,17 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from offrl import backend, registry, rng  # noqa: E402
-from offrl.data.config import DatasetConfig  # noqa: E402
+from offrl import registry, rng  # noqa: E402
+from offrl.algorithms.tt.beam_search import Plans, beam_search  # noqa: E402
+from offrl.algorithms.tt.discretizer import Bins, decode, encode  # noqa: E402
 from offrl.data.dataset import Dataset  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
-from offrl.evaluate import observe, reset_seed  # noqa: E402
-from offrl.nn.beam import Plans, beam_search  # noqa: E402
-from offrl.nn.quantiles import Bins, decode, encode  # noqa: E402
-from offrl.policy import TrainedPolicy, bind  # noqa: E402
-from offrl.runs import Run  # noqa: E402
-from offrl.stats import mean_interval  # noqa: E402
+from offrl.evaluation.evaluator import observe, reset_seed  # noqa: E402
+from offrl.evaluation.policy import TrainedPolicy, bind  # noqa: E402
+from offrl.runs.record import Run  # noqa: E402
+from offrl.settings.dataset import DatasetConfig  # noqa: E402
+from offrl.statistics.intervals import mean_interval  # noqa: E402
+from offrl.system import backend  # noqa: E402
 
 BINS = 100
 

@@ -25,12 +25,13 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch.func import vmap  # noqa: E402
 
-from offrl import backend, rng  # noqa: E402
+from offrl import rng  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
-from offrl.engine import first_state  # noqa: E402
-from offrl.replicas import Replica  # noqa: E402
-from offrl.step import make_step  # noqa: E402
-from offrl.train import pick_device  # noqa: E402
+from offrl.settings.replicas import Replica  # noqa: E402
+from offrl.system import backend  # noqa: E402
+from offrl.training.engine import first_state  # noqa: E402
+from offrl.training.loop import pick_device  # noqa: E402
+from offrl.training.step import make_step  # noqa: E402
 from offrl.world_models import ensemble  # noqa: E402
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, data_range  # noqa: E402
 from offrl.world_models.rollout import branched  # noqa: E402
@@ -146,7 +147,7 @@ def main() -> None:
 
         def run() -> None:
             with torch.no_grad():
-                if device.type == "cpu":  # one after the other, as `offrl.step` has them there
+                if device.type == "cpu":  # one after the other, as `offrl.training.step` has them there
                     for n in range(replicas):
                         one(keys[n], weight[n])
                 else:

@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 site = Path(sys.argv[1]).resolve()
 sys.path.insert(0, str(site))
-for name in ("offrl", "offrl.algorithms", "offrl.envs", "offrl.world_models", "offrl.cli"):
+for name in ("offrl", "offrl.algorithms", "offrl.envs", "offrl.world_models", "offrl.cli.main"):
     where = Path(import_module(name).__file__).resolve()
     assert site in where.parents, f"{name} comes from {where}, not from the wheel"
 from offrl import registry
@@ -64,7 +64,7 @@ def faults(wheel: Path) -> list[str]:
     for suffix in (".yaml", ".hdf5"):
         if not any(name.endswith(suffix) for name in members):
             found.append(f"no {suffix} file")
-    if "offrl = offrl.cli:main" not in entry_points:
+    if "offrl = offrl.cli.main:main" not in entry_points:
         found.append("no command 'offrl'")
     return found
 

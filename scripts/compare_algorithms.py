@@ -162,8 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from compare_speed import cores, machine
     from peers.runner import products_per_second, synthetic
 
-    from offrl import backend, checkpoint, registry
+    from offrl import registry
     from offrl.errors import UserError
+    from offrl.system import backend
+    from offrl.system import files as checkpoint
 
     about = machine()
     if hasattr(os, "sched_setaffinity"):

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import offrl
-from offrl.checkpoint import write_text
-from offrl.logging import interval_text
-from offrl.stats import mean_interval
+from offrl.runs.log import interval_text
+from offrl.statistics.intervals import mean_interval
+from offrl.system.files import write_text
 
 COLUMNS = ("layers", "replicas x updates a second", "critics' loss", "largest loss", "own goal nearest", "score")
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--runs", default="runs/crl-depth")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    from offrl.compose import parse
+    from offrl.settings.compose import parse
 
     rows = []
     for depth in given.depths:

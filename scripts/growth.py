@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from peers import common, flops  # noqa: E402
 from peers.runner import Runner, make, products_per_second, resident, synthetic  # noqa: E402
 
-from offrl import backend  # noqa: E402
+from offrl.system import backend  # noqa: E402
 
 BASE = {"replicas": 1, "batch": 256, "width": 256, "rows": 1_000_000}
 EAGER = {

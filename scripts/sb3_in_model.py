@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 import offrl  # noqa: E402
 from offrl.errors import UserError  # noqa: E402
-from offrl.logging import duration, print_table  # noqa: E402
+from offrl.runs.log import duration, print_table  # noqa: E402
 
 # SB3's own defaults but for these, which are those of its zoo for Pendulum-v1, with the batch size for many environments at once
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -44,8 +44,8 @@ def train(args: argparse.Namespace, seed: int) -> list[list[str]]:
     """One agent; rows of the table."""
     import stable_baselines3
 
-    from offrl.environments import make_env
-    from offrl.tasks import Task
+    from offrl.tasks.environments import make_env
+    from offrl.tasks.task import Task
 
     settings = {"horizon": args.horizon, "penalty": args.penalty, "start": args.start, "seed": seed, "device": "cpu"}
     envs = offrl.ModelVectorEnv(args.model, num_envs=args.num_envs or ENVS[args.algo], **settings)

@@ -2,9 +2,9 @@
 
     python scripts/scores_page.py runs/goals --title "Reaching goals" --out docs/benchmarks/goals.md --keep docs/benchmarks/scores/goals.csv
 
-Mean over seeds of the last evaluation with its 95% interval, the seeds and the updates; `offrl.results` decides what is a result. What is
-not finished, or stands side by side and should not, is said below the table. What a person wrote after the line `<!-- by hand -->` stays.
-"""
+Mean over seeds of the last evaluation with its 95% interval, the seeds and the updates; `offrl.runs.results` decides what is a result.
+What is not finished, or stands side by side and should not, is said below the table. What a person wrote after the line `<!-- by hand
+-->` stays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 if TYPE_CHECKING:
-    from offrl.results import Cell, Results
+    from offrl.runs.results import Cell, Results
 
 HEAD = """# {title}
 
@@ -89,7 +89,7 @@ def lengths(results: Results) -> str:
 
 def page(results: Results, command: str, title: str = "Every algorithm on the same files") -> str:
     """The whole page."""
-    from offrl.results import environment
+    from offrl.runs.results import environment
 
     notes = [*results.problems]
     gone = sorted({f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing})
@@ -102,9 +102,9 @@ def page(results: Results, command: str, title: str = "Every algorithm on the sa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from offrl import checkpoint
     from offrl.errors import UserError
-    from offrl.results import collect, write
+    from offrl.runs.results import collect, write
+    from offrl.system import files as checkpoint
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", help="run directories, benchmark directories, results.csv files, or folders of them")

@@ -1,4 +1,4 @@
-"""How often do the intervals of `offrl.aggregate` hold the truth? Simulated seeds of made-up algorithms whose true IQM is known.
+"""How often do the intervals of `offrl.statistics.aggregate` hold the truth? Simulated seeds of made-up algorithms whose true IQM is known.
 
 python scripts/simulate_coverage.py                      # the table of docs/statistics.md, three minutes
 python scripts/simulate_coverage.py --experiments 200    # a rough one
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from offrl.aggregate import aggregates
-from offrl.logging import print_table
+from offrl.runs.log import print_table
+from offrl.statistics.aggregate import aggregates
 
 TASKS = 10
 STATISTICS = ("iqm", "mean", "median", "optimality_gap")

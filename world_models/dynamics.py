@@ -15,19 +15,20 @@ from torch import Tensor, nn
 from offrl import registry, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers import Batch, Packed, Sampler, pack
+from offrl.data.samplers.transitions import Batch, Packed, Sampler, pack
 from offrl.errors import UserError, nearest
 from offrl.nn.mlp import ACTIVATIONS
 from offrl.optim import Params
 from offrl.registry import register
-from offrl.replicas import Replica
-from offrl.settings import setting
-from offrl.step import select
-from offrl.world_models import ensemble, starts, terminations
+from offrl.settings.field import setting
+from offrl.settings.replicas import Replica
+from offrl.training.step import select
+from offrl.world_models import ensemble, starts
+from offrl.world_models.known import terminations
 from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
 EXPLODED = 1e3  # times the spread of what is predicted: no variance of a model that learns is as large
 SHORTEST_EPOCH = 250  # updates: after fewer a model of few data is not yet to be judged

@@ -23,7 +23,7 @@ from gymnasium.vector.utils import batch_space
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 from offrl.world_models import starts, uncertainty
 from offrl.world_models.model import Trained, load
 from offrl.world_models.units import Units
@@ -62,7 +62,7 @@ class Simulator:
         out_of_range: str = "truncate",
         device: str = "cpu",
     ) -> None:
-        from offrl.train import pick_device
+        from offrl.training.loop import pick_device
 
         for name, value, known in (("start", start, starts.KINDS), ("out_of_range", out_of_range, LEAVING)):
             if value not in known:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl import checkpoint, rng
+from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, warn
+from offrl.system import files as checkpoint
 from offrl.world_models.model import Tree
 from offrl.world_models.rollout import Act, Imagined, branched
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from offrl import checkpoint, registry, rng
+from offrl import registry, rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
 from offrl.optim import Params
+from offrl.system import files as checkpoint
 from offrl.world_models.ensemble import GaussianEnsemble, Raw
 
 FOLDER = "models"  # of a run directory: seed_0.safetensors, ...

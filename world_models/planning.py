@@ -21,7 +21,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.errors import UserError
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 Returns = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(observations [B, O], plans [B, P, H, A], key []) -> the return of each plan, [B, P]. Those that are not finite lose to all that are."""

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl import runs
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.once import alone
 from offrl.errors import UserError, warn
+from offrl.runs import record as runs
+from offrl.system.locks import alone
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings
 from offrl.world_models.model import FOLDER, Trained, load
 
 if TYPE_CHECKING:
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
 SEED = 0  # of the model: one model serves runs of all seeds
 
@@ -38,8 +38,8 @@ def named(path: str, dataset: Dataset) -> Trained:
 
 def train(config: TrainConfig, dataset: Dataset, settings: Mapping[str, Any]) -> Path:
     """The run directory of a model of `dataset`, trained now unless a run with the same settings is there."""
-    from offrl.config import CheckpointConfig
-    from offrl.train import train as run_training
+    from offrl.settings.train import CheckpointConfig
+    from offrl.training.loop import train as run_training
 
     algo = Dynamics.fit_config(DynamicsSettings(**settings), dataset)
     keep = ("dataset", "device", "precision", "threads", "runs_dir", "quiet", "compile", "eval")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.data.dataset import Dataset
-from offrl.replicas import Replica
+from offrl.settings.replicas import Replica
 from offrl.world_models.model import Prediction, Tree, past_at
 from offrl.world_models.uncertainty import fault, measure, names, prepare
 
@@ -368,7 +368,7 @@ def dimensions(model: Any) -> list[str]:
 
 
 def report(run_dir: Path, model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, parts: Any, quiet: bool) -> None:
-    """See `offrl.world_models.quality_report.report`."""
-    from offrl.world_models import quality_report
+    """See `offrl.report.world_model.report`."""
+    from offrl.report import world_model as quality_report
 
     quality_report.report(run_dir, model, models, dataset, parts, quiet)

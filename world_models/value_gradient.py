@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.func import vjp
 from torch.utils import _pytree as pytree
 
-from offrl import checkpoint, registry
+from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
-from offrl.backbones.critics import CriticAlgorithm
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.engine import acting_part
 from offrl.errors import UserError
-from offrl.replicas import for_replica
-from offrl.runs import Run
-from offrl.step import select
+from offrl.families.critics import CriticAlgorithm
+from offrl.runs.record import Run
+from offrl.settings.replicas import for_replica
+from offrl.system import files as checkpoint
+from offrl.training.engine import acting_part
+from offrl.training.step import select
 
 CHUNK = 4096  # rows at once
 MEASURED = 20_000  # rows, evenly spread, that say how large slopes are

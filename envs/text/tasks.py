@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from offrl.envs.text import maze, maze_data, wordle, wordle_play
 from offrl.registry import register
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
-    from offrl.data.config import DatasetConfig
     from offrl.data.dataset import Dataset
+    from offrl.settings.dataset import DatasetConfig
 
 LABEL = "LMRL-Gym"
 _STARTS: tuple[dict[str, Any], ...] = tuple({"start": list(cell)} for cell in maze.STARTS)  # as JSON has them
@@ -102,7 +102,7 @@ def lookup(name: str) -> Task | None:
 
 
 def _dataset(name: str, episodes: list[dict[str, Any]]) -> Dataset:
-    from offrl.data.text import from_episodes
+    from offrl.data.text.dataset import from_episodes
 
     return from_episodes(episodes, name=name, task=TASKS[name], source="offrl")
 

@@ -51,7 +51,7 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
     settings: `values` for `compose` and `dataset`, the label. token: names the command that asked for it. apart: other cells train beside
     it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is saved.
     """
-    from offrl.train import Interrupted
+    from offrl.training.loop import Interrupted
 
     with plan.hold(plan.cell_lock(folder, run), patience=2.0) as mine:
         if not mine:
@@ -89,11 +89,11 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
 
 def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> tuple[list[str], int]:
     """Train the run; returns the replicas that diverged, in words, and how many there are."""
-    from offrl.compose import compose
     from offrl.data.load import load_dataset
-    from offrl.runs import Run
-    from offrl.train import pick_device, ready
-    from offrl.train import train as run_training
+    from offrl.runs.record import Run
+    from offrl.settings.compose import compose
+    from offrl.training.loop import pick_device, ready
+    from offrl.training.loop import train as run_training
 
     config = compose(settings["values"])
     device = pick_device(config.device)
@@ -119,8 +119,8 @@ def group_size(config: Any, device: str) -> int:
     two cores find work where one cell trains at a time; larger groups are hardly faster there (docs/benchmarks/speed.md).
     """
     from offrl import registry
-    from offrl.engine import CPU_GROUP
-    from offrl.replicas import replicas
+    from offrl.settings.replicas import replicas
+    from offrl.training.engine import CPU_GROUP
 
     if config.group is not None:
         return config.group
@@ -142,7 +142,7 @@ def _words(error: Exception) -> str:
 def _stoppable(request: Path) -> Iterator[None]:
     """Ends the work inside as SIGTERM would, saving first, once the file `request` is there, which reaches jobs on any machine, or this
     process has lost its parent: nobody would know of a cell that goes on after its command was killed."""
-    from offrl.commands.train import terminable
+    from offrl.cli.train import terminable
 
     over, parent = threading.Event(), os.getppid()
 

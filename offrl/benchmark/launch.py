@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from offrl.benchmark import plan
-from offrl.compose import flatten
 from offrl.errors import UserError, nearest
-from offrl.evalconfig import cores
-from offrl.experiments import config_folder, config_names, read_yaml
+from offrl.settings.compose import flatten
+from offrl.settings.evaluation import cores
+from offrl.settings.presets import config_folder, config_names, read_yaml
 
 KEYS = ("plugin", "package", "extra", "command", "jobs", "batches", "settings")
 QUIET_SECONDS = 3.0  # after a launcher gave up: how long no cell may begin before those that wait are sent again

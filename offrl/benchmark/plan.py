@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offrl import runs
 from offrl.benchmark.suites import Suite
-from offrl.checkpoint import write_text
-from offrl.compose import compose, fill, flatten
-from offrl.config import TrainConfig, seed_list
 from offrl.errors import UserError, nearest
-from offrl.experiments import algorithm_group
-from offrl.settings import setting
+from offrl.runs import record as runs
+from offrl.settings.compose import compose, fill, flatten
+from offrl.settings.field import setting
+from offrl.settings.presets import algorithm_group
+from offrl.settings.train import TrainConfig, seed_list
+from offrl.system.files import write_text
 
 VERSION = 1
 RECORD, CELLS, PLAN, STOP = "benchmark.json", "cells", "plan.json", "stop"

@@ -15,7 +15,7 @@ from typing import Any
 
 from offrl.benchmark import plan, table
 from offrl.benchmark.plan import Cell
-from offrl.logging import duration
+from offrl.runs.log import duration
 
 POLL_SECONDS = 0.5
 TAIL = 1 << 16  # bytes of metrics.jsonl that are read for its last line

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offrl.compose import flatten
 from offrl.errors import UserError, nearest
-from offrl.experiments import SUFFIX, config_folder, config_names, read_yaml
+from offrl.settings.compose import flatten
+from offrl.settings.presets import SUFFIX, config_folder, config_names, read_yaml
 
 KEYS = ("name", "note", "steps", "eval", "settings", "datasets", "references", "reference_source")
 ENTRY_KEYS = ("name", "label", "env", "eval", "settings")

@@ -8,9 +8,9 @@ from typing import Any
 
 from offrl.benchmark import plan
 from offrl.errors import UserError
-from offrl.logging import Result, interval_text, print_table
-from offrl.replicas import cell_name
-from offrl.runs import Run
+from offrl.runs.log import Result, interval_text, print_table
+from offrl.runs.record import Run
+from offrl.settings.replicas import cell_name
 
 RAW = "r"  # marks a raw return
 

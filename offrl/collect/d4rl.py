@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from offrl.collect.config import SETS, CollectConfig
+from offrl.collect.environment import World, look
 from offrl.collect.episodes import Episode
-from offrl.collect.place import Stop
 from offrl.collect.publish import Collection, Made, publish
-from offrl.collect.record import measure, record, seed_for
-from offrl.collect.settings import SETS, CollectConfig
+from offrl.collect.record import Stop
+from offrl.collect.recorder import measure, record, seed_for
 from offrl.collect.train import Snapshot, algorithm_of, library, snapshots, stream, train
-from offrl.collect.world import World, look
 from offrl.errors import UserError, nearest, warn
 
 FAR = 0.15  # a medium policy further than this from the level asked for is told of

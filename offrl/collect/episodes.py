@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from offrl import checkpoint
-from offrl.collect.place import KEPT
+from offrl.collect.record import KEPT
 from offrl.errors import UserError
+from offrl.system import files as checkpoint
 
 FLAGS = ("terminations", "truncations")
 

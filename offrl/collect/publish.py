@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offrl import checkpoint
+from offrl.collect.config import SETS, CollectConfig
+from offrl.collect.environment import World, spec_fact
 from offrl.collect.episodes import Episode, columns_of, statistics
-from offrl.collect.place import KEPT, save_record
-from offrl.collect.settings import SETS, CollectConfig
-from offrl.collect.world import World, spec_fact
+from offrl.collect.record import KEPT, save_record
 from offrl.errors import UserError
-from offrl.runs import installed
-from offrl.tasks import Task
+from offrl.runs.record import installed
+from offrl.system import files as checkpoint
+from offrl.tasks.task import Task
 
 PACKAGES = ("offrl", "gymnasium", "mujoco", "stable-baselines3", "torch", "numpy", "ogbench")
 
@@ -56,7 +56,7 @@ class Collection:
         return {form: places[form] for form in forms}
 
     def path(self, form: str, target: str) -> Path:
-        from offrl.data.sources.minari import root
+        from offrl.data.formats.minari import root
 
         return root() / target if form == "minari" else Path(target)
 
@@ -67,7 +67,7 @@ class Collection:
 
     def check_free(self, names: list[str]) -> None:
         """Raises UserError where a target holds data of someone else."""
-        from offrl.data.sources.minari import ID
+        from offrl.data.formats.minari import ID
 
         for name in names:
             for form, target in self.targets(name).items():
@@ -86,7 +86,7 @@ def publish(place: Collection, made: Made, low: float | None, high: float | None
 
     Raises UserError when there is no whole episode, or it cannot be written.
     """
-    from offrl.data.write import write_data
+    from offrl.data.formats.write import write_data
 
     if not made.episodes:
         raise UserError(f"the set {made.name} has no whole episode; record more (steps=, rows=, episodes=)")
@@ -109,7 +109,7 @@ def publish(place: Collection, made: Made, low: float | None, high: float | None
 
 
 def _raw(place: Collection, made: Made, low: float | None, high: float | None) -> Any:
-    from offrl.data.raw import RawData
+    from offrl.data.assemble import RawData
 
     world = place.world
     columns = columns_of(made.episodes)

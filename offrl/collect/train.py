@@ -1,6 +1,6 @@
 """Training with Stable-Baselines3, every episode written down as it happened, and a snapshot of the policy at equal steps.
 
-Resumable without pickles: parameters and optimisers as safetensors (offrl.checkpoint), the replay buffer filled again from the recorded
+Resumable without pickles: parameters and optimisers as safetensors (offrl.system.files), the replay buffer filled again from the recorded
 episodes. A run that was killed goes on from its last checkpoint; what was recorded after it is trained anew, and the episode that a
 checkpoint interrupts is left out of the stream, so that no episode is cut, lost or there twice.
 """
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from offrl import checkpoint
+from offrl.collect.config import CollectConfig
+from offrl.collect.environment import World
 from offrl.collect.episodes import Episode, columns_of, read_shards, shards, write_shard
-from offrl.collect.place import KEPT, Stop, Stopped
-from offrl.collect.record import Recorder, measure, seed_for
-from offrl.collect.settings import CollectConfig
-from offrl.collect.world import World
+from offrl.collect.record import KEPT, Stop, Stopped
+from offrl.collect.recorder import Recorder, measure, seed_for
 from offrl.errors import UserError
-from offrl.physics import mujoco_warnings
-from offrl.progress import Progress
-from offrl.sb3 import Actor, actor_from
+from offrl.evaluation.steppers import mujoco_warnings
+from offrl.interop.sb3 import Actor, actor_from
+from offrl.system import files as checkpoint
+from offrl.system.progress import Progress
 
 BUFFER = 1_000_000  # transitions that SAC draws from, as D4RL's
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from offrl.data.config import DatasetConfig
+from offrl.settings.dataset import DatasetConfig
 
 if TYPE_CHECKING:
-    from offrl.data.action_free import action_free_dataset, label_actions, split_labelled
     from offrl.data.dataset import Dataset, DataSpec
-    from offrl.data.imitation import append_expert
-    from offrl.data.inverse import InverseSettings
-    from offrl.data.labels import label_rewards
+    from offrl.data.demonstrations import append_expert
     from offrl.data.load import load_dataset
-    from offrl.data.preferences import PreferenceModel, PreferenceSettings
+    from offrl.data.reward_labels import label_rewards
     from offrl.data.weights import weight_episodes
+    from offrl.relabel.actions import action_free_dataset, label_actions, split_labelled
+    from offrl.relabel.inverse_dynamics import InverseSettings
+    from offrl.relabel.preferences import PreferenceModel, PreferenceSettings
 
 __all__ = [
     "DataSpec",
@@ -34,15 +34,15 @@ __all__ = [
 _WHERE = {
     "Dataset": "offrl.data.dataset",
     "DataSpec": "offrl.data.dataset",
-    "InverseSettings": "offrl.data.inverse",
-    "PreferenceModel": "offrl.data.preferences",
-    "PreferenceSettings": "offrl.data.preferences",
-    "action_free_dataset": "offrl.data.action_free",
-    "append_expert": "offrl.data.imitation",
-    "label_actions": "offrl.data.action_free",
-    "label_rewards": "offrl.data.labels",
+    "InverseSettings": "offrl.relabel.inverse_dynamics",
+    "PreferenceModel": "offrl.relabel.preferences",
+    "PreferenceSettings": "offrl.relabel.preferences",
+    "action_free_dataset": "offrl.relabel.actions",
+    "append_expert": "offrl.data.demonstrations",
+    "label_actions": "offrl.relabel.actions",
+    "label_rewards": "offrl.data.reward_labels",
     "load_dataset": "offrl.data.load",
-    "split_labelled": "offrl.data.action_free",
+    "split_labelled": "offrl.relabel.actions",
     "weight_episodes": "offrl.data.weights",
 }
 

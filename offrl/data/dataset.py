@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Dataset:
     int64 [R], rewards float32 [R], terminations, truncations, successor_known bool [R]; optionally achieved_goals, desired_goals,
     returns_to_go and the user's own. Episodes tile the rows: episode e is rows episode_start[e] to episode_end[e] - 1.
 
-    Text data (`spec.text`, see `offrl.data.text`) have a row per turn; observations, next_observations and actions are then int64 [R], each
-    the index of a text in `strings`.
+    Text data (`spec.text`, see `offrl.data.text.dataset`) have a row per turn; observations, next_observations and actions are then int64
+    [R], each the index of a text in `strings`.
     """
 
     columns: dict[str, Tensor]
@@ -204,8 +204,8 @@ class Dataset:
         `action_low`, `action_high`: the environment's range. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows.
         Raises UserError, naming column, episode and row, when the data would corrupt training.
         """
-        from offrl.data.config import DatasetConfig
-        from offrl.data.raw import assemble, raw_from_arrays
+        from offrl.data.assemble import assemble, raw_from_arrays
+        from offrl.settings.dataset import DatasetConfig
 
         values = {
             "observations": observations,

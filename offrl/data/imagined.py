@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset
-from offrl.data.mmap import Memory
-from offrl.data.sources import resolve
+from offrl.data.formats import resolve
+from offrl.data.memory import Memory
 from offrl.data.transforms import concatenate
 from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
 
 IMAGINED = "imagined"  # the column that marks imagined rows
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.data import flat
-from offrl.data.config import DatasetConfig
+from offrl.data import cache as flat
+from offrl.data.assemble import RawData, assemble
 from offrl.data.dataset import Dataset
-from offrl.data.download import cache_dir
-from offrl.data.mmap import Memory, affordable, mapped_bytes, open_mapped
-from offrl.data.raw import RawData, assemble
-from offrl.data.sources import Source, load_text, read_raw, resolve
-from offrl.data.text import refuse_settings
+from offrl.data.formats import Source, load_text, read_raw, resolve
+from offrl.data.formats.download import cache_dir
+from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
+from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError, warn
-from offrl.settings import known
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.field import known
 
 LAYOUT = 2  # raise it when the files of a cached data set change meaning
 
@@ -40,7 +40,7 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", qui
     names = [config.name, *config.concatenate]
     sources = [resolve(name, config) for name in names]
     if config.action_free:
-        from offrl.data.action_free import source_config
+        from offrl.relabel.actions import source_config
 
         sources += [resolve(name, source_config(config)) for name in config.action_free]
     if config.expert is not None:
@@ -130,7 +130,7 @@ def _key(config: DatasetConfig, sources: list[Source]) -> str:
     plain = known(replace(config.anywhere(), concatenate=[]))
     about = [LAYOUT, plain, [s.identity() for s in sources]]
     if config.reward_labels is not None:
-        from offrl.data.labels import labeller
+        from offrl.data.reward_labels import labeller
 
         about.append(labeller(config.reward_labels)[1])
     text = json.dumps(about, sort_keys=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import rng
-from offrl.data.samplers import Batch, Sampler
+from offrl.data.samplers.transitions import Batch, Sampler
 
 
 class Prefetcher:

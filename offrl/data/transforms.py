@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset
-from offrl.data.mmap import Memory, chunks
-from offrl.data.text import refuse_settings, shared_strings
+from offrl.data.memory import Memory, chunks
+from offrl.data.text.dataset import refuse_settings, shared_strings
 from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
 
 EPSILON = 1e-3  # added to the standard deviation of observations, as TD3+BC and CORL do
 
@@ -39,11 +39,11 @@ def apply_transforms(
     if config.subsample < 1.0:
         dataset = subsample(dataset, config.subsample, config.subsample_seed, memory)
     if config.labelled_fraction < 1.0 or config.action_free:
-        from offrl.data.action_free import complete
+        from offrl.relabel.actions import complete
 
         dataset = complete(dataset, config, memory, device, quiet)
     if config.expert is not None:
-        from offrl.data.imitation import add_expert
+        from offrl.data.demonstrations import add_expert
 
         dataset = add_expert(dataset, config, memory)
     if config.imagined:
@@ -51,7 +51,7 @@ def apply_transforms(
 
         dataset = add_imagined(dataset, config, memory)
     if config.reward_labels is not None:
-        from offrl.data.labels import label_rewards
+        from offrl.data.reward_labels import label_rewards
 
         dataset = label_rewards(dataset, config.reward_labels)
     if config.terminated_only:

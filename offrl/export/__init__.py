@@ -1,13 +1,13 @@
 """Export: a trained policy as one file that runs without offrl, checked against the Python policy, with a description beside it.
 
-`offrl.export.files` has the functions; this module imports nothing heavy.
+`offrl.export.write` has the functions; this module imports nothing heavy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors", "pt2": ".pt2"}
 OPSET, LARGEST_OPSET = 18, 23  # the first is what PyTorch's exporter writes without converting

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from offrl.evaluate import plain_products
+from offrl.evaluation.evaluator import plain_products
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import Draw, PolicyGraph, recording
-from offrl.policy import TrainedPolicy
 
 Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]  # (observations [B, *O] float32, goals and noise) -> actions
 TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]

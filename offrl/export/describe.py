@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import GOALS, MEANING, Draw, input_names
-from offrl.policy import TrainedPolicy
-from offrl.replicas import Replica, by_cell
-from offrl.stats import mean_interval, student_t
+from offrl.settings.replicas import Replica, by_cell
+from offrl.statistics.intervals import mean_interval, student_t
 
 if TYPE_CHECKING:
     from offrl.data.dataset import DataSpec
-    from offrl.runs import Run
+    from offrl.runs.record import Run
 
 KIND, VERSION = "offrl policy", 1
 FREE, BALL, SLIDE, HINGE = range(4)  # MuJoCo's kinds of joints
@@ -101,7 +101,7 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
 
 
 def _packages() -> dict[str, str | None]:
-    from offrl.runs import PACKAGES, installed
+    from offrl.runs.record import PACKAGES, installed
 
     return {name: v for name in (*PACKAGES[:3], "onnx", "onnxruntime") if (v := installed(name)) is not None}
 
@@ -183,7 +183,7 @@ def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     task = spec.task
     if task is None or task.env_id is None:
         return found
-    from offrl.environments import check_fit, flattener, make_env, quiet, time_limit
+    from offrl.tasks.environments import check_fit, flattener, make_env, quiet, time_limit
 
     with contextlib.suppress(Exception), quiet():  # names are a courtesy: without the environment's package there are none
         env = make_env(task)

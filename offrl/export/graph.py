@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.backbones.goals import Aim
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy, bind
+from offrl.evaluation.policy import TrainedPolicy, bind
+from offrl.families.goal_conditioned import Aim
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
 GOALS = "goals"  # an input like those that are drawn, before them

@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offrl.labelling.answers import Answers, Counts, Labeller, ask
+    from offrl.labelling.cache import Answers, Counts, Labeller, ask
+    from offrl.labelling.config import LabelSettings
     from offrl.labelling.endpoint import Endpoint
-    from offrl.labelling.local import LocalModel
+    from offrl.labelling.local_model import LocalModel
     from offrl.labelling.preferences import label_preferences
+    from offrl.labelling.prompts import Renderer
     from offrl.labelling.rewards import label_by_score
-    from offrl.labelling.settings import LabelSettings
     from offrl.labelling.subgoals import label_subgoals
-    from offrl.labelling.words import Renderer
 
 _WHERE = {
     "Answers": "answers",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offrl.errors import UserError, warn
-from offrl.signals import handled
+from offrl.system.signals import handled
 
 KEYS = ("OFFRL_LLM_KEY", "OPENAI_API_KEY")
 URLS = ("OFFRL_LLM_URL", "OPENAI_BASE_URL")

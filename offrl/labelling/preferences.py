@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.labels import episode_columns
-from offrl.data.preferences import PreferenceModel, PreferenceSettings, segment_pairs
+from offrl.data.reward_labels import episode_columns
 from offrl.errors import UserError, warn
 from offrl.labelling import parse
-from offrl.labelling.answers import Answers, Counts, Labeller, ask
-from offrl.labelling.words import Renderer, check_labelable
+from offrl.labelling.cache import Answers, Counts, Labeller, ask
+from offrl.labelling.prompts import Renderer, check_labelable
+from offrl.relabel.preferences import PreferenceModel, PreferenceSettings, segment_pairs
 
 SHAKY = 0.6  # agreement of the two orders below which the preferences are hardly worth learning from
 PROMPT = """\

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.labels import episode_columns
+from offrl.data.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.labelling import parse
-from offrl.labelling.answers import Answers, Counts, Labeller, ask
-from offrl.labelling.words import Renderer, check_labelable
+from offrl.labelling.cache import Answers, Counts, Labeller, ask
+from offrl.labelling.prompts import Renderer, check_labelable
 
 PROMPT = """\
 Task: {task}

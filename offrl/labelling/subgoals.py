@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.labels import episode_columns
+from offrl.data.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.labelling import parse
-from offrl.labelling.answers import Answers, Counts, Labeller, ask
+from offrl.labelling.cache import Answers, Counts, Labeller, ask
+from offrl.labelling.prompts import Renderer, check_labelable
 from offrl.labelling.rewards import refuse
-from offrl.labelling.words import Renderer, check_labelable
 
 Reached = Callable[[dict[str, np.ndarray], str], Any]
 PROMPT = """\
@@ -138,7 +138,7 @@ def _observation(dataset: Dataset, row: int) -> np.ndarray:
 
 def _flags(dataset: Dataset, start: int, end: int, reached: Reached, subgoals: list[str], where: str) -> np.ndarray:
     """bool [N, T + 1] from the user's function. Raises UserError for other than T flags."""
-    from offrl.agents import guarded
+    from offrl.interop.policies import guarded
 
     rows = []
     for subgoal in subgoals:

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from offrl import checkpoint, registry
-from offrl.compose import compose
-from offrl.config import TrainConfig
-from offrl.data.config import DatasetConfig
+from offrl import registry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
-from offrl.engine import first_state, policies_of
 from offrl.errors import UserError, warn
 from offrl.ope.problem import unique_names
-from offrl.runs import RECORD, Run
+from offrl.runs.record import RECORD, Run
+from offrl.settings.compose import compose
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.train import TrainConfig
+from offrl.system import files as checkpoint
+from offrl.training.engine import first_state, policies_of
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -131,8 +132,8 @@ def data_of(runs: Sequence[Run], device: str = "cpu") -> Dataset:
 
 
 def load_policies(texts: Sequence[str], spec: DataSpec) -> dict[str, Any]:
-    """Policies from elsewhere (see `offrl.agents`) for data of these spaces, by name."""
-    from offrl.agents import load_agents
+    """Policies from elsewhere (see `offrl.interop.policies`) for data of these spaces, by name."""
+    from offrl.interop.policies import load_agents
 
     low, high = (None if spec.discrete else np.asarray(x, np.float32) for x in (spec.action_low, spec.action_high))
     names: list[str] = []

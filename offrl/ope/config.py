@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offrl.errors import UserError
-from offrl.settings import check, setting
+from offrl.settings.field import check, setting
 
 METHOD_NAMES = ("fqe", "wis", "dr", "model")
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from offrl import losses, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Sampler, TransitionSampler
-from offrl.engine import LocalEngine, Plan, default_group, first_state
+from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.errors import warn
 from offrl.nn import MLP, EnsembleMLP
 from offrl.ope.config import FQEConfig, validate
 from offrl.ope.problem import FLOOR, Estimates, Problem, make_problem
 from offrl.optim import Adam, Params
-from offrl.replicas import Replica
-from offrl.stats import student_t
-from offrl.step import choose_mode, metric_means
+from offrl.settings.replicas import Replica
+from offrl.statistics.intervals import student_t
+from offrl.training.engine import LocalEngine, Plan, default_group, first_state
+from offrl.training.step import choose_mode, metric_means
 
 PAIRS = 65_536  # rows times candidates whose values are computed at once
 SLICE = 0.5  # seconds between two looks at the progress
@@ -205,7 +205,7 @@ def fit(
     them = [Replica(settings.seed + n) for n in range(settings.seeds)]
     mode = choose_mode(settings.compile, where, settings.updates)
     if mode.startswith("compiled"):
-        from offrl import backend
+        from offrl.system import backend
 
         backend.cache_compiled()
     plan = Plan(algorithm, settings.batch_size, mode, "float32", len(them))

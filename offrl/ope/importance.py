@@ -12,14 +12,14 @@ from torch import Tensor
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
-from offrl.engine import LocalEngine, Plan, first_state
 from offrl.errors import UserError
 from offrl.nn.policies import Deterministic, Gaussian, TanhGaussian, gaussian_log_prob
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import SLICE, Progress, Scale, standardised
 from offrl.ope.problem import Estimates, Problem, raw_observations
-from offrl.replicas import Replica
-from offrl.step import choose_mode
+from offrl.settings.replicas import Replica
+from offrl.training.engine import LocalEngine, Plan, first_state
+from offrl.training.step import choose_mode
 
 MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
 NEGLIGIBLE = 1e-9  # rewards discounted below this share are left out

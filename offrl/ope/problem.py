@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.agents import reseeded
 from offrl.data.dataset import Dataset
-from offrl.data.mmap import free_bytes
+from offrl.data.memory import free_bytes
 from offrl.data.transforms import returns_to_go
 from offrl.errors import UserError
-from offrl.evaluate import observe
+from offrl.evaluation.evaluator import observe
+from offrl.interop.policies import reseeded
 
 ROWS = 16_384  # observations that a memoryless policy is given at once
 EPISODES = 1_024  # episodes that a policy with a memory walks through side by side
@@ -260,7 +260,7 @@ def behavior_value(dataset: Dataset, discount: float) -> tuple[float, float, flo
 
     Episodes that the data cut short are left out where there are others.
     """
-    from offrl.stats import mean_interval
+    from offrl.statistics.intervals import mean_interval
 
     start, end = dataset.episode_start.numpy(), dataset.episode_end.numpy()
     columns = dataset.columns

@@ -14,19 +14,20 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from offrl import checkpoint, registry
-from offrl.data.config import DatasetConfig
+from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
 from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
 from offrl.ope.config import METHOD_NAMES, OPEConfig, validate
-from offrl.ope.dr import doubly_robust
+from offrl.ope.doubly_robust import doubly_robust
 from offrl.ope.fqe import Fitted, Progress, fit, summarise
 from offrl.ope.importance import behavior_log_prob, wis
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
 from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_problem, raw_observations
-from offrl.runs import Run
+from offrl.runs.record import Run
+from offrl.settings.dataset import DatasetConfig
+from offrl.system import files as checkpoint
 
 Interval = tuple[float, float, float]
 Stage = Callable[[str, int], Progress]  # a long piece of work begins: its title and its number of updates
@@ -137,8 +138,8 @@ def evaluate_policies(
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Selection:
-    """Estimated values of any number of policies (`offrl.evaluate.Policy`) on a data set, by "fqe", "wis", "dr", "model" or "all"
-    of them (of which "model" only where settings.world_model names one).
+    """Estimated values of any number of policies (`offrl.evaluation.evaluator.Policy`) on a data set, by "fqe", "wis", "dr", "model" or
+    "all" of them (of which "model" only where settings.world_model names one).
 
     dataset: with rewards as they are to be valued. A policy may have `log_prob(observations, actions) -> [E]`, which wis and dr use with
     settings.explore. Raises UserError for candidates that do not fit the data.
@@ -178,8 +179,8 @@ def select(
     """Rank every checkpoint and final policy of runs, and other policies, by their estimated value on logged data.
 
     runs: run directories, or folders of them. dataset: the runs' own by default, with rewards as recorded. policies: by name, or texts that
-    `offrl.agents.load_agents` reads. returns: true values, {name: discounted return} or a CSV (see `read_returns`). Raises UserError for
-    fewer than two candidates, data that differ or are gone, and candidates of other spaces.
+    `offrl.interop.policies.load_agents` reads. returns: true values, {name: discounted return} or a CSV (see `read_returns`). Raises
+    UserError for fewer than two candidates, data that differ or are gone, and candidates of other spaces.
     """
     given = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
     found = [run for item in given for run in ([item] if isinstance(item, Run) else find_runs([item]))]

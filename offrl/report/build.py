@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from offrl.grouping import groups
-from offrl.html import Page
-from offrl.report import behind, details, figures, scores
+from offrl.report import appendix as behind
+from offrl.report import diagnostics as details
+from offrl.report import figures, scores
 from offrl.report.compare import check_baseline, compare
 from offrl.report.config import ReportConfig
-from offrl.report.entries import Entry, entries, table
-from offrl.report.headline import headline
-from offrl.report.material import MANY, Material, count
-from offrl.results import Results, collect, write
+from offrl.report.context import MANY, Material, count
+from offrl.report.page import Page
+from offrl.report.rows import Entry, entries, table
+from offrl.report.summary import headline
+from offrl.runs.comparable import groups
+from offrl.runs.results import Results, collect, write
 
 
 def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
@@ -22,7 +24,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is unknown, or `config.out`
     cannot be written. What is damaged, missing or doubtful is told in the page.
     """
-    from offrl.checkpoint import write_text
+    from offrl.system.files import write_text
 
     config = config or ReportConfig()
     say("reading")

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offrl.aggregate import Curve, Interval, aggregates, performance_profile, probability_of_improvement
 from offrl.errors import UserError, nearest
-from offrl.grouping import Group
+from offrl.runs.comparable import Group
+from offrl.statistics.aggregate import Curve, Interval, aggregates, performance_profile, probability_of_improvement
 
 MOST_PAIRS = 5  # algorithms that are compared pair by pair; with more only the best with each other one
 PROFILE_REPS = 500  # resamples for the bands of the profiles, which need many thresholds each
@@ -16,7 +16,7 @@ PROFILE_REPS = 500  # resamples for the bands of the profiles, which need many t
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is drawn and said about one group. Scores are in units of 1 (a score of 100 is 1.0), as in `offrl.aggregate`."""
+    """What is drawn and said about one group. Scores are in units of 1 (a score of 100 is 1.0), as in `offrl.statistics.aggregate`."""
 
     group: Group
     order: tuple[str, ...]  # labels, the highest IQM first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.settings import setting
+from offrl.settings.field import setting
 
 
 @dataclass

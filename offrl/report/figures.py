@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offrl.plots import COLOURS, Curves, clip_height, draw_lines, label_ends, new_figure, ordered_colours, plain_axes, thousands
+from offrl.figures.curves import COLOURS, Curves, clip_height, draw_lines, label_ends, new_figure, ordered_colours, plain_axes, thousands
 
 if TYPE_CHECKING:
-    from offrl.aggregate import Curve, Interval
+    from offrl.statistics.aggregate import Curve, Interval
 
 INK = "#333333"
 METRICS = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from offrl.aggregate import DRAWS, Interval, expected_online_performance
-from offrl.grouping import settings_matrix
-from offrl.html import Cell, slug
-from offrl.logging import CHOICE
-from offrl.plots import Curves
-from offrl.report import details, figures
+from offrl.figures.curves import Curves
+from offrl.report import diagnostics as details
+from offrl.report import figures
 from offrl.report.compare import Comparison
-from offrl.report.entries import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
-from offrl.report.headline import SEARCH
-from offrl.report.material import MANY, Material, count, folded
+from offrl.report.context import MANY, Material, count, folded
+from offrl.report.page import Cell, slug
+from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
+from offrl.report.summary import SEARCH
+from offrl.runs.comparable import settings_matrix
+from offrl.runs.log import CHOICE
+from offrl.statistics.aggregate import DRAWS, Interval, expected_online_performance
 
 WIDE = 6  # algorithms side by side
 NONE = "\u2013"  # in place of a number that nobody asked for

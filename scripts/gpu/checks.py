@@ -32,10 +32,12 @@ from gpu.plan import EARLY
 from peers.runner import Runner, keeps_to, make, resident
 from torch.func import vmap
 
-from offrl import checkpoint, engine, registry, rng
-from offrl.data.samplers import TransitionSampler
-from offrl.replicas import Replica
-from offrl.step import choose_mode, make_step, metric_means, stack
+from offrl import registry, rng
+from offrl.data.samplers.transitions import TransitionSampler
+from offrl.settings.replicas import Replica
+from offrl.system import files as checkpoint
+from offrl.training import engine
+from offrl.training.step import choose_mode, make_step, metric_means, stack
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ("hydra", "h5py", "gymnasium", "mujoco", "tensorboard", "rich")  # what a command needs besides torch
@@ -294,7 +296,7 @@ def texts(algo: str, device: str, updates: int) -> Answer:
 
 def of_texts(algo: str) -> tuple[Any, Any]:
     """An algorithm of texts in small, and data for it: say what is said."""
-    from offrl.data.text import from_episodes
+    from offrl.data.text.dataset import from_episodes
 
     def episode(i: int) -> dict[str, Any]:
         turns = [{"obs": f"say {word}\n", "action": f"{word}\n", "reward": 1.0} for word in ("red", "blue", "a b")[: 1 + i % 3]]

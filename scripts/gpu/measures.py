@@ -21,7 +21,8 @@ from peers.runner import Runner, counted, make, synthetic
 from torch._inductor import config as inductor
 from torch.utils import _pytree as pytree
 
-from offrl import backend, registry
+from offrl import registry
+from offrl.system import backend
 
 Answer = dict[str, Any]
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import Batch, Packed, pack
+from offrl.data.samplers.transitions import Batch, Packed, pack
 from offrl.nn import EnsembleMLP
 from offrl.optim import Params
 

@@ -6,7 +6,7 @@ import torch
 from peers import common, flops
 from peers.common import ACTION, BATCH, HIDDEN, OBSERVATION
 
-from offrl import backend
+from offrl.system import backend
 
 
 def main() -> None:

@@ -18,10 +18,10 @@ from peers.runner import Runner
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from offrl import backend
 from offrl.algorithm import Algorithm
 from offrl.optim import Adam
-from offrl.step import Step
+from offrl.system import backend
+from offrl.training.step import Step
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "matmul")
 

@@ -9,10 +9,11 @@ from peers.common import BATCH, EPISODE, RETURN_SCALE, Arrays
 from peers.ensemble import Ensemble, EnsembleConfig
 from peers.runner import Runner, make, synthetic
 
-from offrl import backend, rng
+from offrl import rng
 from offrl.algorithm import Algorithm
-from offrl.backbones.sequence import WindowAlgorithm
-from offrl.step import select, stack
+from offrl.families.sequence import WindowAlgorithm
+from offrl.system import backend
+from offrl.training.step import select, stack
 
 MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
 ALGO = ("--algo", {"required": True})

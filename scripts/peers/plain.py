@@ -84,7 +84,7 @@ def arithmetic(onednn: bool) -> str:
     torch.set_num_threads(1)
     if not onednn:
         return "torch's default library"
-    from offrl import backend
+    from offrl.system import backend
 
     return backend.configure(torch.device("cpu"), 1)
 

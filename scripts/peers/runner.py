@@ -14,7 +14,7 @@ from peers import common
 from offrl import registry
 from offrl.algorithm import Algorithm, Metrics
 from offrl.data.dataset import Dataset
-from offrl.step import Step, make_step, metric_means, stack
+from offrl.training.step import Step, make_step, metric_means, stack
 
 
 def synthetic(rows: int) -> Dataset:

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl import checkpoint, registry, rng
+from offrl import registry, rng
 from offrl.algorithm import Algorithm, TrainState
-from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import normalize_observations
-from offrl.step import Step, make_step, select, stack
+from offrl.settings.train import TrainConfig
+from offrl.system import files as checkpoint
+from offrl.training.step import Step, make_step, select, stack
 from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 

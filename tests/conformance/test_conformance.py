@@ -35,13 +35,14 @@ from cases import (
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl import checkpoint, rng
+from offrl import rng
 from offrl.algorithm import Algorithm, TrainState
-from offrl.backbones.in_sample import InSampleQ
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy
-from offrl.settings import check
-from offrl.step import metric_means, select
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.families.in_sample import InSampleQ
+from offrl.settings.field import check
+from offrl.system import files as checkpoint
+from offrl.training.step import metric_means, select
 
 # ---- replicas
 

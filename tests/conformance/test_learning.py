@@ -26,8 +26,8 @@ from cases import (
 )
 
 from offrl.data.dataset import Dataset
-from offrl.policy import TrainedPolicy
-from offrl.step import select
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.training.step import select
 
 
 def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:

@@ -15,17 +15,17 @@ from cases import copy, data, identical, scratch
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.config import TrainConfig
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy
-from offrl.step import make_step, metric_means, select, stack
-from offrl.tasks import Task
-from offrl.train import check_kind
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.settings.train import TrainConfig
+from offrl.tasks.task import Task
+from offrl.training.loop import check_kind
+from offrl.training.step import make_step, metric_means, select, stack
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.data.text import from_episodes
+from offrl.data.text.dataset import from_episodes
 
 NAMES = [name for name, kind in registry.names("algo").items() if kind.text]
 SMALL: dict[str, Any] = {
@@ -115,8 +115,8 @@ def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dic
 
 @each
 def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    from offrl.text import algorithm as base
-    from offrl.text import steered
+    from offrl.lm import algorithm as base
+    from offrl.lm import value_guided as steered
 
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
@@ -153,7 +153,7 @@ def test_padding_and_the_cache_change_nothing(name: str, settings: dict[str, Any
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
     state = select(step.run(state, {}, 0, max(2, 2 * algorithm.interval))[0], 0)
-    from offrl.text.decoding import left_padded
+    from offrl.lm.models.decoding import left_padded
 
     prompts = [algorithm.prompt(texts) for texts in (["say red\n"], ["say a b\n", "blue\n", "say blue\n"], ["x"])]
     with torch.no_grad():
@@ -183,7 +183,7 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     algorithm, dataset = make("lm_bc", legal="rerank")
     state, step = started(algorithm, dataset)
     state = select(step.run(state, {}, 0, 30)[0], 0)
-    from offrl.text.play import Observed
+    from offrl.evaluation.text_stepper import Observed
 
     legal = ("red\n", "blue\n", "a b\n")
     prompt = algorithm.prompt(["say red\n"])
@@ -203,7 +203,7 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
 
 
 def test_who_has_no_legal_actions_changes_nothing_for_the_others() -> None:
-    from offrl.text.play import Observed
+    from offrl.evaluation.text_stepper import Observed
 
     algorithm, dataset = make("lm_bc", legal="rerank")
     state = select(started(algorithm, dataset)[0], 0)

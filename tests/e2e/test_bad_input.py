@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from offrl import checkpoint, registry
+from offrl import registry
 from offrl.algorithms.bc import BC, BCConfig
+from offrl.system import files as checkpoint
 
 from .conftest import Offrl, hopper_like
 
@@ -277,7 +278,18 @@ def test_finished_runs_without_checkpoints_are_not_overwritten(offrl: Offrl) -> 
 @pytest.mark.parametrize("backend", ["garbage", "egl"])
 def test_no_rendering_back_end(tmp_path: Path, backend: str) -> None:
     """Training and scoring need no pictures, whatever MUJOCO_GL asks for."""
-    command = [sys.executable, "-m", "offrl.cli", "train", "algo=bc", "seeds=1", "steps=5", "compile=eager", "compare=[]", "eval.every=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "offrl.cli",
+        "train",
+        "algo=bc",
+        "seeds=1",
+        "steps=5",
+        "compile=eager",
+        "compare=[]",
+        "eval.every=0",
+    ]
     environment = {**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "eval.episodes=1", "eval.max_steps=5", f"runs_dir={tmp_path}"], env=environment, text=True, capture_output=True

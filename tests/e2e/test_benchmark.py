@@ -17,9 +17,9 @@ from pathlib import Path
 import h5py
 import pytest
 
-from offrl import checkpoint
-from offrl.cli import main
-from offrl.results import collect
+from offrl.cli.main import main
+from offrl.runs.results import collect
+from offrl.system import files as checkpoint
 
 from .conftest import Offrl, hopper_like
 

@@ -20,10 +20,10 @@ import yaml
 import offrl as package
 from offrl import registry
 from offrl.algorithms.bc import BC, BCConfig
-from offrl.compose import compose
-from offrl.config import TrainConfig
 from offrl.data import Dataset
-from offrl.experiments import find_experiment
+from offrl.settings.compose import compose
+from offrl.settings.presets import find_experiment
+from offrl.settings.train import TrainConfig
 
 from .conftest import SMALL, Offrl
 
@@ -46,7 +46,7 @@ def only_run() -> Path:
 def test_help_is_quick() -> None:
     """Nothing heavy is imported, and the whole process takes less than a second."""
     heavy = ("torch", "numpy", "gymnasium", "mujoco", "h5py", "minari", "hydra", "omegaconf", "tensorboard", "matplotlib", "rich")
-    script = f"import sys; from offrl.cli import main; main(['--help']); print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys; from offrl.cli.main import main; main(['--help']); print([m for m in {heavy} if m in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", script], env=environment, text=True, capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -223,10 +223,10 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_function_train_is_not_hidden_by_the_module() -> None:
-    import offrl.train
+    import offrl.training.loop
 
-    assert offrl.train is package.train and callable(offrl.train)
-    assert package.Interrupted is sys.modules["offrl.train"].Interrupted
+    assert offrl.training.loop is package.train and callable(offrl.training.loop)
+    assert package.Interrupted is sys.modules["offrl.training.loop"].Interrupted
 
 
 def test_a_registered_data_set(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_a_plugin_package(tmp_path: Path) -> None:
         "import numpy as np\n"
         "from offrl import register, Dataset\n"
         "from offrl.algorithms.bc import BC, BCConfig\n"
-        "from offrl.settings import setting\n"
+        "from offrl.settings.field import setting\n"
         "@dataclass\n"
         "class MyConfig(BCConfig):\n"
         "    name: str = 'my_bc'\n"
@@ -287,7 +287,7 @@ def test_a_plugin_package(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text("[offrl.plugins]\nmine = mine\nbroken = no_such_module\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "OMP_NUM_THREADS": "1"}
     script = (
-        "import sys; from offrl.cli import main\n"
+        "import sys; from offrl.cli.main import main\n"
         f"small = {SMALL!r}\n"
         "print(main(['train', *small, 'algo=my_bc', 'algo.weight=2', 'dataset=my-data', 'seeds=1', 'name=mine']))\n"
         "print(main(['train', 'resume=runs/mine', 'steps=30']), main(['list', 'algo=my_bc']))\n"
@@ -350,7 +350,7 @@ def test_a_schedule_that_is_longer_than_the_run(offrl: Offrl, monkeypatch: pytes
     command = "train algo=iql seeds=1 algo.decay_steps=60"
     note = "the actor's learning rate falls over 60 updates (algo.decay_steps); this run ends at 75% of it\n"
     assert "falls over" not in offrl(f"{command} name=trial").out
-    monkeypatch.setattr(sys.modules["offrl.train"], "PAYS_FROM", 20)
+    monkeypatch.setattr(sys.modules["offrl.training.loop"], "PAYS_FROM", 20)
     long, quiet = offrl(command), offrl(f"{command} name=quiet quiet=true")
     assert long.out.count(note) == 1 and not long.err and "falls over" not in quiet.out
 

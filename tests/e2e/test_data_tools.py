@@ -72,8 +72,8 @@ def test_doctor_writes_a_page_and_its_status_is_the_verdict(offrl: Offrl, write:
 def test_help(offrl: Offrl) -> None:
     from dataclasses import fields
 
-    from offrl.commands.data import Output
-    from offrl.data.part import Choice
+    from offrl.cli.data import Output
+    from offrl.data.tools.subset import Choice
 
     text = offrl("data --help").out
     for settings in (Output(), Choice()):

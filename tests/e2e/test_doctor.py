@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from offrl.commands import train
+from offrl.cli import train
 
 from .conftest import Offrl
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from offrl import checkpoint
-from offrl.runs import Run
+from offrl.runs.record import Run
+from offrl.system import files as checkpoint
 
 from .conftest import Offrl, Result
 

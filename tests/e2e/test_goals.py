@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import offrl as package
-from offrl import goal_map
+from offrl.figures import goal_map
 
 from .conftest import Offrl
 
@@ -54,7 +54,7 @@ def test_minari_s_goals(offrl: Offrl, env_id: str, picture: bool) -> None:
     import gymnasium as gym
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
-    from offrl.environments import register_robotics
+    from offrl.tasks.environments import register_robotics
 
     register_robotics(env_id)
     env = gym.make(env_id, max_episode_steps=30)

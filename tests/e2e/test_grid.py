@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import offrl as package
-from offrl import checkpoint
-from offrl.replicas import expand
+from offrl.settings.replicas import expand
+from offrl.system import files as checkpoint
 
 from .conftest import Offrl
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offrl import checkpoint
+from offrl.system import files as checkpoint
 
 STEPS, KILLS = 5_000, 4
 # from 5,000 updates on two processes train and a third one evaluates; how many replicas share a program is given, as it shows in last bits

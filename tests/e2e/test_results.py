@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from offrl.results import collect, write
-from offrl.runs import Run
+from offrl.runs.record import Run
+from offrl.runs.results import collect, write
 
 from .conftest import Offrl
 

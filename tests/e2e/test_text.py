@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import offrl as package
-from offrl.cli import main
+from offrl.cli.main import main
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)

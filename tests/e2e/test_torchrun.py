@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offrl import checkpoint
+from offrl.system import files as checkpoint
 
 SETTINGS = shlex.split(
     "train algo=iql dataset=builtin compare=[] seeds=1 steps=60 device=cpu algo.hidden=[32,32] algo.batch_size=64 log_every=20 quiet=true "

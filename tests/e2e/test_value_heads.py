@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 
 import offrl as package
-from offrl import checkpoint
+from offrl.system import files as checkpoint
 
 from .conftest import Offrl
 

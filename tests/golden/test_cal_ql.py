@@ -10,10 +10,10 @@ import torch
 from test_cql import BATCH, KEY, WEIGHT, A, Actor, B, N, X, critics, logsumexp, make, q_values, tried
 
 from offrl import registry, rng
-from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.replicas import check_grid
+from offrl.settings.replicas import check_grid
+from offrl.settings.train import TrainConfig
 
 
 @pytest.mark.parametrize("importance", [True, False])

@@ -15,7 +15,7 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
-from offrl.step import make_step, stack
+from offrl.training.step import make_step, stack
 
 B, OBS, A, K, N = 8, 3, 2, 4, 3
 LR, ACTOR_LR, DISCOUNT, POLYAK, WEIGHT = 0.01, 0.003, 0.9, 0.1, 2.0

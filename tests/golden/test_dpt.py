@@ -14,7 +14,7 @@ from torch import Tensor
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.multitask import ContextSampler
+from offrl.data.samplers.contexts import ContextSampler
 from offrl.data.transforms import scale_rewards
 
 OBS, A, K, LAYERS, HEADS = 3, 2, 4, 2, 2

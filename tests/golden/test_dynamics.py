@@ -14,7 +14,7 @@ from offrl import rng
 from offrl.algorithm import TrainState
 from offrl.algorithms.dynamics import Dynamics
 from offrl.data.dataset import Dataset
-from offrl.settings import check
+from offrl.settings.field import check
 from offrl.world_models import ensemble
 from offrl.world_models.dynamics import DynamicsSettings, split, targets
 from offrl.world_models.ensemble import Raw

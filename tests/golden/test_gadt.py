@@ -12,13 +12,14 @@ import pytest
 import reference_goals as goals
 import torch
 
-from offrl import parts, registry, rng
-from offrl.config import TrainConfig
+from offrl import registry, rng
 from offrl.data.dataset import Dataset
-from offrl.data.sequences import windows
+from offrl.data.samplers.sequences import windows
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy
-from offrl.subgoals import Candidates, Subgoals, nearest, words
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.families.subgoals import Candidates, Subgoals, nearest, words
+from offrl.settings.train import TrainConfig
+from offrl.training import stages as parts
 
 K, N = 2, 9
 G = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import torch
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.goals import GoalSampler, Mix
+from offrl.data.samplers.goals import GoalSampler, Mix
 from offrl.errors import UserError
 
 LENGTHS = (6, 1, 4, 3)  # rows of the episodes; the last row of each has no successor, so the second has no transition

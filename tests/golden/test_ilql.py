@@ -14,10 +14,10 @@ from offrl import registry
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.data.text import from_episodes
-from offrl.text import steered
-from offrl.text.algorithm import trimmed
-from offrl.text.tokens import take
+from offrl.data.text.dataset import from_episodes
+from offrl.lm import value_guided as steered
+from offrl.lm.algorithm import trimmed
+from offrl.lm.sampler import take
 
 TOLD: list[dict[str, Any]] = [
     {

@@ -10,8 +10,8 @@ from reference import Net
 
 from offrl import rng
 from offrl.data.dataset import DataSpec
-from offrl.data.inverse import InverseDynamics, InverseSettings
-from offrl.data.preferences import Preferences, PreferenceSettings
+from offrl.relabel.inverse_dynamics import InverseDynamics, InverseSettings
+from offrl.relabel.preferences import Preferences, PreferenceSettings
 
 B, S, A, H = 6, 3, 2, 4  # rows, numbers in a state and in an action, length of a segment
 SPEC = DataSpec((S,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)

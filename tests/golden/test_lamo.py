@@ -13,7 +13,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.data.dataset import DataSpec
-from offrl.data.sequences import RETURNS, STEPS, VALID
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
@@ -159,8 +159,8 @@ def test_positions_are_of_texts_alone(tune: str, tmp_path: Path) -> None:
     """Whatever GPT-2 adds for a position, embedded tokens of any length and padding become the same; a text does not."""
     import transformers
 
-    from offrl.nn.adapted import Trunk
-    from offrl.nn.language import find
+    from offrl.lm.models.adapters import Trunk
+    from offrl.lm.models.pretrained import find
     from offrl.nn.transformer import visible
 
     words = {"vocab_size": 9, "bos_token_id": None, "eos_token_id": None}

@@ -13,9 +13,9 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
-from offrl.data.adjacency import ADJACENT, ANY_STATES, NEAR_STATES, AdjacentSampler
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.goals import GoalSampler, Mix
+from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES, AdjacentSampler
+from offrl.data.samplers.goals import GoalSampler, Mix
 
 B, OBS, Z, K = 7, 3, 4, 2
 G = np.random.default_rng(1)

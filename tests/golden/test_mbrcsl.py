@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 import offrl
-from offrl import checkpoint, parts, registry, rng
+from offrl import registry, rng
 from offrl.algorithms.mbrcsl import clone
-from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.step import make_step, stack
+from offrl.settings.train import TrainConfig
+from offrl.system import files as checkpoint
+from offrl.training import stages as parts
+from offrl.training.step import make_step, stack
 from offrl.world_models import imagined
 from offrl.world_models.model import Outcome, Prediction
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.algorithms.meta_dt import begin_logits, best_of
-from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
-from offrl.data.multitask import HistorySampler, prompt_windows
+from offrl.data.samplers.contexts import HistorySampler, prompt_windows
 from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn.recurrent import GRU
-from offrl.policy import TrainedPolicy
+from offrl.settings.train import TrainConfig
 
 LENGTHS, TASKS = (6, 3, 7, 5), (4, 4, 1, 1)
 OBS, A = 3, 2

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.errors import UserError
-from offrl.step import make_step, select, stack
+from offrl.training.step import make_step, select, stack
 from offrl.world_models.model import Outcome
 from offrl.world_models.rollout import Imagined, branched, careful
 

@@ -18,8 +18,8 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy
-from offrl.step import make_step, select, stack
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.training.step import make_step, select, stack
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import save
 
@@ -271,7 +271,7 @@ def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
 def test_other_kinds_of_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """SINDy's model has an ensemble's methods, but no networks to plan in."""
     from offrl.algorithms import pets
-    from offrl.world_models.sindy_model import SindyModel, SindySettings
+    from offrl.world_models.sindy.model import SindyModel, SindySettings
 
     spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,))
     model = SindyModel(SindySettings(termination="never"), spec)

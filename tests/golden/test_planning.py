@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.errors import UserError
-from offrl.settings import check
+from offrl.settings.field import check
 from offrl.world_models.planning import PlanSettings, cem, check_plan, first_plan, mppi, plan, shifted, truncated_normal
 
 B, P, H, A, ELITES, N = 2, 16, 3, 2, 5, 2

@@ -141,7 +141,7 @@ def test_policies_by_name() -> None:
 def test_a_critics_value_in_the_units_of_the_recorded_rewards() -> None:
     from offrl import registry
     from offrl.data.dataset import DataSpec
-    from offrl.policy import TrainedPolicy
+    from offrl.evaluation.policy import TrainedPolicy
 
     iql = registry.get("algo", "iql")
     spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,), reward_scale=2.0, reward_shift=-1.0)

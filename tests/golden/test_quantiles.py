@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from offrl.nn.quantiles import Bins, choices, decode, encode, fit, stack
+from offrl.algorithms.tt.discretizer import Bins, choices, decode, encode, fit, stack
 
 G = np.random.default_rng(0)
 

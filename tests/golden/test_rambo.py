@@ -16,9 +16,9 @@ from offrl.algorithm import TrainState
 from offrl.algorithms.rambo import log_mixture
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy
-from offrl.settings import check
-from offrl.step import make_step, stack
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.settings.field import check
+from offrl.training.step import make_step, stack
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import WorldModel, load, save
 

@@ -14,8 +14,8 @@ from test_xql import KEY, LR, A, B, G, X, gumbel
 from offrl import registry
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.policy import TrainedPolicy
-from offrl.step import make_step, select, stack
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.training.step import make_step, select, stack
 
 DISCOUNT, POLYAK, BETA, CLIP, GAP, BEST, TAU, WEIGHT = 0.9, 0.1, 0.8, 1.5, 0.3, 4.0, 0.8, 0.25
 E = {  # the expert's half of a batch

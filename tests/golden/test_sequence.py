@@ -13,17 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from offrl import parts, registry, rng
+from offrl import registry, rng
 from offrl.algorithms.modt import kmeans, shortest
 from offrl.algorithms.qdt import relabel
-from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
-from offrl.data.sequences import SequenceSampler, windows
+from offrl.data.samplers.sequences import SequenceSampler, windows
 from offrl.data.transforms import scale_rewards
 from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn import Transformer
 from offrl.nn.transformer import visible
-from offrl.policy import TrainedPolicy
+from offrl.settings.train import TrainConfig
+from offrl.training import stages as parts
 
 LENGTHS = (3, 6, 2)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from offrl import checkpoint
 from offrl.errors import UserError
-from offrl.world_models import sindy
-from offrl.world_models.sindy import SindyConfig, Tree
+from offrl.system import files as checkpoint
+from offrl.world_models.sindy import regression as sindy
+from offrl.world_models.sindy.regression import SindyConfig, Tree
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

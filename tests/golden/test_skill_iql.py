@@ -12,7 +12,7 @@ import torch
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.spans import SpanSampler, spans
+from offrl.data.samplers.skills import SpanSampler, spans
 from offrl.nn.latent import draw, gaussian_kl
 
 B, OBS, A, H, Z, W = 6, 3, 2, 3, 4, 5

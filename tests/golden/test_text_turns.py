@@ -15,9 +15,9 @@ from offrl import registry, rng
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.data.text import from_episodes
-from offrl.text import cloned
-from offrl.text.turns import answered, first_of, trim
+from offrl.data.text.dataset import from_episodes
+from offrl.lm import reference_policy as cloned
+from offrl.lm.utterances import answered, first_of, trim
 
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "history": 3, "length": 30, "batch_size": 12, "tokenizer": "words"}
@@ -214,7 +214,7 @@ def clone() -> dict[str, Any]:
 
 @pytest.mark.parametrize("variant", ["a_lol", "a_lol_seq", "ref_free", "kl", "r_lol"])
 def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.text import advantages
+    from offrl.lm import advantages
 
     worth = torch.tensor([0.2, -1.5, 1.0, -0.9, 0.0])  # V_ref of the five turns
     monkeypatch.setattr(advantages, "reference_values", lambda algorithm, source, earned: worth)
@@ -250,7 +250,7 @@ def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPat
 
 
 def test_values_of_a_reference_are_what_it_earns_from_each_state() -> None:
-    from offrl.text.advantages import fit
+    from offrl.lm.advantages import fit
 
     g = np.random.default_rng(0)
     x = torch.tensor(g.normal(size=(800, 3)), dtype=torch.float32)

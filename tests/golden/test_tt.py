@@ -14,11 +14,11 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.algorithms.tt.beam_search import Plans, Search, beam_search, keep_likely
+from offrl.algorithms.tt.discretizer import Bins, encode
+from offrl.algorithms.tt.model import TokenModel, weighted_loss
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.nn.beam import Plans, Search, beam_search, keep_likely
-from offrl.nn.quantiles import Bins, encode
-from offrl.nn.tokens import TokenModel, weighted_loss
 
 G = np.random.default_rng(3)
 KIND = registry.get("algo", "tt")

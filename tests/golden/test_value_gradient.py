@@ -12,15 +12,15 @@ import reference as ref
 import torch
 
 import offrl
-from offrl import checkpoint
 from offrl.algorithms.dynamics import Dynamics
-from offrl.compose import compose
-from offrl.config import TrainConfig
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError
-from offrl.runs import directory
-from offrl.step import make_step, select, stack
+from offrl.runs.record import directory
+from offrl.settings.compose import compose
+from offrl.settings.train import TrainConfig
+from offrl.system import files as checkpoint
+from offrl.training.step import make_step, select, stack
 from offrl.world_models import value_gradient
 from offrl.world_models.dynamics import DynamicsSettings
 from offrl.world_models.model import load

@@ -12,16 +12,18 @@ import torch
 from imitated import META, Held, Machine, imitated
 from torch import nn
 
-from offrl import backend, distributed, registry, step
+from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
-from offrl.config import TrainConfig
-from offrl.data import mmap
-from offrl.engine import LocalEngine, Plan, default_group, first_state
+from offrl.data import memory as mmap
 from offrl.errors import UserError
-from offrl.policy import bind
-from offrl.replicas import Replica
-from offrl.step import choose_mode, make_step
-from offrl.train import _devices
+from offrl.evaluation.policy import bind
+from offrl.settings.replicas import Replica
+from offrl.settings.train import TrainConfig
+from offrl.system import backend
+from offrl.training import distributed, step
+from offrl.training.engine import LocalEngine, Plan, default_group, first_state
+from offrl.training.loop import _devices
+from offrl.training.step import choose_mode, make_step
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

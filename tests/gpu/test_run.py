@@ -13,8 +13,8 @@ import torch
 from imitated import META, Machine, imitated
 
 import offrl
-from offrl import checkpoint
 from offrl.data.dataset import Dataset
+from offrl.system import files as checkpoint
 
 SMALL: dict[str, dict[str, Any]] = {
     "iql": {"algo.hidden": [8, 8], "algo.batch_size": 16},
@@ -43,11 +43,11 @@ def left(run: offrl.Run) -> dict[str, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("algo", ["iql", *(pytest.param(a, marks=pytest.mark.slow) for a in ("dt", "dynamics"))])
 def test_a_run_and_its_resume(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(tmp_path, algo, 20, "cpu", device="cpu", compile="eager")
-    loop, api = sys.modules["offrl.train"], sys.modules["offrl.api"]
+    loop, api = sys.modules["offrl.training.loop"], sys.modules["offrl.api"]
     for module in (loop, api):
         monkeypatch.setattr(module, "pick_device", lambda name: META)
     monkeypatch.setattr(loop, "choose_mode", lambda *a: "cudagraph")
-    monkeypatch.setattr("offrl.backend.configure", lambda *a: "imitated")
+    monkeypatch.setattr("offrl.system.backend.configure", lambda *a: "imitated")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with imitated(), Machine():
         train(tmp_path, algo, 10, "there")

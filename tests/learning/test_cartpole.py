@@ -11,8 +11,8 @@ import pytest
 
 from offrl import registry
 from offrl.data.dataset import Dataset
-from offrl.policy import TrainedPolicy
-from offrl.step import make_step, select, stack
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.training.step import make_step, select, stack
 
 pytestmark = pytest.mark.learning
 COMMON: dict[str, Any] = {"hidden": [64, 64], "learning_rate": 1e-3, "batch_size": 128}

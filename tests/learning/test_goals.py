@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from offrl import registry
 from offrl.data.dataset import Dataset
-from offrl.step import make_step, select, stack
+from offrl.training.step import make_step, select, stack
 
 pytestmark = pytest.mark.learning
 

@@ -14,9 +14,9 @@ import offrl
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.data.text import from_episodes
+from offrl.data.text.dataset import from_episodes
 from offrl.envs.text import AnyText
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 pytestmark = pytest.mark.learning
 PROMPTS = ("the sea is\n", "the wood is\n")

@@ -15,9 +15,9 @@ import offrl
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.data.text import from_episodes
+from offrl.data.text.dataset import from_episodes
 from offrl.envs.text import AnyText
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 pytestmark = pytest.mark.learning
 COMMON: dict[str, Any] = {"eval.every": 0, "compare": [], "quiet": True}

@@ -13,7 +13,7 @@ import pytest
 
 import offrl
 from offrl.envs.point_mass import PointMass
-from offrl.runs import Run
+from offrl.runs.record import Run
 
 pytestmark = pytest.mark.learning
 COMMON: dict[str, Any] = {"compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 20, "eval.workers": 0, "compile": "eager"}

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from offrl.data import Dataset, DatasetConfig, InverseSettings, action_free_dataset, label_actions, load_dataset, split_labelled
-from offrl.data.inverse import Inputs
 from offrl.errors import UserError
+from offrl.relabel.inverse_dynamics import Inputs
 
 SETTINGS = InverseSettings(members=1, updates=150, hidden=[32], dropout=0.0, learning_rate=1e-2, batch_size=64)
 SMALL: dict[str, Any] = {"action_free_members": 1, "action_free_updates": 20, "action_free_hidden": [8]}
@@ -119,7 +119,7 @@ def test_settings_label_the_hidden_episodes_and_the_labels_are_kept(tmp_path: Pa
     assert torch.equal(first.columns["actions"][:120], labelled.columns["actions"])
     assert torch.equal(first.columns["observations"][120:], rest.columns["observations"])
     assert not torch.equal(first.columns["actions"][120:], rest.columns["actions"])
-    from offrl.data import action_free
+    from offrl.relabel import actions as action_free
 
     kept = list((tmp_path / "actions").glob("*.safetensors"))
     assert len(kept) == 1

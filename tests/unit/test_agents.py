@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.agents import load_agents, reseeded
 from offrl.errors import UserError
+from offrl.interop.policies import load_agents, reseeded
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
 POLICIES = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "policies"

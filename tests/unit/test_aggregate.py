@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from offrl import aggregate, bootstrap
-from offrl.aggregate import Through
 from offrl.errors import UserError
+from offrl.statistics import aggregate, bootstrap
+from offrl.statistics.aggregate import Through
 
 SIXTEEN = np.arange(1.0, 17.0).reshape(4, 4)  # [runs, tasks]
 has_rliable = pytest.mark.skipif(not bootstrap.rliable_name(), reason="rliable does not import here")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import offrl
-from offrl import asked
-from offrl.cli import main
+from offrl.cli.main import main
 from offrl.errors import UserError
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import Evaluator
-from offrl.runs import Run
-from offrl.tasks import lookup
+from offrl.evaluation import target_returns as asked
+from offrl.evaluation.evaluator import Evaluator
+from offrl.runs.record import Run
+from offrl.settings.evaluation import EvalConfig
+from offrl.tasks.task import lookup
 
 SMALL = {"algo.width": 8, "algo.layers": 1, "algo.context": 3, "compile": "eager", "quiet": True, "eval.every": 0, "compare": []}
 

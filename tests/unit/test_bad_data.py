@@ -12,9 +12,9 @@ import pytest
 
 from offrl import registry
 from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data.assemble import RawData
 from offrl.data.checks import find_faults
-from offrl.data.raw import RawData
-from offrl.data.sources import read_raw
+from offrl.data.formats import read_raw
 from offrl.errors import UserError
 
 N = 30  # three episodes of ten rows; the second ends in a terminal

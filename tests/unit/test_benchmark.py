@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from offrl import registry, runs
-from offrl.benchmark import cell, grid, launch, plan, suites
-from offrl.data.config import DatasetConfig
-from offrl.data.sources import minari, ogbench
+from offrl import registry
+from offrl.benchmark import cell, launch, plan, suites
+from offrl.benchmark import run as grid
+from offrl.data.formats import minari, ogbench
 from offrl.errors import UserError
-from offrl.experiments import config_names
+from offrl.runs import record as runs
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.presets import config_names
 
 
 def command(**values: Any) -> plan.Command:

@@ -42,8 +42,8 @@ def test_spikes_are_entries_far_above_the_running_median() -> None:
 def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ablations
 
-    from offrl import compose as composing
-    from offrl.compose import compose
+    from offrl.settings import compose as composing
+    from offrl.settings.compose import compose
 
     once = functools.cache(lambda *overrides, slow=composing._hydra: slow(list(overrides)))  # Hydra's part, once for each algorithm
     monkeypatch.setattr(composing, "_hydra", lambda overrides: copy.deepcopy(once(*overrides)))
@@ -143,7 +143,7 @@ def test_rows_of_algorithms_and_their_table() -> None:
 def test_page_of_all_algorithms() -> None:
     from scores_page import page
 
-    from offrl.results import Missing, Results, Score
+    from offrl.runs.results import Missing, Results, Score
 
     def score(algorithm: str, dataset: str, seed: int, value: float, step: int = 100) -> Score:
         return Score("", dataset, f"{dataset} in Hopper-v4; 0 and 100 are D4RL reference returns", algorithm, algorithm, seed, step, 10,

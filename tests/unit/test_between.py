@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from offrl import checkpoint, rng
+from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import DataSpec
-from offrl.engine import LocalEngine, Plan, first_state
-from offrl.replicas import Replica
-from offrl.step import Step, make_step, metric_means
+from offrl.settings.replicas import Replica
+from offrl.system import files as checkpoint
+from offrl.training.engine import LocalEngine, Plan, first_state
+from offrl.training.step import Step, make_step, metric_means
 
 compiler = pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="needs a C++ compiler")
 

@@ -13,8 +13,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from offrl import checkpoint
 from offrl.errors import UserError
+from offrl.system import files as checkpoint
 
 
 class State(NamedTuple):

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.cli import main
-from offrl.collect import goals
+from offrl.cli.main import main
+from offrl.collect import ogbench as goals
+from offrl.collect.config import CollectConfig
 from offrl.collect.d4rl import choose
+from offrl.collect.environment import look
 from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
-from offrl.collect.place import Stop, Stopped
-from offrl.collect.record import Recorder, record
-from offrl.collect.settings import CollectConfig
+from offrl.collect.record import Stop, Stopped
+from offrl.collect.recorder import Recorder, record
 from offrl.collect.train import Snapshot, stream
-from offrl.collect.world import look
-from offrl.data.config import DatasetConfig
 from offrl.data.load import load_dataset
 from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
 
 SHARED = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 REFERENCE = SHARED / "ogbench" / "pointmaze-medium-navigate-v0.npz"
@@ -163,7 +163,7 @@ def play(folder: Path, **changes: Any) -> list[Episode]:
     def act(observations: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return rng.uniform(-3, 3, (len(observations), 1))
 
-    from offrl.agents import FunctionPolicy
+    from offrl.interop.policies import FunctionPolicy
 
     world = look("TestWild-v0")
     options: dict[str, Any] = {
@@ -187,7 +187,7 @@ def same(a: list[Episode], b: list[Episode]) -> bool:
 
 
 def test_a_recording_that_was_stopped_goes_on_to_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offrl.collect.record.SHARD_ROWS", 100)
+    monkeypatch.setattr("offrl.collect.recorder.SHARD_ROWS", 100)
     whole = play(tmp_path / "a")
     assert sum(map(len, whole)) >= 2000 > sum(map(len, whole[:-1]))
     assert len(shards(tmp_path / "a")) > 5
@@ -379,7 +379,7 @@ def test_d4rl_recipe_with_a_stop_on_the_way(home: Path, monkeypatch: pytest.Monk
         return made
 
     monkeypatch.setattr(train, "_model", model)
-    from offrl.collect import place
+    from offrl.collect import record as place
 
     class Early(place.Stop):
         asked = property(lambda self: bool(seen) and seen[-1].num_timesteps == 70, lambda self, value: None)

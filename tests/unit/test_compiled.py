@@ -13,11 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 import offrl
-from offrl import backend, registry
+from offrl import registry
 from offrl.data.dataset import Dataset
-from offrl.engine import LocalEngine, Plan, first_state
-from offrl.replicas import Replica
-from offrl.step import Step, make_step, stack
+from offrl.settings.replicas import Replica
+from offrl.system import backend
+from offrl.training.engine import LocalEngine, Plan, first_state
+from offrl.training.step import Step, make_step, stack
 
 CPU = torch.device("cpu")
 Broken = Callable[..., Callable[..., None]]

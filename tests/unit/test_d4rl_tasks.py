@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offrl import tasks
-from offrl.environments import action_kind, flattener, make_env, time_limit
 from offrl.envs import d4rl
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import Evaluator
+from offrl.evaluation.evaluator import Evaluator
+from offrl.settings.evaluation import EvalConfig
+from offrl.tasks import task as tasks
+from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 
 GYM = [(robot, f"{level}-{v}") for robot in ("halfcheetah", "hopper", "walker2d", "ant")
        for v in ("v0", "v1", "v2") for level in ("random", "medium", "expert", "medium-replay", "medium-expert")]  # fmt: skip

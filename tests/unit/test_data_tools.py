@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.part import Choice
-from offrl.data.sources import read_raw
-from offrl.data.tools import convert, merge, subset
+from offrl.data.formats import read_raw
+from offrl.data.tools.convert import convert, merge, subset
+from offrl.data.tools.subset import Choice
 from offrl.data.transforms import subsample, top_fraction
 from offrl.errors import UserError
 

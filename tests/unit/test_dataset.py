@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from offrl.data import Dataset, DatasetConfig, DataSpec, load_dataset
-from offrl.data.raw import RawData, assemble, find_ends
+from offrl.data.assemble import RawData, assemble, find_ends
 from offrl.errors import UserError
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 # Three episodes: rows 0-2 end in a terminal, rows 3-4 in a time-out, rows 5-6 in both at once. Observation of row i is [i, 10 i].
 OBS = np.array([[i, 10.0 * i] for i in range(7)], np.float32)

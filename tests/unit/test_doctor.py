@@ -13,12 +13,12 @@ import h5py
 import numpy as np
 import pytest
 
-from offrl.data import doctor as module
-from offrl.data.config import DatasetConfig
-from offrl.data.doctor import doctor, write_page
-from offrl.data.inspect import Report, report
-from offrl.data.raw import RawData, raw_from_arrays
+from offrl.data.assemble import RawData, raw_from_arrays
+from offrl.data.tools.inspect import Report, report
 from offrl.errors import UserError
+from offrl.report import dataset as module
+from offrl.report.dataset import doctor, write_page
+from offrl.settings.dataset import DatasetConfig
 
 from .test_html import Reader, outside
 from .test_inspect import columns
@@ -39,8 +39,8 @@ def undrawn(name: str) -> contextlib.ExitStack:
     """Pictures are made but not drawn, unless the case is one of DRAWN."""
     patches = contextlib.ExitStack()
     if name not in DRAWN:
-        patches.enter_context(mock.patch("offrl.plots.save"))
-        patches.enter_context(mock.patch("offrl.html.svg", return_value="<svg></svg>"))
+        patches.enter_context(mock.patch("offrl.figures.curves.save"))
+        patches.enter_context(mock.patch("offrl.report.page.svg", return_value="<svg></svg>"))
     return patches
 
 
@@ -162,7 +162,7 @@ def test_large_data_are_sampled_and_it_is_said(tmp_path: Path, monkeypatch: pyte
 
 
 def test_share_on_an_end_of_the_range() -> None:
-    from offrl.data.doctor_plots import edge_shares
+    from offrl.figures.dataset import edge_shares
 
     raw = made(actions=np.array([[1.0, 0.0]] * 6 + [[0.5, -1.0]] * 4))
     findings = report(raw)
@@ -170,7 +170,7 @@ def test_share_on_an_end_of_the_range() -> None:
 
 
 def test_coverage_names_the_variance() -> None:
-    from offrl.data.doctor_plots import coverage
+    from offrl.figures.dataset import coverage
 
     rng = np.random.default_rng(0)
     shared = rng.normal(size=4000)

@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from offrl import backend, checkpoint, processes, registry
+from offrl import registry
 from offrl.data.dataset import Dataset
-from offrl.engine import LocalEngine, Plan, default_group, first_state, group_sizes, try_update
 from offrl.errors import UserError
-from offrl.replicas import Replica, expand
-from offrl.workers import WorkerEngine, WorkersUnavailable, shares
+from offrl.settings.replicas import Replica, expand
+from offrl.system import backend, processes
+from offrl.system import files as checkpoint
+from offrl.training.engine import LocalEngine, Plan, default_group, first_state, group_sizes, try_update
+from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
 
 CPU = torch.device("cpu")
 

@@ -19,16 +19,17 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from offrl import evalpool, registry
+from offrl import registry
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.evalconfig import EvalConfig, cores, worker_count
-from offrl.evalpool import EvaluationPool, PoolUnavailable, evaluate_parallel, poolable
-from offrl.evaluate import Evaluation, Evaluator
-from offrl.policy import TrainedPolicy
-from offrl.replicas import Replica, for_replica
-from offrl.step import select, stack
-from offrl.tasks import Task
+from offrl.evaluation import pool as evalpool
+from offrl.evaluation.evaluator import Evaluation, Evaluator
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.pool import EvaluationPool, PoolUnavailable, evaluate_parallel, poolable
+from offrl.settings.evaluation import EvalConfig, cores, worker_count
+from offrl.settings.replicas import Replica, for_replica
+from offrl.tasks.task import Task
+from offrl.training.step import select, stack
 
 TASK = Task("hopper", env_id="Hopper-v4", ref_min=-20.0, ref_max=3234.0, ref_label="D4RL")
 CONFIG = EvalConfig(episodes=5, parallel=3)

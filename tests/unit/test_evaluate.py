@@ -11,11 +11,11 @@ import pytest
 from gymnasium import spaces
 
 from offrl.data.dataset import DataSpec
-from offrl.environments import check_fit, flattener, make_env, resolve_task
 from offrl.errors import UserError
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import Evaluation, Evaluator, evaluate, reset_seed
-from offrl.tasks import Task
+from offrl.evaluation.evaluator import Evaluation, Evaluator, evaluate, reset_seed
+from offrl.settings.evaluation import EvalConfig
+from offrl.tasks.environments import check_fit, flattener, make_env, resolve_task
+from offrl.tasks.task import Task
 
 HOPPER = Task("hopper-medium-v2", env_id="Hopper-v4", ref_min=-20.272305, ref_max=3234.3, ref_label="D4RL")
 

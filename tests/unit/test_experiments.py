@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from offrl import compose as composing
-from offrl import experiments, registry
-from offrl.compose import compose
-from offrl.config import TrainConfig
-from offrl.data.config import DatasetConfig
+from offrl import registry
 from offrl.errors import UserError
-from offrl.experiments import config_folder, config_names, find_experiment, read_yaml
-from offrl.settings import check
+from offrl.settings import compose as composing
+from offrl.settings import presets as experiments
+from offrl.settings.compose import compose
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.field import check
+from offrl.settings.presets import config_folder, config_names, find_experiment, read_yaml
+from offrl.settings.train import TrainConfig
 
 TASKS = sorted(json.loads((Path(composing.__file__).parents[1] / "envs" / "d4rl.json").read_text())["tasks"])
 D4RL = sorted({name.rpartition("-v")[0]: name for name in TASKS}.values())  # the last version of each
@@ -350,7 +351,7 @@ def test_the_best_row_is_the_longest_pattern() -> None:
 
 
 def test_list_says_what_a_data_set_gets(capsys: pytest.CaptureFixture[str]) -> None:
-    from offrl.commands import list as listing
+    from offrl.cli import list as listing
 
     assert listing.run(["algo=rebrac", "dataset=hopper-medium-expert-v2"]) == 0
     assert capsys.readouterr().out == (

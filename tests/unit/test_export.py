@@ -19,11 +19,11 @@ from offrl import registry, rng
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import SUFFIX, netlist
 from offrl.export.check import check
-from offrl.export.files import export_policy
 from offrl.export.graph import Draw, PolicyGraph, draws_of
-from offrl.policy import TrainedPolicy
+from offrl.export.write import export_policy
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`torch\.jit:DeprecationWarning"),
@@ -224,7 +224,7 @@ def test_operations_are_those_of_torch(activation: str) -> None:
 def test_description(tmp_path: Path) -> None:
     import dataclasses
 
-    from offrl.tasks import Task
+    from offrl.tasks.task import Task
 
     low, high = (-1.0,) * 3, (1.0,) * 3
     mean, std = (0.1,) * 11, (2.0,) * 11

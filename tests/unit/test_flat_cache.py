@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from offrl import registry
-from offrl.data import Dataset, DatasetConfig, flat, load_dataset
-from offrl.data.mmap import MANIFEST, Memory
+from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data import cache as flat
+from offrl.data.memory import MANIFEST, Memory
 from offrl.data.transforms import normalize_observations
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 N = 600
 
@@ -251,7 +252,7 @@ def test_a_task_with_a_function_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_minari_arrow_files_are_watched(tmp_path: Path) -> None:
-    from offrl.data.sources import Source
+    from offrl.data.formats import Source
 
     (tmp_path / "data" / "0").mkdir(parents=True)
     (tmp_path / "data" / "metadata.json").write_text('{"action_space": ""}')

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl import goal_map, registry
-from offrl.backbones.levels import TwoLevels
+from offrl import registry
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.engine import policies_of
-from offrl.environments import make_env
 from offrl.envs import ogbench
 from offrl.errors import UserError
-from offrl.replicas import Replica
-from offrl.tasks import Task
+from offrl.families.hierarchical import TwoLevels
+from offrl.figures import goal_map
+from offrl.settings.replicas import Replica
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import Task
+from offrl.training.engine import policies_of
 
 
 def walks(normal: bool = False, name: str = "my-maze", **columns: Any) -> Dataset:

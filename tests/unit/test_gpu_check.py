@@ -364,7 +364,7 @@ def test_what_compute_sanitizer_says(check: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_runs_in_another_mode_than_asked_for_is_no_measurement(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl import step
+    from offrl.training import step
 
     def refuse(*arguments: Any, **settings: Any) -> Any:
         raise RuntimeError("no compiler")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.sources import minari
-from offrl.data.sources.hdf5map import Hdf5Map
+from offrl.data.formats import minari
+from offrl.data.formats.hdf5map import Hdf5Map
 from offrl.errors import UserError
 
 LENGTHS = (3, 700, 1, 12)  # 700 rows: h5py cuts the observations into blocks in both dimensions

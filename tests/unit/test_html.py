@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from offrl import plots
 from offrl.errors import UserError
-from offrl.html import Cell, Page, escape, slug, svg
+from offrl.figures import curves as plots
+from offrl.report.page import Cell, Page, escape, slug, svg
 
 NASTY = "<script>alert(\"x\")</script> & 'q' \x00\x1b\ud800 </style></title>"
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -138,7 +138,7 @@ def test_pictures_follow_the_theme_and_keep_apart() -> None:
 
 
 def test_colours_of_the_pictures_are_known_to_the_style_sheet() -> None:
-    from offrl.html_style import DARK, LIGHT, THEMED
+    from offrl.report.style import DARK, LIGHT, THEMED
 
     assert set(plots.COLOURS) | {plots.GREY} <= set(THEMED)
     for variable in THEMED.values():

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from offrl import rng
-from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset
-from offrl.data.imitation import ExpertSampler, append_expert
+from offrl.data.demonstrations import ExpertSampler, append_expert
 from offrl.data.load import load_dataset
 from offrl.errors import UserError
-from offrl.settings import known
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.field import known
 
 
 def episodes(count: int, at: float, steps: int = 5, **more: Any) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offrl.cli import main
-from offrl.commands.adapt import chosen
-from offrl.environments import make_env
+from offrl.cli.adapt import chosen
+from offrl.cli.main import main
 from offrl.envs import bandits
 from offrl.errors import UserError
-from offrl.in_context import Arena, Played, picture, table, unseen
-from offrl.tasks import Task
+from offrl.evaluation.in_context import Arena, Played, picture, table, unseen
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import Task
 
 BANDITS = bandits.lookup("bandits")
 assert BANDITS is not None

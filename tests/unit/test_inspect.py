@@ -8,9 +8,9 @@ import h5py
 import numpy as np
 import pytest
 
-from offrl.data.config import DatasetConfig
-from offrl.data.inspect import Report, _ranges, inspect_dataset
+from offrl.data.tools.inspect import Report, _ranges, inspect_dataset
 from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
 
 ROWS = 40  # four episodes of ten rows; 0 and 2 terminate, 1 and 3 time out
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from scripted_endpoint import completion, serving
 
-from offrl import cli
+from offrl.cli import main as cli
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.reward_file import RewardLabels
+from offrl.data.reward_labels import RewardLabels
 from offrl.errors import UserError
 from offrl.labelling import Answers, Endpoint, Renderer, ask, label_by_score, label_subgoals, parse
 from offrl.labelling.preferences import compare
@@ -253,7 +253,7 @@ def test_rows_in_words() -> None:
     data = Dataset.from_arrays(
         np.array([[1.23456, -2.0], [0.0, 1e-9], [5.0, 6.0]]), np.array([1, 0, 1]), np.zeros(3), num_actions=2, terminations=[0, 0, 1]
     )
-    from offrl.data.labels import episode_columns
+    from offrl.data.reward_labels import episode_columns
 
     columns = episode_columns(data, 0, 3)
     assert (
@@ -492,13 +492,13 @@ def test_a_local_model_answers_the_same_in_a_batch_and_alone(tmp_path: Path) -> 
 
 
 def test_a_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import offrl.nn.language
-    from offrl.labelling import local
+    import offrl.lm.models.pretrained
+    from offrl.labelling import local_model as local
 
-    offrl.nn.language.packages.cache_clear()
+    offrl.lm.models.pretrained.packages.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"pip install 'offrl\[text\]'"):
         local.LocalModel(str(tmp_path))
-    offrl.nn.language.packages.cache_clear()
+    offrl.lm.models.pretrained.packages.cache_clear()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from offrl.data import Dataset, DatasetConfig, PreferenceModel, PreferenceSettings, label_rewards, load_dataset
-from offrl.data.preferences import preferred_by_return, segment_pairs
 from offrl.errors import UserError
+from offrl.relabel.preferences import preferred_by_return, segment_pairs
 
 N = 12
 R = np.random.default_rng(0)

@@ -16,18 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-from offrl import checkpoint, registry, rng
+from offrl import registry, rng
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.nn import language as languages
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.lm.models import pretrained as languages
 from offrl.nn.transformer import visible
-from offrl.policy import TrainedPolicy
-from offrl.step import make_step, select, stack
+from offrl.system import files as checkpoint
+from offrl.training.step import make_step, select, stack
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.nn.adapted import Trunk, probe
+from offrl.lm.models.adapters import Trunk, probe
 
 SHARED = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 WORDS = ["<unk>", *"abcdefgh"]
@@ -309,7 +310,7 @@ def test_settings_that_do_not_fit(llama: Path, dataset: Dataset, tmp_path: Path,
     shutil.copytree(llama, wordless, ignore=shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(UserError, match="no tokenizer could be read"):
         make(dataset, wordless, text=str(tmp_path / "few.txt"))
-    monkeypatch.setattr("offrl.nn.adapted.SPLIT", ("a", "b"))
+    monkeypatch.setattr("offrl.lm.models.adapters.SPLIT", ("a", "b"))
     with pytest.raises(UserError, match=r"no linear layers called .*\(algo.lora_layers\); those it has: down_proj"):
         make(dataset, llama)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from offrl import logging as log
 from offrl.errors import UserError
-from offrl.replicas import Replica, expand
+from offrl.runs import log
+from offrl.settings.replicas import Replica, expand
 
 FILES = ("metrics.jsonl", "scores.csv")
 

@@ -16,7 +16,7 @@ from gymnasium.utils.env_checker import check_env
 
 import offrl
 from offrl.errors import UserError
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 from offrl.world_models import starts
 from offrl.world_models.model import load
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from offrl import ope
-from offrl.commands import select as command
+from offrl.cli import select as command
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.stats import student_t
+from offrl.statistics.intervals import student_t
 
 DISCOUNT = 0.9
 
@@ -215,7 +215,7 @@ def test_without_a_model_one_is_trained_first(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_each_elite_is_asked_for_its_own_rows(tmp_path: Path, count: int) -> None:
-    from offrl.world_models.evaluation import asked
+    from offrl.ope.model_based import asked
     from offrl.world_models.model import load
 
     trained = load(linear_model.write(tmp_path / "m.safetensors"))

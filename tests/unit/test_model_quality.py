@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from offrl import checkpoint, cli
+from offrl.cli import main as cli
 from offrl.data.dataset import Dataset
-from offrl.replicas import Replica
-from offrl.world_models import quality, quality_plots, quality_report
+from offrl.figures import world_model as quality_plots
+from offrl.report import world_model as quality_report
+from offrl.settings.replicas import Replica
+from offrl.system import files as checkpoint
+from offrl.world_models import quality
 from offrl.world_models.dynamics import DynamicsSettings, split
 from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, save
 

@@ -15,23 +15,24 @@ import torch
 import yaml
 from gymnasium import spaces
 
-from offrl import experiments, registry
+from offrl import registry
 from offrl.algorithm import TrainState
-from offrl.config import TrainConfig
-from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.formats.minari import _observation_leaves
+from offrl.data.formats.minari_episodes import Buffers
 from offrl.data.load import load_dataset
-from offrl.data.mmap import Memory
-from offrl.data.sources.minari import _observation_leaves
-from offrl.data.sources.minari_episodes import Buffers
-from offrl.environments import make_env, resolve_task
+from offrl.data.memory import Memory
 from offrl.envs import ogbench
 from offrl.errors import UserError
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import Evaluator, evaluate, goal_of
-from offrl.policy import TrainedPolicy
-from offrl.tasks import Task
-from offrl.train import make_algorithm
+from offrl.evaluation.evaluator import Evaluator, evaluate, goal_of
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.settings import presets as experiments
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.train import TrainConfig
+from offrl.tasks.environments import make_env, resolve_task
+from offrl.tasks.task import Task
+from offrl.training.loop import make_algorithm
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ogbench"
 needs_package = pytest.mark.skipif(importlib.util.find_spec("ogbench") is None, reason="needs the extra `ogbench`")

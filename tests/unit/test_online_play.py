@@ -11,12 +11,12 @@ import torch
 from gymnasium import spaces
 
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers import TransitionSampler
+from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms import add_returns_to_go
 from offrl.errors import UserError
-from offrl.online.play import Play, start_seed
-from offrl.online.rows import Rows, columns_for, returns_of
-from offrl.tasks import Task
+from offrl.finetuning.environments import Play, start_seed
+from offrl.finetuning.transitions import Rows, columns_for, returns_of
+from offrl.tasks.task import Task
 
 
 class Walk(gym.Env):

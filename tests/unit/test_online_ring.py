@@ -10,9 +10,9 @@ import torch
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers import TransitionSampler
+from offrl.data.samplers.transitions import TransitionSampler
 from offrl.errors import UserError
-from offrl.online.ring import Column, MixedBatches, Replay, Ring
+from offrl.finetuning.replay_buffer import Column, MixedBatches, Replay, Ring
 
 COLUMNS: dict[str, Column] = {
     "observations": ((2,), torch.float32),

@@ -17,13 +17,14 @@ import torch
 from gymnasium import spaces
 
 import offrl
-from offrl import checkpoint, registry
+from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.online import outcome
-from offrl.online.learner import Learner
-from offrl.online.ring import MixedBatches
-from offrl.runs import Run
+from offrl.finetuning import summary as outcome
+from offrl.finetuning.learner import Learner
+from offrl.finetuning.replay_buffer import MixedBatches
+from offrl.runs.record import Run
+from offrl.system import files as checkpoint
 
 SMALL: dict[str, Any] = {"quiet": True, "device": "cpu", "compile": "eager", "log_every": 10, "eval.episodes": 2, "eval.every": 20}
 

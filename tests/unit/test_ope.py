@@ -13,7 +13,7 @@ from offrl import ope
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.ope.config import OPEConfig
-from offrl.ope.dr import doubly_robust
+from offrl.ope.doubly_robust import doubly_robust
 from offrl.ope.fqe import FQE, Scale, combine, fit, fqe, summarise
 from offrl.ope.importance import behavior_log_prob, log_ratios, target_log_prob, weighted_sums, wis
 from offrl.ope.problem import behavior_value, candidate_actions, make_problem

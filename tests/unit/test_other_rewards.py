@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import offrl
-from offrl import other_rewards
-from offrl.cli import main
+from offrl.cli.main import main
 from offrl.data.load import load_dataset
 from offrl.envs.point_mass import at_centre, at_ring
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy
-from offrl.runs import Run
+from offrl.evaluation import reward_inference as other_rewards
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.runs.record import Run
 
 SMALL: dict[str, Any] = {"compile": "eager", "quiet": True, "eval.env": "none", "compare": []}
 FB = {"algo.hidden": [8], "algo.inputs_hidden": [8], "algo.backward_hidden": [8], "algo.z_dim": 3, "algo.batch_size": 16}

@@ -99,7 +99,7 @@ def run(code: str, cwd: Path) -> str:
 
 
 def test_command_line_starts_without_heavy_imports(tmp_path: Path) -> None:
-    out = run(f"import sys, offrl, offrl.cli, offrl.registry; print([m for m in {HEAVY} if m in sys.modules])", tmp_path)
+    out = run(f"import sys, offrl, offrl.cli.main, offrl.registry; print([m for m in {HEAVY} if m in sys.modules])", tmp_path)
     assert out.strip() == "[]"
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco import ant_v4, half_cheetah_v4, hopper_v4, mujoco_env, walker2d_v4
 
-from offrl import physics
-from offrl.environments import make_env
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import Evaluator
-from offrl.tasks import Task, lookup
+from offrl.evaluation import steppers as physics
+from offrl.evaluation.evaluator import Evaluator
+from offrl.settings.evaluation import EvalConfig
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import Task, lookup
 
 NAMES = ("Hopper", "HalfCheetah", "Walker2d", "Ant", "Swimmer", "InvertedPendulum")
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from offrl import plots
 from offrl.errors import UserError
-from offrl.logging import SCORE_COLUMNS, Result
-from offrl.replicas import expand
+from offrl.figures import curves as plots
+from offrl.runs.log import SCORE_COLUMNS, Result
+from offrl.settings.replicas import expand
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:

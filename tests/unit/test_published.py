@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from offrl import registry
-from offrl.aggregate import mean
 from offrl.envs import d4rl, published
+from offrl.statistics.aggregate import mean
 
 KINDS = ("medium", "medium-replay", "medium-expert")
 GYM = [f"{robot}-{kind}-v2" for robot in ("halfcheetah", "hopper", "walker2d") for kind in KINDS]

@@ -12,18 +12,20 @@ import pytest
 import torch
 import yaml
 
-from offrl import checkpoint, registry, runs
+from offrl import registry
 from offrl.algorithms.bc import BC, BCConfig
 from offrl.algorithms.iql import IQL
-from offrl.compose import compose, parse
-from offrl.config import TrainConfig
 from offrl.data import Dataset
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn import MLP
-from offrl.policy import TrainedPolicy
-from offrl.replicas import Replica, by_cell, check_grid, expand, for_replica, hyper, number, replicas, scalars, structural
-from offrl.settings import setting
+from offrl.runs import record as runs
+from offrl.settings.compose import compose, parse
+from offrl.settings.field import setting
+from offrl.settings.replicas import Replica, by_cell, check_grid, expand, for_replica, hyper, number, replicas, scalars, structural
+from offrl.settings.train import TrainConfig
+from offrl.system import files as checkpoint
 
 GRID = {"temperature": [1.0, 3.0], "expectile": [0.7, 0.9]}
 SPEC = DataSpec((3,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))

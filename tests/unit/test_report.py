@@ -88,8 +88,8 @@ def made(*paths: Path, out: Path, draw: bool = False, **settings: object) -> tup
     """(the page's text, the rows of table.csv), after a check of the page's form. draw: with its pictures, which take a second."""
     with contextlib.ExitStack() as patches:
         if not draw:
-            patches.enter_context(mock.patch("offrl.plots.save"))
-            patches.enter_context(mock.patch("offrl.html.svg", return_value="<svg></svg>"))
+            patches.enter_context(mock.patch("offrl.figures.curves.save"))
+            patches.enter_context(mock.patch("offrl.report.page.svg", return_value="<svg></svg>"))
         page = report(list(paths), ReportConfig(out=str(out), bootstrap=200, **settings))  # type: ignore[arg-type]
     text = page.read_text(encoding="utf-8")
     reader = Reader(text)
@@ -307,8 +307,8 @@ def test_a_table_of_results_alone(tmp_path: Path) -> None:
 
 
 def test_times(tmp_path: Path) -> None:
-    from offrl.report.details import times
-    from offrl.runs import Run
+    from offrl.report.diagnostics import times
+    from offrl.runs.record import Run
 
     run = make(tmp_path, "bc", "hopper-medium-v2", level(50))
     speed, trained, evaluated = times(Run(run))
@@ -324,7 +324,7 @@ def test_names_that_are_markup(tmp_path: Path) -> None:
 
 
 def test_bad_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from offrl.cli import main
+    from offrl.cli.main import main
 
     grid(tmp_path / "runs")
     runs, out = str(tmp_path / "runs"), f"out={tmp_path / 'out'}"
@@ -348,7 +348,7 @@ def test_bad_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from offrl.cli import main
+    from offrl.cli.main import main
 
     make(tmp_path / "a=b", "bc", "hopper-medium-v2", level(50))
     assert main(["report", str(tmp_path / "a=b"), f"out={tmp_path / 'o, p'}", "title=a, b: [c", "bootstrap=100"]) == 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.results import COLUMNS, Results, Score, collect, environment, group, groups, reference, settings_matrix, write
+from offrl.runs.results import COLUMNS, Results, Score, collect, environment, group, groups, reference, settings_matrix, write
 
 HEADER = "step,seed,{}episodes,return_mean,return_std,length_mean,success,score,dataset,environment"
 PLACE = "{} in {}, gymnasium 1.4.0, mujoco {}; 0 and 100 are {} reference returns"
@@ -485,9 +485,9 @@ NEORL2_BC = {
 
 def test_a_published_table_from_its_raw_returns(tmp_path: Path) -> None:
     """Seven runs, three seeds each: NeoRL-2's printed column of BC, mean and deviation, and rliable's aggregates of it."""
-    from offrl.aggregate import aggregates
-    from offrl.bootstrap import rliable_name
     from offrl.envs import neorl2, published
+    from offrl.statistics.aggregate import aggregates
+    from offrl.statistics.bootstrap import rliable_name
 
     for task, returns in NEORL2_BC.items():
         where = place(task, f"neorl2:{task}", whose="NeoRL-2")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from offrl import runs
-from offrl.compose import compose
+from offrl.runs import record as runs
+from offrl.settings.compose import compose
 
 
 def test_a_setting_added_later_is_part_of_a_run_only_where_it_is_used() -> None:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from offrl.signals import handled
+from offrl.system.signals import handled
 
 
 @pytest.mark.usefixtures("heeds_signals")

@@ -11,10 +11,10 @@ import torch
 
 from offrl import rng
 from offrl.data.dataset import DataSpec
-from offrl.world_models import sindy
 from offrl.world_models.model import load, save
 from offrl.world_models.rollout import branched
-from offrl.world_models.sindy_model import SindyModel, SindySettings
+from offrl.world_models.sindy import regression as sindy
+from offrl.world_models.sindy.model import SindyModel, SindySettings
 
 SETTINGS = SindySettings(members=4, degree=1, control_degree=0, termination="never")
 SPEC = DataSpec(

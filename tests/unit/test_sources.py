@@ -15,7 +15,7 @@ import torch
 
 from offrl import registry
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.sources import d4rl, read_raw, resolve
+from offrl.data.formats import d4rl, read_raw, resolve
 from offrl.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -242,7 +242,7 @@ def test_builtin_layout_with_final_observations_and_references(tmp_path: Path, m
     with h5py.File(path, "a") as file:
         file["final_observations"] = np.full((5, 11), 3.0, np.float32)
         file.attrs.update(env_id="Hopper-v5", dataset_id="offrl/hopper-mixed-v0", ref_min_score=10.0, ref_max_score=3000.0)
-    monkeypatch.setattr("offrl.data.sources.BUILTIN", path)
+    monkeypatch.setattr("offrl.data.formats.BUILTIN", path)
     data = load_dataset("builtin")
     task = data.spec.task
     assert task is not None and (task.env_id, task.ref_min, task.ref_max, task.ref_label) == ("Hopper-v5", 10.0, 3000.0, "offrl")

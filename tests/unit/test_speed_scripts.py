@@ -62,7 +62,7 @@ def test_plain_windows_are_those_of_the_sampler() -> None:
     from peers.flops import DT_CONTEXT
     from peers.runner import synthetic
 
-    from offrl.data.sequences import SequenceSampler, windows
+    from offrl.data.samplers.sequences import SequenceSampler, windows
 
     batch = dt_plain.Windows(2_000).sample(200)
     assert not batch["valid"].all()  # some are padded

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from offrl.stats import mean_interval, student_t
+from offrl.statistics.intervals import mean_interval, student_t
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from offrl.data.load import load_dataset
-from offrl.environments import check_fit, make_env
 from offrl.envs import stitch
-from offrl.tasks import lookup
-from offrl.world_models import terminations
-from offrl.world_models.known import raw_transitions
+from offrl.tasks.environments import check_fit, make_env
+from offrl.tasks.task import lookup
+from offrl.world_models.known import terminations
+from offrl.world_models.known.environments import raw_transitions
 
 
 def follow(way: str) -> tuple[float, str, int]:

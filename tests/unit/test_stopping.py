@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.config import TrainConfig
 from offrl.data import Dataset
 from offrl.errors import UserError
-from offrl.replicas import Replica
-from offrl.stopping import Plateau, ended_early
+from offrl.ope.stopping import Plateau, ended_early
+from offrl.settings.replicas import Replica
+from offrl.settings.train import TrainConfig
 
 DATA = Dataset.from_arrays(np.zeros((6, 2)), np.zeros((6, 1)), np.zeros(6), episode_ends=[2, 5])
 

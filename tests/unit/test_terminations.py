@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from offrl import registry
-from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.data.transforms import normalize_observations
-from offrl.environments import make_env
 from offrl.errors import UserError
-from offrl.tasks import Task, lookup
-from offrl.world_models import known, rewards, terminations
+from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import Task, lookup
+from offrl.world_models.known import environments as known
+from offrl.world_models.known import rewards, terminations
 
 SHARED = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 COUNT = 10_000  # states in each comparison

@@ -14,10 +14,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from offrl.environments import make_env
 from offrl.envs.text import AnyText, babyai, chess_env, gem_env, textworld_env
 from offrl.errors import UserError
-from offrl.tasks import Task, lookup
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import Task, lookup
 
 PACKAGES = {"gem": "gem-llm", "chess": "chess", "textworld": "textworld", "minigrid": "minigrid"}
 

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.data import text_tools
-from offrl.data.config import DatasetConfig
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.doctor import doctor
-from offrl.data.inspect import inspect_dataset
 from offrl.data.load import load_dataset
-from offrl.data.part import Choice
-from offrl.data.text import from_episodes, shared_strings, to_episodes
-from offrl.data.tools import convert, merge, subset
+from offrl.data.text import tools as text_tools
+from offrl.data.text.dataset import from_episodes, shared_strings, to_episodes
+from offrl.data.tools.convert import convert, merge, subset
+from offrl.data.tools.inspect import inspect_dataset
+from offrl.data.tools.subset import Choice
 from offrl.data.transforms import concatenate
 from offrl.errors import UserError
-from offrl.tasks import Task
+from offrl.report.dataset import doctor
+from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.task import Task
 
 ARCHER = Path(os.environ.get("OFFRL_DATA", "/work/shared/data")) / "text" / "archer_guess_my_city.json"
 

@@ -14,13 +14,13 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from offrl import registry
-from offrl.environments import make_env
 from offrl.envs.text import AnyText, HistoryWindow, maze, maze_data, wordle, wordle_play
 from offrl.errors import UserError
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import Evaluator, evaluate
-from offrl.tasks import lookup
-from offrl.text.rollouts import rollouts
+from offrl.evaluation.evaluator import Evaluator, evaluate
+from offrl.lm.rollouts import rollouts
+from offrl.settings.evaluation import EvalConfig
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import lookup
 
 START = {"start": (1, 1)}
 
@@ -159,7 +159,7 @@ def test_scores_are_of_lmrl_gym() -> None:
 
 
 class Solver:
-    """A policy as `offrl.evaluate` takes it, for compact observations."""
+    """A policy as `offrl.evaluation.evaluator` takes it, for compact observations."""
 
     def start(self, episodes: int) -> None:
         return None
@@ -234,7 +234,7 @@ def test_walks_are_the_seeds_and_told_in_other_words() -> None:
 
 
 def test_registered_data_are_episodes_of_their_tasks() -> None:
-    pytest.importorskip("offrl.data.text", reason="text data sets are not there yet")
+    pytest.importorskip("offrl.data.text.dataset", reason="text data sets are not there yet")
     data = registry.get("dataset", "text-maze-compact")(None)
     assert data.spec.text and data.spec.task == lookup("text-maze-compact") and len(data.episode_start) == 1_240
     assert data.spec.name == "text-maze-compact" and "5 3\n" in data.strings and "move left\n" in data.strings

@@ -13,16 +13,17 @@ import torch
 
 from offrl import registry
 from offrl.errors import UserError
-from offrl.policy import TrainedPolicy
-from offrl.step import make_step, select, stack
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.training.step import make_step, select, stack
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.data.text import from_episodes
-from offrl.nn import language as languages
-from offrl.text import algorithm as base
-from offrl.text import steered, tokenizing
+from offrl.data.text.dataset import from_episodes
+from offrl.lm import algorithm as base
+from offrl.lm import value_guided as steered
+from offrl.lm.models import pretrained as languages
+from offrl.lm.models import tokenizer as tokenizing
 
 ROOT = Path(__file__).parents[2]
 STORIES = ROOT.parent / "shared" / "data" / "text"
@@ -173,7 +174,7 @@ def test_a_long_history_is_cut_and_counted(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a language model lies is no part of a run's identity: the run of the clone says it, to a process that knows no model yet."""
-    from offrl.config import TrainConfig
+    from offrl.settings.train import TrainConfig
 
     tiny_gpt2(tmp_path / "lm")
     data, kind = story_data(), registry.get("algo", "ilql")
@@ -195,7 +196,7 @@ def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkey
     shutil.rmtree(tmp_path / "runs")
     for place, name in ((languages, "_known"), (base, "_tokenizers"), (steered, "_clones")):
         monkeypatch.setattr(place, name, {})
-    from offrl.text import cloned
+    from offrl.lm import reference_policy as cloned
 
     monkeypatch.setattr(cloned, "_clones", steered._clones)
     assert TrainedPolicy.load(tmp_path / "p.safetensors").act(data.strings[0]) == policy.act(data.strings[0])

@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from offrl import checkpoint, registry, rng
-from offrl.config import TrainConfig
+from offrl import registry, rng
 from offrl.errors import UserError
-from offrl.step import make_step, metric_means, stack
-from offrl.tasks import Task
+from offrl.settings.train import TrainConfig
+from offrl.system import files as checkpoint
+from offrl.tasks.task import Task
+from offrl.training.step import make_step, metric_means, stack
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
-from offrl.data.text import from_episodes
+from offrl.data.text.dataset import from_episodes
 from offrl.envs.text import AnyText
-from offrl.text import ring as rings
-from offrl.text.turns import turns
+from offrl.lm import replay as rings
+from offrl.lm.utterances import turns
 
 SMALL: dict[str, Any] = {
     "width": 8, "layers": 1, "heads": 2, "history": 3, "length": 24, "batch_size": 6, "tokenizer": "words", "start": "language_model",

@@ -15,23 +15,10 @@ if not find_spec("tokenizers"):
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.text import from_episodes
-from offrl.text import tokenizing, tokens
-from offrl.text.tokens import (
-    ACTION,
-    DONE,
-    IDS,
-    KNOWN,
-    LAST,
-    NEXT,
-    OBSERVED,
-    RETURN,
-    REWARD,
-    SUCCESSOR,
-    VALID,
-    TextSampler,
-    take,
-)
+from offrl.data.text.dataset import from_episodes
+from offrl.lm import sampler as tokens
+from offrl.lm.models import tokenizer as tokenizing
+from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, LAST, NEXT, OBSERVED, RETURN, REWARD, SUCCESSOR, VALID, TextSampler, take
 
 ALPHABET = "ab cZ09.,!?\n\t'\"<>/éüß中文😀"
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from offrl import registry
-from offrl.backbones import CriticAlgorithm
-from offrl.backbones.value_range import value_range
-from offrl.compose import compose
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import apply_transforms
+from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.runs import fit
+from offrl.families import CriticAlgorithm
+from offrl.runs.record import fit
+from offrl.settings.compose import compose
 
 MARGIN = 0.1
 
@@ -172,7 +172,7 @@ def test_ranges_that_are_none(bad: list[float]) -> None:
     ],
 )
 def test_ranges_that_are_none_on_the_command_line(text: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    from offrl.cli import main
+    from offrl.cli.main import main
 
     command = [
         "train",

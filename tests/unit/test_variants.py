@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offrl.variants import ABSENT, Variant, difference, digest, flatten, labels, value_text
+from offrl.settings.diff import ABSENT, Variant, difference, digest, flatten, labels, value_text
 
 OLD = {"algo": {"temperature": 3.0, "name": "iql", "hidden": [256, 256]}, "dataset": {"fields": {}, "check": True}, "seeds": [0, 1]}
 

@@ -16,13 +16,14 @@ import pytest
 from gymnasium import spaces
 
 from offrl.data.dataset import DataSpec
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import Evaluation, evaluate, reset_seed
-from offrl.replicas import Replica, expand
-from offrl.tasks import Task
-from offrl.video import NoVideo, film, picture, prepare
-from offrl.video.filming import _speed
-from offrl.video.picture import Reel, pictures
+from offrl.evaluation.evaluator import Evaluation, evaluate, reset_seed
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.replicas import Replica, expand
+from offrl.tasks.task import Task
+from offrl.video import NoVideo, film, prepare
+from offrl.video import frames as picture
+from offrl.video.frames import Reel, pictures
+from offrl.video.record import _speed
 
 iio = pytest.importorskip("imageio.v2", reason="needs pip install 'offrl[video]'")
 pytest.importorskip("imageio_ffmpeg", reason="needs pip install 'offrl[video]'")
@@ -275,7 +276,7 @@ def test_mujoco_without_a_back_end(tmp_path: Path) -> None:
 
 
 def test_replica_labels() -> None:
-    from offrl.video.filming import _label
+    from offrl.video.record import _label
 
     assert (
         _label(Replica(2)) == "seed 2"
@@ -293,7 +294,7 @@ def test_a_full_disk_costs_only_the_video(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_environment_that_the_run_was_scored_in(tmp_path: Path) -> None:
-    from offrl.video.filming import _task
+    from offrl.video.record import _task
 
     low, high = (-1.0,) * 3, (1.0,) * 3
     spec = DataSpec((11,), 3, action_low=low, action_high=high, name="hop", task=Task("hop", "Hopper-v4"))

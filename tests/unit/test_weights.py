@@ -13,7 +13,7 @@ from offrl.data import Dataset, DatasetConfig, load_dataset, weight_episodes
 from offrl.data.transforms import concatenate, keep_episodes
 from offrl.data.weights import advantages, effective_episodes
 from offrl.errors import UserError
-from offrl.settings import known
+from offrl.settings.field import known
 
 LENGTHS = [2, 5, 3, 4, 1, 6]
 ENDS = np.cumsum(LENGTHS) - 1

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import offrl
-from offrl import checkpoint
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
+from offrl.system import files as checkpoint
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, split
 from offrl.world_models.model import load
 
@@ -62,7 +62,7 @@ def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.world_models.model_based import ModelBased
+    from offrl.world_models.actor_critic import ModelBased
 
     monkeypatch.setattr(
         ModelBased, "dynamics", {k.removeprefix("algo."): v for k, v in MODEL.items() if k != "compile"} | {"max_epochs": 2}

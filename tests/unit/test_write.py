@@ -17,15 +17,16 @@ import h5py
 import numpy as np
 import pytest
 
-from offrl.data import Dataset, DatasetConfig, load_dataset, sink
-from offrl.data.mmap import Memory
-from offrl.data.raw import RawData, assemble
-from offrl.data.sink import Sink
-from offrl.data.sources import read_raw
-from offrl.data.tools import read_whole
-from offrl.data.write import write_data
+from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data.assemble import RawData, assemble
+from offrl.data.formats import hdf5_sink as sink
+from offrl.data.formats import read_raw
+from offrl.data.formats.hdf5_sink import Sink
+from offrl.data.formats.write import write_data
+from offrl.data.memory import Memory
+from offrl.data.tools.convert import read_whole
 from offrl.errors import UserError
-from offrl.tasks import Task
+from offrl.tasks.task import Task
 
 FORMS = ("d4rl", "minari")
 
@@ -495,7 +496,7 @@ def test_what_differs_when_read_back_is_not_put_in_place(form: str, tmp_path: Pa
     raw = example("plain")
     raw.columns["rewards"][7] = 1234.5
     monkeypatch.setattr(sink, "write_at", flip)
-    monkeypatch.setattr("offrl.data.write._blocks", lambda column: (len(column), {}))  # not compressed
+    monkeypatch.setattr("offrl.data.formats.write._blocks", lambda column: (len(column), {}))  # not compressed
     with pytest.raises(UserError, match=r"differs \(columns\): nothing was put there"):
         write_data(raw, tmp_path / ("x.hdf5" if form == "d4rl" else "x"), form)
     assert list(tmp_path.iterdir()) == []

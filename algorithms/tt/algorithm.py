@@ -1,0 +1,341 @@
+"""Trajectory Transformer: "Offline Reinforcement Learning as One Big Sequence Modeling Problem" (Janner et al., 2021, arXiv 2106.02039).
+
+A language model of trajectories, whose words are the bins of single numbers, and a policy that looks for the plan with the largest
+expected return among continuations drawn from it. What the bins are belongs to the state (`TrainState.extra`), so a policy file is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
+from offrl.algorithms.tt import discretizer as quantiles
+from offrl.algorithms.tt.beam_search import Plans, Search, beam_search
+from offrl.algorithms.tt.discretizer import Bins, decode, encode
+from offrl.algorithms.tt.model import TokenModel, weighted_loss
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.data.transforms import returns_to_go
+from offrl.errors import UserError
+from offrl.optim import Adam, Params
+from offrl.registry import register
+from offrl.settings.field import setting
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
+
+FITTED = 4_000_000  # rows whose observations and actions decide where bins lie
+BLOCK = 65_536  # rows that become tokens at once
+CHUNK = 2_048  # sequences that are decoded at once; no random number depends on it
+KINDS = ("observation", "action", "reward", "value")
+
+
+@dataclass
+class TTConfig:
+    """Settings of the Trajectory Transformer. The defaults are the authors', but for a planner that a CPU can play episodes with: theirs
+    are in configs/experiment/tt/published-gym.yaml."""
+
+    name: str = "tt"
+    learning_rate: float = setting(6e-4, "AdamW's learning rate", low=0.0)
+    weight_decay: float = setting(0.1, "AdamW's decay of the weights of matrix products", low=0.0)
+    clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+    warmup_steps: int | None = setting(None, "updates until the learning rate is reached; null: once through the data", low=0)
+    decay_steps: int | None = setting(
+        None,
+        "updates of the cosine, after the warm-up, from the learning rate down; then it rises as it fell, and so on, but is never below a "
+        "tenth; null: 19 times through the data",
+        low=1,
+    )
+    batch_size: int = setting(256, "windows in a batch", low=1)
+    context: int = setting(10, "steps of a window", low=2)
+    width: int = setting(128, "width of the transformer", low=1)
+    layers: int = setting(4, "its blocks", low=1)
+    heads: int = setting(4, "its attention heads", low=1)
+    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99)
+    bins: int = setting(100, "tokens of each number", low=2, high=32_766)
+    discretizer: str = setting("quantile", "bins hold equally many samples, or are equally wide", choices=quantiles.METHODS)
+    bin_value: str = setting(
+        "middle", "what a token stands for: the middle between the smallest and the largest sample of its bin, or their mean",
+        choices=quantiles.MEANINGS,
+    )  # fmt: skip
+    discount: float = setting(0.99, "of the values that are predicted, and of the rewards of a plan", low=0.0, high=1.0)
+    terminal_reward: float | None = setting(
+        None, "in place of the reward of a step that ends the episode (the authors, for locomotion: -100); null: as it is"
+    )
+    action_weight: float = setting(5.0, "weight of the actions' tokens in the loss; observations have 1", low=0.0)
+    reward_weight: float = setting(1.0, "weight of the rewards' tokens", low=0.0)
+    value_weight: float = setting(1.0, "weight of the values' tokens", low=0.0)
+    plan_horizon: int = setting(5, "steps of a plan (the authors: 5 to 20)", low=1)
+    plan_every: int = setting(1, "steps of a plan that are taken before the next one is made", low=1)
+    beam_width: int = setting(
+        16, "plans that are kept at each step (the authors: 32 or 128); 1 with beam_expand=1: none is compared with another", low=1
+    )
+    beam_expand: int = setting(2, "continuations that are drawn of each", low=1)
+    action_cdf: float = setting(
+        0.6, "actions are not drawn from the least probable tokens that have this share of the probability together", low=0.0, high=0.999
+    )
+    action_top_k: int = setting(0, "nor from any but so many; 0: from all, 1: the most probable", low=0)
+    observation_top_k: int = setting(1, "observations are drawn from so many tokens; 0: from all, 1: the most probable", low=0)
+    plan_context: int = setting(5, "steps that planning begins with at most, the one that is planned first included", low=2)
+    plan_longest: int | None = setting(
+        None,
+        "steps after which planning forgets all but the last plan_context - 1, and computes their keys anew (the authors: plan_context, so "
+        "after every step; about half as fast); at most context; null: context",
+        low=2,
+    )
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """The data as tokens, and what these mean."""
+
+    windows: Sequences
+    bins: Bins
+
+
+@dataclass(frozen=True)
+class TokenSampler(SequenceSampler):
+    """Windows as tokens [B, K D] int64 and whether these count in the loss, bool. After a terminal come stop tokens; where an episode is
+    cut off, by a time-out or the end of the data, what comes is not known and does not count."""
+
+    spec: DataSpec = dataclasses.field(kw_only=True)
+    bins: int = dataclasses.field(kw_only=True)
+    method: str = "quantile"
+    meaning: str = "middle"
+    discount: float = 0.99
+    terminal_reward: float | None = None
+
+    def prepare(self, dataset: Dataset) -> TokenSource:  # type: ignore[override]
+        """Raises UserError where no episode may be drawn."""
+        device = dataset.device
+        drawn = drawn_episodes(dataset)
+        lengths = (dataset.episode_end - dataset.episode_start)[drawn]
+        first = torch.cumsum(lengths, 0) - lengths
+        steps = torch.arange(int(lengths.sum()), device=device) - torch.repeat_interleave(first, lengths)
+        rows = torch.repeat_interleave(dataset.episode_start[drawn], lengths) + steps
+        last = torch.repeat_interleave(first + lengths - 1, lengths)
+        rewards, values = self.targets(dataset)
+        rewards, values = rewards[rows], values[rows]
+        bins = self.fit(dataset, rows, rewards, values)
+        kind = torch.uint8 if self.bins < 256 else torch.int16
+        table = torch.empty(len(rows), len(bins.values), dtype=kind, device=device)
+        for here in torch.arange(len(rows), device=device).split(BLOCK):
+            numbers = torch.cat([*self.columns(dataset, rows[here]), rewards[here, None], values[here, None]], -1)
+            table[here] = encode(numbers, bins.edges.to(device)).to(kind)
+        made = {"tokens": table, "ends": dataset.columns["terminations"][rows[last]]}
+        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, drawn, lengths, first))
+        return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
+
+    def targets(self, dataset: Dataset) -> tuple[Tensor, Tensor]:
+        """Rewards and values of all rows, [R] float32: a value is the discounted sum of the rewards after the step's own."""
+        rewards, ends = dataset.columns["rewards"].double(), dataset.columns["terminations"]
+        if self.terminal_reward is not None:
+            rewards = torch.where(ends, self.terminal_reward, rewards)
+        start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
+        returns = returns_to_go(rewards.cpu().numpy(), ends.cpu().numpy(), start, end, self.discount)
+        values = np.append(returns[1:], 0.0)
+        values[end - 1] = 0.0
+        return rewards.float(), torch.from_numpy(values.astype(np.float32)).to(rewards.device)
+
+    def columns(self, dataset: Dataset, rows: Tensor) -> list[Tensor]:
+        """Observations [R, O] and actions [R, A] of these rows."""
+        return [dataset.columns[name][rows].reshape(len(rows), -1).float() for name in ("observations", "actions")]
+
+    def fit(self, dataset: Dataset, rows: Tensor, rewards: Tensor, values: Tensor) -> Bins:
+        """The bins of all dimensions, on the CPU."""
+        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FITTED), dtype=torch.float64, device=rows.device).long()]
+        observations, actions = (x.cpu().numpy() for x in self.columns(dataset, some))
+        found = [self.fitted(column) for column in observations.T]
+        if self.spec.discrete:
+            found.append(quantiles.choices(self.spec.num_actions, self.bins, actions[:, 0].astype(np.int64)))
+        else:
+            found += [self.fitted(column) for column in actions.T]
+        alone = () if self.terminal_reward is None else (self.terminal_reward,)
+        return quantiles.stack([*found, self.fitted(rewards.cpu().numpy(), alone), self.fitted(values.cpu().numpy(), alone)])
+
+    def fitted(self, column: np.ndarray, alone: Sequence[float] = ()) -> Bins:
+        return quantiles.fit(column, self.bins, self.method, self.meaning, alone)
+
+    def __call__(self, source: TokenSource, key: Tensor, batch_size: int) -> Batch:  # type: ignore[override]
+        batch = super().__call__(source.windows, key, batch_size)
+        valid = batch[VALID].unsqueeze(-1)
+        tokens = torch.where(valid, batch["tokens"].long(), self.bins)
+        counted = (valid | batch["ends"][:, :1].unsqueeze(-1)).expand_as(tokens)
+        return {"tokens": tokens.flatten(1), "counted": counted.flatten(1)}
+
+
+class Carry(NamedTuple):
+    """What planning remembers of E episodes."""
+
+    past: Tensor  # [E, n, D] int64: the tokens of whole steps; values, which no token sees, are 0
+    now: Tensor  # [E, O + A] of the last step, without the reward
+    reward: Tensor  # [E] that it earned, in training units
+    ahead: Tensor  # [E, m, A] int64: tokens of the actions that are planned already
+    t: int
+
+
+@register("algo", "tt")
+class TT(Algorithm):
+    """Predicts every number of a trajectory from those before it, and acts by beam search for the largest return. Module "trajectory"."""
+
+    Config = TTConfig
+    acting = ("trajectory",)
+    acts_on_device = True
+    online = None
+    headline = "trajectory/loss"
+
+    @classmethod
+    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+        """Say what planning costs."""
+        c, s = config.algo, dataset.spec
+        if not config.quiet:
+            passes = c.plan_horizon * (s.observation_dim + s.action_dim + 2)
+            print(
+                f"planning: {passes:,} tokens one after another, each for {c.beam_width * c.beam_expand:,} plans of every episode, before "
+                f"{'each action' if c.plan_every == 1 else f'every {c.plan_every} actions'} (algo.plan_*, algo.beam_*)",
+                flush=True,
+            )
+        return config
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """`config` with the lengths of the learning rate's schedule."""
+        rows = int(dataset.episode_lengths()[drawn_episodes(dataset)].sum())
+        epoch = -(-rows // config.batch_size)
+        warmup = epoch if config.warmup_steps is None else config.warmup_steps
+        decay = 19 * epoch if config.decay_steps is None else config.decay_steps
+        return dataclasses.replace(config, warmup_steps=warmup, decay_steps=decay)
+
+    def build(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        if s.discrete and s.num_actions > c.bins:
+            raise UserError(f"{s.name} has {s.num_actions} actions, which do not fit into algo.bins={c.bins} tokens: raise it")
+        if c.plan_every > c.plan_horizon:
+            raise UserError(f"algo.plan_every={c.plan_every} is more than the steps of a plan, algo.plan_horizon={c.plan_horizon}")
+        if c.width % c.heads:
+            raise UserError(f"algo.width={c.width} is no multiple of algo.heads={c.heads}")
+        start = min(c.plan_context, c.context)
+        self.longest = c.context if c.plan_longest is None else c.plan_longest
+        if not start <= self.longest <= c.context:
+            raise UserError(
+                f"algo.plan_longest={self.longest} must be at least algo.plan_context={start}, and at most algo.context={c.context}"
+            )
+        # tokens of an observation, of an action, and of a step
+        self.sizes = s.observation_dim, 1 if s.discrete else s.action_dim
+        self.dims = sum(self.sizes) + 2
+        model = TokenModel(self.dims, c.bins, c.context, c.width, c.layers, c.heads, c.dropout)
+        self.decayed = model.decayed()
+        return {"trajectory": model}
+
+    # ---- learning
+
+    def sampler(self) -> Sampler:
+        c = self.config
+        return TokenSampler(
+            c.context, spec=self.spec, bins=c.bins, method=c.discretizer, meaning=c.bin_value, discount=c.discount,
+            terminal_reward=c.terminal_reward,
+        )  # fmt: skip
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        return Adam(
+            c.learning_rate, beta2=0.95, weight_decay=c.weight_decay, decayed=self.decayed, clip_norm=c.clip_norm,
+            schedule="cosine_cycle", decay_steps=c.decay_steps or 1, floor=0.1, warmup_steps=c.warmup_steps or 0,
+        )  # fmt: skip
+
+    def extras(self, params: dict[str, Params]) -> Tree:
+        """What tokens mean; until the first update, which takes it from the data, bins between -1 and 1."""
+        s, n = self.spec, self.config.bins
+        line = np.linspace(-1.0, 1.0, n)
+        number = quantiles.fit(line, n)
+        action = quantiles.choices(s.num_actions, n) if s.discrete else number
+        wide, narrow = self.sizes
+        return quantiles.stack([*[number] * wide, *[action] * narrow, number, number])._asdict()
+
+    def loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """Cross-entropy of every token but the first, weighted by what it is part of."""
+        c, tokens = self.config, batch["tokens"]
+        counts = (*self.sizes, 1, 1)
+        one = torch.ones((), device=tokens.device)
+        kinds = [one, one * c.action_weight, one * c.reward_weight, one * c.value_weight]
+        weights = torch.cat([weight.expand(count) for weight, count in zip(kinds, counts, strict=True)])
+        logits = self.apply("trajectory", params, tokens[:, :-1], key)
+        loss, entropy = weighted_loss(logits, tokens, weights, batch["counted"])
+        metrics = {self.headline: loss}
+        dim = torch.arange(1, tokens.shape[-1], device=tokens.device) % self.dims
+        first = 0
+        for kind, count in zip(KINDS, counts, strict=True):
+            mine = batch["counted"][:, 1:] & (dim >= first) & (dim < first + count)
+            metrics[f"trajectory/{kind}"] = torch.where(mine, entropy, 0.0).sum() / mine.sum().clamp(min=1)
+            first += count
+        return loss, metrics
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        new, metrics = self.descend(state, "trajectory", self.loss, batch, key)
+        # the same at each update: a state is handed the data in updates only
+        device = state.step.device  # memory-mapped data stay on the CPU
+        found = {name: bins.to(device) for name, bins in self.source.bins._asdict().items()}
+        extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in found.items()}
+        return new._replace(extra=extra), metrics
+
+    # ---- acting
+
+    def start(self, batch: int) -> Carry:
+        wide, narrow = self.sizes
+        none = torch.zeros(batch, 0, self.dims, dtype=torch.int64)
+        return Carry(none, none[:, 0:0].new_zeros(batch, wide + narrow), torch.zeros(batch), none.new_zeros(batch, 0, narrow), 0)
+
+    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+        return carry._replace(reward=rewards)
+
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        """The first action of the best plan. Without `explore` random numbers depend on the seed and the step of the episode alone; with
+        it they are the key's, and the plan is drawn from the beams that are left."""
+        bins, (wide, _) = Bins(**state.extra), self.sizes
+        past = carry.past.to(obs.device)
+        if carry.t:
+            reward = encode(carry.reward.to(obs.device).unsqueeze(-1), bins.edges[-2:-1])
+            step = torch.cat([carry.now, reward, torch.zeros_like(reward)], -1)
+            past = torch.cat([past, step.unsqueeze(1)], 1)[:, 1 - self.search.context :]
+        seen, ahead = encode(obs, bins.edges[:wide]), carry.ahead.to(obs.device)
+        if not ahead.shape[1]:
+            if not explore:
+                key = rng.fold_in(rng.fold_in(state.key, 211), carry.t)
+            plans, one_of = self.plan(state, torch.cat([past.flatten(1), seen], -1), key), 0 * seen[:, 0]
+            if explore:
+                one_of = rng.randint(rng.fold_in(key, 0), (len(obs),), self.config.beam_width)
+            ahead = plans.actions[torch.arange(len(obs), device=obs.device), one_of, : self.config.plan_every]
+        now = ahead[:, 0]
+        action = decode(now, bins.values[wide:-2])
+        carry = Carry(past, torch.cat([seen, now], -1), torch.zeros_like(obs[:, 0]), ahead[:, 1:], carry.t + 1)
+        return (action[:, 0].round().long() if self.spec.discrete else action.clamp(-1.0, 1.0)), carry
+
+    @property
+    def search(self) -> Search:
+        """How plans are looked for."""
+        c = self.config
+        return Search(
+            c.plan_horizon, c.beam_width, c.beam_expand, min(c.plan_context, c.context), self.longest, c.discount, c.action_cdf,
+            c.action_top_k, c.observation_top_k,
+        )  # fmt: skip
+
+    def plan(self, state: TrainState, prefix: Tensor, key: Tensor) -> Plans:
+        """Plans after the tokens of whole steps, at most plan_context - 1, and of an observation, prefix [E, P]."""
+        bins = Bins(**state.extra)
+        values = bins.values[-2], bins.values[-1]
+
+        def decoder(tokens: Tensor, past: Any) -> tuple[Tensor, Any]:
+            return cast(tuple[Tensor, Any], self.apply("trajectory", state.params["trajectory"], tokens, None, past or ()))
+
+        parts = prefix.split(max(1, CHUNK // (self.config.beam_width * self.config.beam_expand)))
+        found = [beam_search(decoder, part, self.sizes, values, bins.seen, self.search, key) for part in parts]
+        return Plans(*(torch.cat(column) for column in zip(*found, strict=True)))

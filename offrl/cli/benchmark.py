@@ -1,0 +1,49 @@
+"""`offrl benchmark`: a grid of data sets x algorithms x seeds, here, in parallel, or on a cluster."""
+
+from __future__ import annotations
+
+import sys
+
+
+def run(arguments: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in arguments):
+        print(_help(), end="")
+        return 0
+    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
+    from offrl.benchmark.run import benchmark
+    from offrl.cli.train import terminable
+    from offrl.settings.compose import parse
+
+    values = parse(arguments)
+    try:
+        with terminable():
+            return benchmark(values)
+    except KeyboardInterrupt:
+        print("offrl: the benchmark was stopped and all is saved: the same command continues it", file=sys.stderr)
+        return 130
+
+
+def _help() -> str:
+    from offrl.benchmark.plan import BenchmarkConfig
+    from offrl.settings.field import describe
+    from offrl.settings.presets import config_names
+
+    return "\n".join(
+        [
+            "usage: offrl benchmark [name=value ...] [--quiet]",
+            "",
+            "Trains every algorithm on every data set of a suite, all seeds of a cell in one run. The same command again keeps finished",
+            "cells, continues interrupted ones and tries failed ones again.",
+            "",
+            "Settings and their defaults (lists are written [a,b]):",
+            "",
+            *describe(BenchmarkConfig()),
+            "  launcher.NAME=VALUE                      sets up the launcher; configs/launcher/*.yaml has its settings",
+            "  ALGO.NAME=VALUE                          a setting of one algorithm's cells: iql.temperature=5 iql.dataset.reward_scale=0.1",
+            "  any other setting of offrl train         goes to all cells: compile=eager device=cpu eval.episodes=20",
+            "",
+            f"Suites: {', '.join(config_names('suite'))}",
+            f"Launchers: {', '.join(config_names('launcher'))}",
+            "",
+        ]
+    )

@@ -1,0 +1,70 @@
+"""`offrl collect`: record data sets in an environment, from policies trained here, from any policy, or from OGBench's oracles."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from offrl.errors import UserError, nearest
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(_help(), end="")
+        return 0
+    from offrl.collect.config import FORMATS, RECIPES, CollectConfig
+    from offrl.settings.compose import fill, parse
+
+    values = parse(["quiet=true" if a in ("-q", "--quiet") else a for a in arguments])
+    if values.get("format") is not None and values["format"] not in FORMATS:
+        raise UserError(
+            f"format={values['format']} is not allowed; choose one of {', '.join(FORMATS)}.{nearest(str(values['format']), FORMATS)}"
+        )
+    config = fill(CollectConfig(), values, "collect")
+    if bool(config.recipe) == bool(config.policy):
+        both = "are both given; leave one of them out" if config.recipe else "is missing"
+        raise UserError(f"recipe= or policy= {both}: offrl collect env=Hopper-v5 recipe=d4rl, or policy=model.zip")
+    if config.recipe and config.recipe not in RECIPES:
+        raise UserError(f"unknown recipe '{config.recipe}'.{nearest(config.recipe, RECIPES)} Recipes: {', '.join(RECIPES)}")
+    return _collect(config)
+
+
+def _collect(config) -> int:  # type: ignore[no-untyped-def]
+    from offrl.collect import d4rl
+    from offrl.collect import from_policy as policies
+    from offrl.collect import ogbench as goals
+    from offrl.collect.config import SETS
+    from offrl.collect.publish import Collection, table
+    from offrl.collect.record import Stopped, claim, stoppable
+    from offrl.runs.log import print_table
+
+    stem = config.env.rpartition("/")[2].rpartition(":")[2].lower()
+    folder = Path(config.out or Path("collected") / f"{stem}-{config.recipe or 'policy'}-s{config.seed}")
+    way = {"d4rl": d4rl, "ogbench": goals}.get(config.recipe, policies)
+    world, facts = way.prepare(config)
+    place = Collection(folder, config, world, claim(folder, config, facts))
+    try:
+        with stoppable() as stop:
+            if way is not goals:
+                place.check_free(config.sets or list(SETS) if way is d4rl else [policies.SET])
+            way.collect(config, folder, place, stop)
+    except Stopped:
+        print(f"offrl: stopped; everything recorded so far is in {folder}: the same command continues", file=sys.stderr)
+        return 130
+    headers, rows = table(place)
+    if rows:
+        print_table(headers, rows, f"{world.label}, {folder}")
+    for forms in place.record["written"].values():
+        for form, target in forms.items():
+            print(f"{form}: {target}")
+    print(f"card: {folder / 'card.md'}")
+    return 0
+
+
+def _help() -> str:
+    from offrl.collect.config import CollectConfig
+    from offrl.settings.field import describe
+
+    lines = ["usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]", "       offrl collect env=ID policy=PATH [name=value ...]",
+             "",             "The same command continues what was stopped. Settings and their defaults:", ""]  # fmt: skip
+    return "\n".join([*lines, *describe(CollectConfig()), ""])

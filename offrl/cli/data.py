@@ -1,0 +1,201 @@
+"""`offrl data`: look at data sets, and make data sets from data sets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offrl.errors import UserError, nearest
+from offrl.settings.field import setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offrl.data.tools.convert import Written
+    from offrl.settings.dataset import DatasetConfig
+
+USAGE = """\
+usage: offrl data ACTION ...
+
+  offrl data inspect DATASET           what is in a data set, and every fault in it
+  offrl data doctor DATASET            the same as a page with pictures (out=FOLDER, by default doctor-NAME)
+  offrl data convert DATASET OUT       write it as D4RL HDF5 (OUT ends in .hdf5) or as a Minari data set (OUT is an id or a folder);
+                                       texts as JSON lines (OUT ends in .jsonl or .jsonl.gz) or as a Minari data set
+  offrl data merge A B [...] OUT       several data sets of the same spaces as one
+  offrl data subset DATASET OUT ...    some of its rows or episodes
+  offrl data label DATASET ...         let a language model label rewards, preferences or subgoals (alone: `offrl data label`, its settings)
+  offrl data list                      data sets that can be named
+
+DATASET is a file or folder, or a name, as dataset= of `offrl train`. What is written is read back and compared before it is put in place.
+
+settings of convert, merge and subset:
+  format=auto          d4rl, minari or jsonl; auto: by the name of OUT
+  force=false          replace OUT where it exists
+  quiet=false          show no progress
+
+what subset keeps, in this order:
+  rows=0:5000          rows (from 0, the end not included); episodes are cut where they end
+  episodes=0:100       episodes, or a list: episodes=[0,5,7]
+  drop_faulty=false    leave out episodes with NaN, infinite values, or actions outside their range; of texts, whatever is refused
+  min_return=null      episodes with at least this undiscounted return
+  max_return=null      episodes with at most this undiscounted return
+  top=1.0              this share of the episodes (at least one), the best by return
+  fraction=1.0         this share of the episodes, drawn at random
+  seed=0               decides which ones fraction draws
+
+settings of all of them: how DATASET is read
+  dataset.format=auto, dataset.fields.COLUMN=KEY, dataset.action_low=..., dataset.action_high=..., dataset.clip_actions=true,
+  dataset.check=false (take faulty data all the same) and the others of `offrl train --help`
+
+exit status: 0 done, 1 inspect or doctor found faults that would corrupt training, 2 a mistake in the input"""
+
+ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "label", "list")
+_SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
+
+
+@dataclass
+class Output:
+    """Settings of what writes a data set."""
+
+    format: str = setting("auto", "layout of what is written", choices=("auto", "d4rl", "minari", "jsonl"))
+    force: bool = setting(False, "replace what exists")
+    quiet: bool = setting(False, "no progress")
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in ACTIONS:
+        given = arguments[0] if arguments else ""
+        known = ", ".join(ACTIONS)
+        raise UserError(f"offrl data {given}: say what to do: {known}.{nearest(given, ACTIONS)} See offrl data --help")
+    action, rest = arguments[0], ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments[1:]]
+    if action == "list":
+        from offrl.cli.listing import print_data_sets
+
+        print_data_sets()
+        return 0
+    first = next((i for i, a in enumerate(rest) if _SETTING.match(a)), len(rest))
+    names, settings = rest[:first], rest[first:]
+    if stray := [a for a in settings if not _SETTING.match(a)]:
+        raise UserError(f"offrl data {action}: '{stray[0]}' stands after the settings; names of data sets come first")
+    from offrl.cli.train import terminable
+
+    with terminable():  # what is half-written goes
+        return {"inspect": _inspect, "doctor": _doctor, "label": _label}.get(action, _make)(action, names, settings)
+
+
+def _expect(action: str, names: list[str], count: int, what: str) -> None:
+    if len(names) != count:
+        raise UserError(f"usage: offrl data {action} {what} [name=value ...]; {len(names)} names were given, {count} are needed")
+
+
+def _dataset(name: str, settings: list[str], mine: tuple[str, ...] = ()) -> tuple[DatasetConfig, dict[str, Any]]:
+    """How to read the data set `name`, and the values of the action's own settings `mine`."""
+    from offrl.settings.compose import compose, parse
+
+    own = [a for a in settings if a.partition("=")[0] in mine]
+    others = [a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in own]
+    if mine:
+        for argument in settings:
+            key = argument.partition("=")[0]
+            if argument not in own and not key.startswith("dataset."):
+                raise UserError(f"there is no setting '{key}' here.{nearest(key, mine)} Settings: {', '.join(mine)}, dataset....")
+    values = parse([f"dataset={name}", *others])
+    config = compose({**values, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}).dataset
+    return config, parse(own)
+
+
+def _inspect(action: str, names: list[str], settings: list[str]) -> int:
+    from offrl.data.tools.inspect import inspect_dataset
+
+    _expect(action, names, 1, "DATASET")
+    config = _dataset(names[0], settings)[0]
+    report = inspect_dataset(config)
+    print(report.render())
+    if config.weighting != "none" and not report.corrupting:
+        from offrl.data.load import load_dataset
+
+        print("", *(f"  {note}" for note in load_dataset(config).notes if note.startswith("weighting")), sep="\n")
+    return 1 if report.corrupting else 0
+
+
+def _doctor(action: str, names: list[str], settings: list[str]) -> int:
+    from offrl.report.dataset import doctor
+
+    _expect(action, names, 1, "DATASET")
+    config, own = _dataset(names[0], settings, ("out",))
+    path = Path(names[0])
+    label = (path.stem if path.is_file() else path.name) if path.exists() else names[0]
+    default = "doctor-" + (re.sub(r"[^\w.-]+", "-", label).strip("-") or "data")
+    out = Path(str(own.get("out", default))).expanduser()
+    report = doctor(config, out)
+    faults = f"{len(report.corrupting)} fault(s)" if report.corrupting else "no fault"
+    print(f"{report.name}: {faults} that would corrupt training; see {out / 'index.html'}")
+    return 1 if report.corrupting else 0
+
+
+def _label(action: str, names: list[str], settings: list[str]) -> int:
+    from offrl.labelling.run import run as label
+
+    return label(names, settings)
+
+
+def _make(action: str, names: list[str], settings: list[str]) -> int:
+    """convert, merge and subset."""
+    from dataclasses import fields
+
+    from offrl.data.tools.convert import convert, merge, subset
+    from offrl.data.tools.subset import Choice
+    from offrl.settings.compose import fill
+
+    if action == "merge":
+        if len(names) < 3:
+            raise UserError("usage: offrl data merge A B [...] OUT [name=value ...]; the last name is that of the new data set")
+    else:
+        _expect(action, names, 2, "DATASET OUT")
+    *sources, out = names
+    chosen = tuple(f.name for f in fields(Choice)) if action == "subset" else ()
+    outputs = tuple(f.name for f in fields(Output))
+    config, own = _dataset(sources[0], settings, (*outputs, *chosen))
+    output = fill(Output(), {k: v for k, v in own.items() if k in outputs}, f"data {action}")
+    configs = [config, *(replace(config, name=name) for name in sources[1:])]
+    with _progress(f"writing {out}", output.quiet) as show:
+        options: dict[str, Any] = {"force": output.force, "progress": show}
+        if action == "convert":
+            written = convert(config, out, output.format, **options)
+        elif action == "merge":
+            written = merge(configs, out, output.format, **options)
+        else:
+            choice = fill(Choice(), {k: v for k, v in own.items() if k in chosen}, "data subset")
+            written = subset(config, out, choice, output.format, **options)
+    _report(written, output.quiet)
+    return 0
+
+
+def _progress(title: str, quiet: bool) -> Any:
+    """A context manager that gives the function to call with the share that is done."""
+    import contextlib
+    from collections.abc import Iterator
+
+    from offrl.system.progress import Progress
+
+    @contextlib.contextmanager
+    def shown() -> Iterator[Callable[[float], None]]:
+        with Progress(title, 100, "%", quiet) as bar:
+            yield lambda share: bar.update(round(100 * share))
+
+    return shown()
+
+
+def _report(written: Written, quiet: bool) -> None:
+    if quiet:
+        return
+    files = [written.path] if written.path.is_file() else [p for p in written.path.rglob("*") if p.is_file()]
+    size = sum(p.stat().st_size for p in files) / 1e6
+    for note in written.notes:
+        print(f"note: {note}")
+    print(
+        f"wrote {written.path} ({written.form}): {written.rows:,} rows, {written.episodes:,} episodes, {size:,.1f} MB; "
+        f"verified: read back, it is the same bit for bit (fingerprint {written.fingerprint[:16]})"
+    )

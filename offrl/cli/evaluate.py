@@ -1,0 +1,176 @@
+"""`offrl evaluate`: score the policies of a run again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from offrl.errors import UserError, warn
+from offrl.settings.field import describe, setting
+
+if TYPE_CHECKING:
+    from offrl.evaluation.evaluator import Evaluation
+    from offrl.runs.record import Run
+
+
+@dataclass
+class EvaluateConfig:
+    """Settings of `offrl evaluate`."""
+
+    episodes: int = setting(10, "episodes of each policy", low=1)
+    seed: int = setting(0, "decides the start states, together with the policy's seed and the episode")
+    env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in")
+    max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
+    parallel: int = setting(64, "environments alive at once in one process; never changes a score", low=1)
+    device: str = setting("auto", "auto, cpu or cuda:N: where policies act whose actions take long (planners, language models)")
+    target_returns: list[Any] = setting(
+        [],
+        "returns to ask return-conditioned policies for, all at once: [1000,2000,3000], or auto, spread over the data's; "
+        "writes RUN/target_returns.csv and .png",
+    )
+    rewards: list[str] = setting(
+        [],
+        "other rewards to tell zero-shot policies (fb, breeze), without training: file.py:function, or several, [a.py:f,a.py:g], as "
+        "dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
+    )
+    acting: dict[str, Any] = setting(
+        {}, "settings with which policies act otherwise than in training, such as acting.beta=16 acting.decoding=greedy (language models)"
+    )
+    video: bool = setting(False, "true: film the first episodes, all policies in one picture, to RUN/videos/*.mp4")
+    video_episodes: int = setting(1, "how many episodes are filmed, one file each", low=1)
+    fps: int = setting(30, "pictures a second at most, at real speed", low=1)
+    size: int | None = setting(None, "pixels of a policy's square; null: 480 for one, 320 for up to four, 256 for more", low=16, high=2048)
+
+
+WIDEST = 10  # tasks whose successes a table shows
+USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(EvaluateConfig())])
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or "=" in arguments[0]:
+        raise UserError("usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [video=true]; offrl evaluate --help says more")
+    from offrl.runs.log import interval_text, print_table
+    from offrl.runs.record import Run
+    from offrl.settings.compose import fill, parse
+    from offrl.settings.replicas import by_cell, number
+    from offrl.statistics.intervals import mean_interval
+    from offrl.training.loop import pick_device
+
+    values = {k.removeprefix("eval."): v for k, v in parse(arguments[1:]).items()}
+    if values.get("target_returns") == "auto":
+        values["target_returns"] = ["auto"]
+    if isinstance(values.get("rewards"), str):
+        values["rewards"] = [values["rewards"]]
+    config = fill(EvaluateConfig(), values, "evaluate")
+    trained = Run(arguments[0])
+    if config.target_returns and config.rewards:
+        raise UserError("target_returns and rewards ask for different things; give one of them")
+    if config.target_returns:
+        return _ask(trained, config)
+    if config.rewards:
+        return _tell(trained, config)
+    video = config.video and _can_film()
+    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
+    drawing = os.environ.get("MUJOCO_GL")
+    result = trained.evaluate(**scoring, acting=config.acting, device=str(pick_device(config.device)))
+    headers = [*trained.grid, "seed", "score", "return", "std over episodes", "length", "success", "success by task"]
+    keys = ["score", "return", "return_std", "length", "success", "success_by_task"]
+    rows = [
+        [*(number(v) for _, v in replica.values), str(replica.seed), *(_shown(row[k]) for k in keys)]
+        for replica, row in zip(trained.replicas, result.rows(), strict=True)
+    ]
+    keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
+    if result.tasks > WIDEST:  # no line holds them; scores.csv of a run does
+        keep = [i for i in keep if headers[i] != "success by task"]
+    print_table([headers[i] for i in keep], [[row[i] for i in keep] for row in rows], f"{trained.algorithm}: {result.label}")
+    means, unit = result.per_seed(), "score" if result.scores is not None else "return"
+    for where in by_cell(trained.replicas).values():
+        cell = trained.replicas[where[0]].cell
+        print(f"{unit} over seeds{cell and f', {cell}'}: {interval_text(mean_interval(means[where]))}")
+    # where MuJoCo's back end failed to load it was said, and set to "disable" (see offrl.tasks.environments.import_mujoco)
+    if video and os.environ.get("MUJOCO_GL") == drawing:
+        _film(trained, config, result)
+    return 0
+
+
+def _shown(value: float | str | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.2f}"
+
+
+def _ask(trained: Run, config: EvaluateConfig) -> int:
+    """Score the policies for each of the returns; a table, a CSV file and a picture."""
+    from offrl.evaluation import target_returns as asked
+    from offrl.runs.log import interval_text, print_table
+
+    if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
+        raise UserError("target_returns is auto, or a list of numbers: target_returns=[1000,2000,3000]")
+    targets = None if config.target_returns == ["auto"] else config.target_returns
+    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
+    achieved = trained.ask(targets, **scoring)
+    for where in achieved.cells.values():
+        returns, scores = achieved.means(where), achieved.scores(where)
+        rows = [
+            [f"{target:g}", interval_text(returns[i]), *([] if scores is None else [interval_text(scores[i])])]
+            for i, target in enumerate(achieved.targets)
+        ]
+        cell = achieved.replicas[where[0]].cell
+        headers = ["asked", "return [95% interval]", *([] if scores is None else ["score [95% interval]"])]
+        print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
+    title = f"{trained.algorithm} on {trained.dataset}"
+    for path in asked.write(achieved, trained.dir, title, trained.record["data"].get("return_max")):
+        print(path)
+    return 0
+
+
+def _tell(trained: Run, config: EvaluateConfig) -> int:
+    """Tell the policies each of the rewards and score them: a table and a CSV file."""
+    from offrl.evaluation import reward_inference as other_rewards
+    from offrl.runs.log import interval_text, print_table
+    from offrl.settings.replicas import by_cell
+    from offrl.statistics.intervals import mean_interval
+
+    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
+    earned = [trained.told(rewards, **scoring) for rewards in config.rewards]
+    for where in by_cell(trained.replicas).values():
+        cell = trained.replicas[where[0]].cell
+        rows = [
+            [
+                one.name,
+                interval_text(mean_interval(one.returns.mean(axis=1)[where])),
+                f"{one.data:.2f}",
+                interval_text(mean_interval(one.evaluation.returns.mean(axis=1)[where])),
+            ]
+            for one in earned
+        ]
+        headers = ["told", "its return [95% interval]", "the data's", "the environment's return"]
+        print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {earned[0].evaluation.label}")
+    print(other_rewards.write(earned, trained.dir))
+    return 0
+
+
+def _can_film() -> bool:
+    """Prepare for drawing; False, after a warning, where no video can be written."""
+    from offrl.video import NoVideo, prepare
+
+    try:
+        prepare()
+    except NoVideo as error:
+        warn(f"no video: {error}")
+        return False
+    return True
+
+
+def _film(trained: Run, config: EvaluateConfig, result: Evaluation) -> None:
+    """Write the videos; a warning where that is impossible."""
+    from offrl.settings.evaluation import EvalConfig
+    from offrl.video import NoVideo, film
+
+    scored = EvalConfig(episodes=config.episodes, seed=config.seed, max_steps=config.max_steps)
+    try:
+        paths = film(trained, scored, env=config.env, fps=config.fps, size=config.size, videos=config.video_episodes, scored=result)
+    except NoVideo as error:
+        warn(f"no video: {error}")
+        return
+    for path in paths:
+        print(f"{path} ({path.stat().st_size / 1e3:,.0f} kB)")

@@ -1,0 +1,65 @@
+"""`offrl finetune`: trained policies, or fresh ones, go on learning in an environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from offrl.errors import UserError
+
+
+def run(arguments: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in arguments):
+        print(_help(), end="")
+        return 0
+    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
+    paths = [a for a in arguments if "=" not in a]
+    if wrong := next((p for p in paths if p.startswith("-")), None):
+        raise UserError(f"offrl finetune has no option {wrong}; settings are written name=value, and `offrl finetune --help` shows them")
+    if len(paths) > 1:
+        raise UserError(f"offrl finetune takes one run, and {len(paths)} are given ({' '.join(paths)})")
+    if not arguments:
+        raise UserError("usage: offrl finetune RUN env=ID steps=N; offrl finetune --help says more")
+    from offrl.settings.compose import parse
+
+    values = parse([a for a in arguments if "=" in a])
+    from offrl.api import finetune_from
+    from offrl.cli.train import terminable
+    from offrl.finetuning.summary import FILE, PICTURE, outcomes, report
+    from offrl.runs.record import CONFIG
+    from offrl.training.loop import Interrupted
+
+    try:
+        with terminable():
+            done = finetune_from(paths[0] if paths else None, values)
+    except Interrupted as stop:
+        print(f"offrl: {stop}", file=sys.stderr)
+        return 130
+    from offrl.settings.presets import read_yaml
+
+    report(done, outcomes(done, int(read_yaml(done.dir / CONFIG)["steps"])))
+    files = ("scores.csv", "metrics.jsonl", PICTURE, FILE, "policies", "tensorboard")
+    print(f"{done.algorithm}: {done.dir}{os.sep} ({', '.join(n for n in files if (done.dir / n).exists())})")
+    lost = done.diverged
+    if lost:
+        print(f"offrl: warning: diverged and frozen: {', '.join(map(str, lost))}", file=sys.stderr)
+    return 1 if len(lost) == len(done.replicas) else 0
+
+
+def _help() -> str:
+    from offrl.finetuning.config import FinetuneConfig
+    from offrl.settings.field import describe
+
+    lines = [
+        "usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]",
+        "       offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters",
+        "       offrl finetune algo=sac_n env=ID mixing=0                                            without data",
+        "       offrl finetune resume=RUN                                                            what was stopped",
+        "",
+        "All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's",
+        "data. algo.SETTING=value changes a setting of the algorithm. The same command continues what was stopped.",
+        "",
+        "Settings and their defaults:",
+        "",
+    ]
+    return "\n".join([*lines, *(line for line in describe(FinetuneConfig()) if "eval.env=" not in line), ""])

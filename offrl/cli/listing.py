@@ -1,0 +1,92 @@
+"""What can be chosen by name, printed for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from offrl import registry
+from offrl.runs.log import print_table
+from offrl.settings.compose import compose
+from offrl.settings.field import describe, shown_value
+from offrl.settings.presets import algorithm_group, base_algorithm, config_names, experiment_settings, find_experiment
+from offrl.settings.replicas import scalars
+from offrl.settings.train import TrainConfig
+
+
+def print_all() -> None:
+    """Algorithms with their papers, and the experiments that belong to them."""
+    rows = []
+    for name, algorithm in registry.names("algo").items():
+        module = __import__(algorithm.__module__, fromlist=["_"])
+        text = (module.__doc__ or algorithm.__doc__ or "").strip()
+        rows.append([name, text.splitlines()[0] if text else ""])
+    print_table(["algorithm", "what it is"], rows)
+    variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in registry.names("algo")]
+    if variants:
+        print(f"\nwith other settings: {', '.join(variants)}")
+    print("\nexperiments (published settings, found by the data set's name; `tuned` and the like only with experiment=NAME):")
+    for name in registry.names("algo"):
+        if mine := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
+            print(f"  {', '.join(mine)}")
+    print("data sets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a data set: offrl list algo=NAME dataset=NAME")
+
+
+def algorithm_settings(name: str) -> list[str]:
+    """Lines with an algorithm's settings, their defaults, and what it changes in the other settings. Raises UserError if unknown."""
+    config, base = compose({"algo": name, "experiment": "none", "dataset": "-"}), base_algorithm(algorithm_group(name))
+    lines = describe(config.algo, "algo.")
+    standard = dict(_values(TrainConfig()))
+    changed = [f"{k}={shown_value(v)}" for k, v in _values(config) if k not in CHOSEN and v != standard[k]]
+    if registry.get("algo", base).vectorized:
+        lines.append(f"  a grid (grid.NAME=[a,b]) varies {', '.join(scalars(type(config.algo)))}; not what networks are built from")
+    return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
+
+
+CHOSEN = ("algo", "dataset.name", "experiment", "given", "label")  # by what is asked here
+
+
+def _values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of the settings of a run, its algorithm's own in one."""
+    for name, value in vars(config).items():
+        if dataclasses.is_dataclass(value) and name != "algo":
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def print_algorithm(name: str) -> None:
+    """An algorithm's settings with their defaults. Raises UserError for an unknown name."""
+    print("\n".join(algorithm_settings(name)))
+
+
+def experiment_text(name: str, dataset: str) -> str:
+    """What an algorithm is set to by default on a data set, which need not be there, and where that comes from. Raises UserError."""
+    experiment = find_experiment(algorithm_group(name), dataset)
+    row, values = experiment_settings(experiment, dataset)
+    if experiment == "none":
+        return f"{name} on {dataset}: no settings of its own, the defaults of `offrl list algo={name}`"
+    where = f"{experiment}, row {row[0]}" if row else experiment
+    return f"{name} on {dataset}: {where}: {' '.join(f'{k}={v}' for k, v in values.items()) or 'the defaults'}"
+
+
+def data_sets() -> dict[str, list[str]]:
+    """Names that `dataset=` takes without a path, by family."""
+    from offrl.data.formats import minari
+
+    families: dict[str, list[str]] = {"ships with offrl": ["builtin"], "registered": list(registry.names("dataset"))}
+    for table, listed in registry.names("task_names").items():
+        for name in listed():
+            families.setdefault(f"{table} {name.partition('-')[0]}", []).append(name)
+    families["minari, installed"] = minari.installed()
+    return {family: names for family, names in families.items() if names}
+
+
+def print_data_sets() -> None:
+    """Print `data_sets`, and what else `dataset=` takes."""
+    for family, names in data_sets().items():
+        print(f"{family}:")
+        print(textwrap.fill("  ".join(names), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    print("also: a path to a file or folder, any Minari id (D4RL/door/human-v2), OGBench names (pointmaze-medium-navigate-v0)")

@@ -1,0 +1,96 @@
+"""The command line. Nothing heavy is imported before it is known what to do."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from offrl.cli import HOMES, NAMES
+from offrl.errors import UserError, nearest
+
+HELP = """\
+offrl: offline reinforcement learning from logged data
+
+usage: offrl COMMAND [name=value ...]
+
+  offrl train                        train IQL on the data set that ships with offrl, and score it in MuJoCo
+  offrl train algo=td3_bc dataset=hopper-medium-v2 seeds=4 steps=1000000
+  offrl train grid.temperature=[1,3,10] grid.expectile=[0.7,0.9] seeds=4     24 policies as one program
+  offrl train dataset=my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
+  offrl train resume=runs/NAME       continue a run (so does the command that began it)
+  offrl finetune runs/NAME env=Hopper-v5 steps=100000     let its policies go on learning in an environment, or fresh ones: algo=sac_n
+  offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
+  offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
+
+  offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=joblib, ray, slurm
+  offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers
+  offrl select runs/NAME ...         rank checkpoints and policies by the data alone
+  offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER
+  offrl export runs/NAME             a policy as ONNX, TorchScript or safetensors
+
+  offrl collect env=Hopper-v5 recipe=d4rl                          record data sets; policy=model.zip records from any policy
+  offrl data inspect DATASET         what is in a data set, and every fault in it; `offrl data doctor` makes a page of it
+  offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset
+  offrl data list                    data sets that can be named
+  offrl list                         algorithms and experiments; `offrl list algo=NAME` shows an algorithm's settings
+  offrl doctor                       is training right on this machine, how fast, how many seeds fit (device=cuda)
+
+  offrl train --help                 every setting; so for the other commands
+  offrl --version
+"""
+
+
+# what the machine refuses, whatever was asked for: a full or failing disk, missing rights
+_OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 done, 1 faults found or training failed, 2 a mistake in the input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(arguments)
+    except UserError as error:
+        return _fail(str(error))
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of our output has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        if error.errno not in _OUTSIDE:
+            raise
+        return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}; what was saved before is untouched")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error) and "t allocate memory" not in str(error):
+            raise
+        return _fail("out of memory; a smaller algo.batch_size, fewer replicas at once (group=N), or dataset.memory=mmap needs less")
+    except KeyboardInterrupt:
+        print("offrl: interrupted", file=sys.stderr)
+        return 130
+
+
+def _fail(message: str) -> int:
+    print(f"offrl: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        from importlib.metadata import version
+
+        print(f"offrl {version('offrl')}")
+        return 0
+    arguments = [a for a in arguments if a]
+    name, rest = arguments[0], arguments[1:]
+    if name not in NAMES:
+        raise UserError(f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help")
+    command = importlib.import_module(f"offrl.cli.{HOMES.get(name, name)}")
+    function, usage = (name, f"{name.upper()}_USAGE") if name in HOMES else ("run", "USAGE")
+    if hasattr(command, usage) and any(a in ("-h", "--help") for a in rest):
+        print(getattr(command, usage))
+        return 0
+    return getattr(command, function)(rest)

@@ -1,0 +1,52 @@
+"""`offrl report`: runs and benchmarks as one page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from offrl.errors import UserError
+
+HEAD = """\
+usage: offrl report RUNS... [name=value ...]
+
+Writes OUT/index.html, one self-contained page, with its pictures and tables beside it. RUNS: run directories, benchmark directories,
+folders above them, results.csv files.
+
+  offrl report runs/d4rl-gym baseline=bc
+  offrl report runs/iql-a runs/iql-b out=compared       what differs between two runs
+"""
+LITERAL = ("title", "baseline", "out")  # taken as they stand, whatever characters they hold
+
+
+def run(arguments: list[str]) -> int:
+    from offrl.report.config import ReportConfig
+
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        from offrl.settings.field import describe
+
+        text = HEAD + "\n" + "\n".join(describe(ReportConfig()))
+        if not arguments:
+            raise UserError("which runs? offrl report RUNS..., such as offrl report runs; see offrl report --help")
+        print(text)
+        return 0
+    from offrl.settings.compose import fill, parse
+
+    paths = [a for a in arguments if "=" not in a or Path(a).exists()]
+    settings = [a for a in arguments if a not in paths]
+    literal = {a.partition("=")[0]: a.partition("=")[2] for a in settings if a.partition("=")[0] in LITERAL}
+    values = parse([a for a in settings if a.partition("=")[0] not in LITERAL])
+    config = fill(ReportConfig(), {**values, **literal}, "report")
+    if not paths:
+        raise UserError("which runs? offrl report RUNS..., such as offrl report runs; see offrl report --help")
+    from offrl.report.build import report
+
+    def say(line: str) -> None:
+        if not config.quiet:
+            print(f"{line} ...", file=sys.stderr, flush=True)
+
+    page = report(paths, config, say)
+    if not config.quiet:
+        size = page.stat().st_size
+        print(f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)")
+    return 0

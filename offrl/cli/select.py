@@ -1,0 +1,185 @@
+"""`offrl select`: rank checkpoints and policies by estimated value, on logged data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from offrl.errors import UserError, warn
+from offrl.ope.config import METHOD_NAMES, OPEConfig
+from offrl.settings.field import describe, setting
+
+if TYPE_CHECKING:
+    from offrl.ope.selection import Selection
+
+
+@dataclass
+class SelectConfig(OPEConfig):
+    """Settings of `offrl select`: what decides the estimates, and where things are."""
+
+    method: str = setting(
+        "fqe",
+        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: roll-outs in a learned model; all (model: with world_model=)",
+        choices=(*METHOD_NAMES, "all"),
+    )
+    returns: str | None = setting(None, "CSV of true values (candidate,return[,discounted]): says how good the ranking is")
+    out: str | None = setting(None, "the table's file, or a folder for select.csv; null: the first run's directory, or here")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = setting(1, "torch threads on CPU", low=1)
+    quiet: bool = setting(False, "print the table only (also --quiet)")
+
+
+def usage() -> str:
+    """What --help prints."""
+    return "\n".join(
+        [
+            "usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]",
+            "",
+            "Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their estimated discounted",
+            "return on logged data; no environment is touched. Data: the runs' own, or dataset=NAME.",
+            "",
+            "Settings and their defaults (lists are written [a,b]):",
+            "",
+            "  dataset=null                             data to evaluate on, in place of the runs' own; also dataset.SETTING=value",
+            "  policy=AGENT                             an SB3 zip, a run, a policy file or file.py:name; may be given several times",
+            *describe(SelectConfig()),
+            "",
+        ]
+    )
+
+
+def run(arguments: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in arguments):
+        print(usage(), end="")
+        return 0
+    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
+    paths = [a for a in arguments if "=" not in a]
+    policies = [a.partition("=")[2] for a in arguments if a.startswith("policy=")]
+    from offrl.settings.compose import fill, parse
+
+    values = parse([a for a in arguments if "=" in a and not a.startswith("policy=")])
+    if wrong := next((p for p in paths if p.startswith("-")), None):
+        raise UserError(f"offrl select has no option {wrong}; settings are written name=value, and `offrl select --help` shows them")
+    if not paths and not policies:
+        raise UserError("usage: offrl select RUN ... (run directories), or offrl select policy=AGENT ... dataset=NAME; --help shows more")
+    about_data = {k: values.pop(k) for k in list(values) if k.partition(".")[0] == "dataset"}
+    config = fill(SelectConfig(), values, "select")
+    from pathlib import Path
+
+    from offrl import ope
+    from offrl.ope.candidates import find_runs
+    from offrl.settings.compose import compose
+    from offrl.system import backend
+    from offrl.training.loop import pick_device
+
+    dataset: Any = None
+    if about_data:
+        if "dataset" not in about_data:
+            raise UserError(f"{next(iter(about_data))} needs the data set itself: dataset=NAME")
+        refuse_transforms(about_data)
+        dataset = compose({**about_data, "algo": "bc", "experiment": "none"}).dataset
+    runs = [found for path in paths for found in find_runs([path])]
+    target = output(config.out, runs[0].dir if runs else Path())
+    device = pick_device(config.device)
+    arithmetic = backend.configure(device, config.threads)
+    show = Show(config.quiet, arithmetic)
+    settings = OPEConfig(**{f.name: getattr(config, f.name) for f in fields(OPEConfig)})
+    try:
+        result = ope.select(
+            runs,
+            dataset,
+            policies=policies,
+            method=config.method,
+            returns=config.returns,
+            settings=settings,
+            device=str(device),
+            stage=show.stage,
+            tell=show.tell,
+        )
+    finally:
+        show.stop()
+    report(result)
+    result.write(target)
+    print(f"table: {target}")
+    if config.method not in ("wis", "model") and config.updates < (due := round(2.0 / max(1e-9, config.polyak * (1.0 - config.discount)))):
+        warn(f"updates={config.updates:,} is too few: values grow from 0 over the first {due:,}, and before that their order says little")
+    return 0
+
+
+def refuse_transforms(given: dict[str, Any]) -> None:
+    """Raise UserError for settings that change what is valued: estimates are in recorded rewards."""
+    from offrl.settings.dataset import DatasetConfig
+
+    for name in given:
+        key = name.partition(".")[2]
+        if key in DatasetConfig.TRANSFORMS and key not in DatasetConfig.CONTENT:
+            raise UserError(f"{name}: offrl select takes the data as recorded, so that values are in the rewards' own units; leave it out")
+
+
+def output(out: str | None, default: Any) -> Any:
+    """The file to write: `out` where it is a .csv, else select.csv in that folder."""
+    from pathlib import Path
+
+    path = Path(out) if out else default
+    return path if path.suffix == ".csv" else path / "select.csv"
+
+
+class Show:
+    """Progress on standard output; nothing when quiet."""
+
+    def __init__(self, quiet: bool, arithmetic: str) -> None:
+        self.quiet, self.arithmetic = quiet, arithmetic
+        self.bar: Any = None
+
+    def stage(self, title: str, total: int) -> Callable[[int, float], None]:
+        from offrl.runs.log import training_progress
+
+        self.stop()
+        bar = self.bar = training_progress(f"{title}; {total:,} updates\n{self.arithmetic}", total, (1, ""), 0, self.quiet)
+        return lambda step, rate: bar.update(step, rate, "")
+
+    def tell(self, message: str) -> None:
+        if not self.quiet:
+            print(message, flush=True)
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def report(result: Selection) -> None:
+    """Print the ranking, and how good it is where true values were given."""
+    import numpy as np
+
+    from offrl.runs.log import interval_text, print_table
+
+    first = next(iter(result.estimates))
+    given = len(result.truth) > 0
+    own = bool(np.isfinite(result.own).any())
+    rows = []
+    for rank, k in enumerate(result.order, 1):
+        cells = [interval_text((e.value[k], e.low[k], e.high[k])) for e in result.estimates.values()]
+        cells += [interval_text((result.own[k], np.nan, np.nan))] if own else []
+        cells += [f"{result.distance[k]:.2f}"]
+        cells += [interval_text((result.truth[k], np.nan, np.nan))] if given else []
+        rows.append([str(rank), result.names[k], *cells])
+    headers = ["rank", "candidate", *(f"{m} [95% interval]" for m in result.estimates)]
+    headers += ["own Q"] * own + ["from data"] + [f"true {'' if result.truth_kind == 'discounted' else 'undiscounted '}value"] * given
+    print_table(headers, rows, f"{result.data}: return discounted by {result.discount:g} from the data's {result.episodes:,} starts")
+    print(f"the data's own episodes: {interval_text(result.behavior)}")
+    for method, estimate in result.estimates.items():
+        if "effective_episodes" in estimate.details:
+            typical = float(np.median(estimate.details["effective_episodes"]))
+            print(f"{method}: the weight of {result.episodes:,} episodes lies on {typical:.1f} of them (median over candidates)")
+        if "clipped" in estimate.details:
+            cut, steps = (float(np.median(estimate.details[name])) for name in ("clipped", "steps"))
+            print(f"{method}: roll-outs of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
+                  f"{estimate.details['world_model']}")  # fmt: skip
+    quality = result.quality()
+    if quality:
+        names = [n for n in next(iter(quality.values())) if any(np.isfinite(q[n]) for q in quality.values())]
+        table = [[method, *(f"{q[n]:.2f}" for n in names)] for method, q in quality.items()]
+        print_table(["method", *names], table, f"against the true {'discounted ' * (result.truth_kind == 'discounted')}returns")
+    print(f"ranked by {first}. Policies far from the data are mostly overestimated: use the order, not the numbers.")

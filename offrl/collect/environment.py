@@ -1,0 +1,103 @@
+"""The environment that is recorded: checked first, and told apart from what cannot be recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from offrl.errors import UserError
+from offrl.tasks.environments import action_kind, make_env, time_limit, versions
+from offrl.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class World:
+    """An environment by its id, and what recording needs to know of it."""
+
+    env_id: str
+    shape: tuple[int, ...]  # of an observation, before it is made flat
+    low: np.ndarray | None  # [A] range of the actions; None: discrete
+    high: np.ndarray | None
+    choices: int  # discrete actions
+    start: int  # number of the first of them
+    limit: int | None  # steps of an episode at most
+    mujoco: bool
+    label: str  # id and versions
+    spec: str  # Gymnasium's JSON
+
+    @property
+    def discrete(self) -> bool:
+        return self.low is None
+
+    @property
+    def dim(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    def make(self) -> gym.Env:
+        """A fresh environment, ended after `limit` steps."""
+        return make_env(self._task())
+
+    def _task(self) -> Task:
+        return Task(name=self.env_id, env_id=self.env_id)
+
+
+def look(env_id: str, max_steps: int | None = None) -> World:
+    """Make the environment once and see. Raises UserError for what cannot be recorded, with a cure."""
+    if not env_id:
+        raise UserError("name the environment: offrl collect env=Hopper-v5 recipe=d4rl")
+    task = Task(name=env_id, env_id=env_id)
+    env = make_env(task)
+    try:
+        if not isinstance(env, gym.Env):
+            raise UserError(f"{env_id} is a {type(env).__name__}, no Gymnasium environment of one agent")
+        space, actions = env.observation_space, env.action_space
+        many = isinstance(actions, spaces.Tuple | spaces.Dict)
+        if many or isinstance(space, spaces.Tuple):
+            raise UserError(f"{env_id} has {type(actions if many else space).__name__} spaces, as environments of several agents do; "
+                            "only one agent with Box or Discrete actions is recorded")  # fmt: skip
+        if isinstance(space, spaces.Dict):
+            raise UserError(
+                f"{env_id} has Dict observations ({', '.join(space.spaces)}), which are not recorded: register an id of your own for "
+                "gymnasium.wrappers.FlattenObservation(...) of it, and give that id"
+            )
+        if not isinstance(space, spaces.Box):
+            raise UserError(f"{env_id} has {type(space).__name__} observations; only Box is recorded: wrap it so that it gives numbers")
+        if space.dtype == np.uint8 or len(space.shape) > 2:
+            raise UserError(f"{env_id} has images for observations {space.shape}, which are not recorded; take its version with states")
+        discrete, size = action_kind(env)
+        low = high = None
+        if isinstance(actions, spaces.Box):
+            low, high = actions.low.reshape(-1).astype(np.float32), actions.high.reshape(-1).astype(np.float32)
+            if not (np.isfinite(low).all() and np.isfinite(high).all()):
+                raise UserError(
+                    f"{env_id} has actions without bounds ({actions}); wrap it in gymnasium.wrappers.RescaleAction or ClipAction"
+                )
+        limit = time_limit(env)
+        if limit is None and max_steps is None:
+            raise UserError(f"nothing limits the episodes of {env_id}; set max_steps=1000")
+        base: Any = env.unwrapped
+        return World(
+            env_id, tuple(space.shape), low, high, size if discrete else 0, int(getattr(actions, "start", 0)),
+            min(n for n in (limit, max_steps) if n is not None),
+            hasattr(base, "data") and hasattr(base.data, "qpos"), versions(task, env), _spec(env),
+        )  # fmt: skip
+    finally:
+        env.close()
+
+
+def _spec(env: gym.Env) -> str:
+    """The specification of the environment as JSON; empty where it cannot be one."""
+    try:
+        return env.spec.to_json() if env.spec is not None else ""
+    except (ValueError, TypeError, AttributeError):
+        return ""
+
+
+def spec_fact(world: World) -> dict[str, Any]:
+    """What of the environment goes into a card."""
+    return {"env_id": world.env_id, "env_spec": json.loads(world.spec) if world.spec else None, "versions": world.label}

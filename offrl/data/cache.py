@@ -1,0 +1,145 @@
+"""The flat cache: data sets that were slow to read, kept as plain columns, so that the next load of the same file is a copy.
+
+Kept is what `assemble` makes of one source, before the transforms: it serves every run on that file, whatever is done to it afterwards.
+An entry is a folder of NumPy arrays and a manifest (`Memory.write`). Nothing here ever fails a load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.formats import Source, guessed_task
+from offrl.data.formats.download import cache_dir
+from offrl.data.memory import MANIFEST, Memory, dataset_from, mapped_bytes
+from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
+
+SLOW = 0.5  # seconds; what loads faster is not worth the disk
+STALE = 86400.0  # seconds after which a half-written entry is taken for a crashed process's
+
+
+def entry(source: Source, config: DatasetConfig) -> Path:
+    """The folder for this source under these settings. Its name changes with whatever could change the result, this code included."""
+    untransformed = replace(config.anywhere(), **{k: getattr(DatasetConfig(), k) for k in DatasetConfig.TRANSFORMS})
+    task = guessed_task(source)
+    about = [_code(), asdict(untransformed), source.identity(), asdict(replace(task, env_factory=None)) if task else None]
+    key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return cache_dir(config.cache_dir) / "flat" / key
+
+
+@functools.cache
+def _code() -> str:
+    """Names offrl's version and the modules that read data: an entry made by others is not used."""
+    digest = hashlib.sha256()
+    with contextlib.suppress(PackageNotFoundError):
+        digest.update(version("offrl").encode())
+    here = Path(__file__).parent
+    for path in sorted(here.rglob("*.py")):
+        digest.update(f"{path.relative_to(here)} ".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
+    """The data set kept in `folder`, in arrays of `memory`, and the warnings of its first load; None if there is none or it is damaged."""
+    used = memory.used
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        columns = {}
+        for name, about in manifest["columns"].items():
+            values = _read_array(folder / about["file"], name, memory)
+            columns[name] = torch.from_numpy(values)
+        dataset = dataset_from(manifest, folder, columns)
+        if _checksums(dataset) != manifest["sums"]:
+            raise ValueError("damaged")
+        warnings = [str(w) for w in manifest["warnings"]]
+    except (UserError, MemoryError):
+        raise
+    except Exception:  # no entry, or whatever its damage makes json, zipfile or numpy raise
+        memory.used = used
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(folder / MANIFEST)  # the least recently used entry is the first to go
+    return dataset, warnings
+
+
+def _read_array(path: Path, name: str, memory: Memory) -> np.ndarray:
+    """One .npy file in an array of `memory`: read, not mapped, which is faster and does not depend on the file afterwards."""
+    with path.open("rb", buffering=0) as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{path} is no array of ours")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if fortran or dtype.hasobject or file.tell() + size != path.stat().st_size:
+            raise ValueError(f"{path} is no array of ours, or is cut")
+        values = memory.empty(name, shape, dtype)
+        data, done = values.reshape(-1).view(np.uint8), 0
+        while done < size:
+            count = file.readinto(data[done:].data)
+            if not count:
+                raise EOFError
+            done += count
+        return values
+
+
+def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float) -> str:
+    """Keep `dataset`, removing the least recently used entries beyond `limit` bytes. "" if it was kept, or the reason why not."""
+    if DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json(), default=str))) != dataset.spec:
+        return "its task holds what a file cannot (a function)"
+    memory = Memory()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if dataset.nbytes > limit:
+            return f"its {dataset.nbytes / 1e9:.3g} GB are more than dataset.cache_limit_gb"
+        if dataset.nbytes * 2 > free:
+            return f"only {free / 1e9:.3g} GB are free there"
+        _make_room(folder.parent, limit - dataset.nbytes)
+        memory.write(dataset, folder, sums=_checksums(dataset), warnings=list(warnings))
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    finally:
+        memory.discard()
+    return ""
+
+
+def _make_room(cache: Path, limit: float) -> None:
+    """Remove what crashed writers left, and the least recently used entries until the others have `limit` bytes or fewer."""
+    kept = []
+    for path in cache.iterdir():
+        with contextlib.suppress(OSError):  # another process removes it at the same time
+            if path.name.startswith("building-"):
+                if time.time() - path.stat().st_mtime > STALE:
+                    shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir():
+                size = mapped_bytes(path)
+                kept.append((0.0 if size is None else (path / MANIFEST).stat().st_mtime, path, size or 0))
+    total = sum(size for _, _, size in kept)
+    for stamp, path, size in sorted(kept):
+        if stamp and total <= limit:
+            break
+        shutil.rmtree(path, ignore_errors=True)
+        total -= size
+
+
+def _checksums(dataset: Dataset) -> list[int]:
+    """For each array its sum as 64-bit words, modulo 2^64: it finds blocks of zeros and flipped bits at the speed of memory."""
+    sums = []
+    for values in (*dataset.columns.values(), dataset.episode_start, dataset.episode_end, dataset.raw_returns, dataset.complete):
+        data = values.numpy().reshape(-1).view(np.uint8)
+        whole = len(data) // 8 * 8
+        sums.append((int(data[:whole].view(np.uint64).sum()) + int(data[whole:].sum())) % (1 << 64))
+    return sums

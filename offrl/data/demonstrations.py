@@ -1,0 +1,110 @@
+"""Demonstrations: which rows of a data set are an expert's, and batches of them beside batches of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.data.dataset import Dataset
+from offrl.data.formats import resolve
+from offrl.data.memory import Memory
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, pack
+from offrl.data.transforms import concatenate, keep_episodes
+from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
+
+EXPERT = "expert"  # the column that marks an expert's rows
+PREFIX = "expert_"  # of their keys in a batch
+PARTS = ("observations", "actions", "next_observations", "masks")
+
+
+def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
+    """`dataset` with the episodes of `config.expert` appended, and a bool column "expert" that is true for the demonstrations.
+
+    Raises UserError where there are too few episodes, or where the two do not fit together.
+    """
+    from offrl.data.load import load_one
+
+    memory, config = memory or Memory(), replace(config, name=str(config.expert))
+    expert = load_one(resolve(config.name, config), config, memory)
+    return append_expert(dataset, expert, config.expert_episodes, config.expert_choice, config.expert_unmarked, memory)
+
+
+def append_expert(
+    dataset: Dataset, expert: Dataset, episodes: int = 1, choice: str = "first", unmarked: int = 0, memory: Memory | None = None
+) -> Dataset:
+    """`dataset` with `episodes` episodes of `expert` appended as demonstrations, and then `unmarked` more that nothing marks as such.
+
+    choice: "first" takes episodes in their order, "best" by recorded return (of equals the earlier one). episodes=0: all of them.
+    Algorithms that know nothing of experts see one data set with all of it. Raises UserError.
+    """
+    if EXPERT in dataset.columns:
+        raise UserError(f"{dataset.spec.name} has a column '{EXPERT}' of its own, that marks demonstrations: leave out dataset.expert")
+    episodes = episodes or expert.num_episodes - unmarked
+    if episodes < 1 or episodes + unmarked > expert.num_episodes:
+        raise UserError(
+            f"dataset.expert={expert.spec.name} has {expert.num_episodes} episodes; dataset.expert_episodes and dataset.expert_unmarked "
+            f"ask for {episodes} + {unmarked}"
+        )
+    order = torch.arange(expert.num_episodes)
+    if choice == "best":
+        order = torch.argsort(expert.raw_returns, descending=True, stable=True)
+    chosen = keep_episodes(expert, order[: episodes + unmarked], "")
+    rows = int(chosen.episode_end[episodes - 1])
+    marks = torch.arange(len(chosen)) < rows
+    shared = {name: column for name, column in chosen.columns.items() if name in dataset.columns}
+    chosen = replace(chosen, columns={**shared, EXPERT: marks})
+    dataset = replace(dataset, columns={**dataset.columns, EXPERT: torch.zeros(len(dataset), dtype=torch.bool)})
+    joined = concatenate([dataset, chosen], memory)
+    words = f"{choice} {episodes}" + (f", then {unmarked} unmarked" if unmarked else "")
+    note = f"demonstrations: {rows:,} rows, the {choice} of {expert.num_episodes:,} episodes of {expert.spec.name} ({episodes})"
+    return replace(
+        joined,
+        transforms=(*dataset.transforms, f"expert {expert.spec.name} {expert.fingerprint[:12]} {words}"),
+        notes=(*joined.notes, note),
+    )
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """What ExpertSampler draws from: all transitions, and those of the expert."""
+
+    every: Transitions
+    expert: Transitions
+
+
+@dataclass(frozen=True)
+class ExpertSampler:
+    """Transitions of the whole data set, without rewards, and as many of the expert: expert_observations, expert_actions,
+    expert_next_observations and expert_masks. Both uniform, with replacement; `Dataset.weights` weigh the former."""
+
+    def prepare(self, dataset: Dataset) -> Demonstrations:
+        """Raises UserError where no transition is marked as the expert's."""
+        every = TransitionSampler().prepare(dataset)
+        name = dataset.spec.name
+        if EXPERT not in dataset.columns:
+            raise UserError(
+                f"{name}: the algorithm imitates an expert and the data do not say which rows are one's: name a data set with "
+                f"dataset.expert=PATH, or a column that marks them with dataset.fields.{EXPERT}=KEY"
+            )
+        marks = dataset.columns[EXPERT].reshape(len(dataset), -1).ne(0).any(-1)
+        rows = dataset.transition_rows()
+        rows = rows[marks[rows]]
+        if not len(rows):
+            raise UserError(f"{name}: no transition is the expert's: its rows have no successor, or dataset.top_fraction left none of them")
+        masks = (~dataset.columns["terminations"][rows]).to(torch.float32)
+        columns = {k: masks if k == "masks" else dataset.columns[k][rows] for k in PARTS}
+        here = torch.arange(len(rows), device=rows.device)
+        packed = pack(columns, here)
+        if packed is not None:
+            return Demonstrations(every, Transitions(len(rows), packed, {}, None))
+        return Demonstrations(every, Transitions(len(rows), None, columns, here))
+
+    def __call__(self, source: Demonstrations, key: Tensor, batch_size: int) -> Batch:
+        ours, theirs = rng.split(key)
+        draw = TransitionSampler()
+        batch = {k: v for k, v in draw(source.every, ours, batch_size).items() if k != "rewards"}
+        return batch | {PREFIX + k: v for k, v in draw(source.expert, theirs, batch_size).items()}

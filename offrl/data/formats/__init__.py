@@ -1,0 +1,202 @@
+"""From a name to raw columns: which source a name, path or id belongs to, and its reading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from offrl import registry
+from offrl.data.assemble import RawData, fitting_task
+from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
+from offrl.data.memory import Memory
+from offrl.data.text import files as text
+from offrl.data.text import minari as minari_text
+from offrl.errors import UserError, nearest
+from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.task import Task, lookup
+
+BUILTIN = Path(__file__).parents[2] / "assets" / "hopper-mixed-v0.hdf5"
+_SUFFIXES = (".hdf5", ".h5", ".npz", ".parquet", ".npy", ".pq", ".hdf", ".jsonl", ".ndjson")  # .json is mostly something else
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set was found."""
+
+    kind: str  # builtin | d4rl | minari | ogbench | d3rlpy | columns | padded | text | registered
+    name: str
+    path: Path | None = None
+    task: Task | None = None
+    loader: Callable[[DatasetConfig], Any] | None = None
+    beside: Path | None = None  # a file that is read as well
+
+    @property
+    def text(self) -> bool:
+        """Whether the data are texts: `load_text` reads them, and `read_raw` does not."""
+        return self.kind == "text" or (self.kind == "minari" and self.path is not None and minari_text.is_text(self.path))
+
+    def identity(self) -> list[Any]:
+        """What changes when a file changes: paths, sizes and times of the last change. For the keys of the caches."""
+        if self.path is None:
+            return [self.kind, self.name]
+        files = minari.files(self.path) if self.kind == "minari" else [self.path]
+        files += [self.beside] if self.beside is not None and self.beside.is_file() else []
+        stats = [(str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]]  # ctime: mtime can be set
+        return [self.kind, self.name, stats]
+
+
+def resolve(name: str, config: DatasetConfig) -> Source:
+    """The source of `name`; downloads what is a name and not here yet. Raises UserError, with the nearest name, for an unknown one."""
+    form = config.format
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in ("minari", "d4rl", "ogbench") and not rest.startswith("//"):
+        form, name = prefix, rest
+    if name == "builtin":
+        if not BUILTIN.is_file():
+            raise UserError(f"the built-in data set is missing from this installation ({BUILTIN}); install offrl again")
+        return Source("builtin", name, BUILTIN)
+    if form == "auto" and name in (loaders := registry.names("dataset")):
+        return Source("registered", name, loader=loaders[name])
+    path = Path(name).expanduser()
+    if path.exists():
+        found = _by_path(path, name, form)
+        if found.kind == "padded" and config.instruction_encodings:
+            return replace(found, beside=Path(config.instruction_encodings).expanduser())
+        return found
+    if path.suffix.lower() in _SUFFIXES or text.named_text(path) or re.match(r"[./~]|[A-Za-z]:\\", name):
+        raise UserError(_missing(path))
+    task = lookup(name) if form in ("auto", "d4rl") else None
+    if task is not None and task.url:
+        return Source("d4rl", name, d4rl.locate(task, config), task)
+    if form == "ogbench" or (form == "auto" and ogbench.NAME.fullmatch(name)):
+        return Source("ogbench", name, ogbench.locate(name, config), lookup(name.removesuffix("-val")))
+    if form == "minari" or (form == "auto" and minari.ID.fullmatch(name) and ("/" in name or name in minari.installed())):
+        return Source("minari", name, minari.locate(name))
+    known = _known_names()
+    hint = nearest(name, known) or " `offrl data list` shows those that can be named"
+    raise UserError(f"unknown data set '{name}': no such file, and no D4RL, OGBench, Minari or registered name.{hint}")
+
+
+def _known_names() -> list[str]:
+    """Names worth suggesting: registered ones, D4RL's, the Minari ids that are installed, and files in the working directory."""
+    names = ["builtin", *registry.names("dataset"), *minari.installed()]
+    registry.names("task")  # imports the tables
+    for listed in registry.names("task_names").values():
+        names += list(listed())
+    return names + _data_files(Path())
+
+
+def _data_files(folder: Path) -> list[str]:
+    """The names of files in a folder that are data sets by their names."""
+    return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES or p.name.endswith(".jsonl.gz"))
+
+
+def _missing(path: Path) -> str:
+    """The message for a file that is not there, with the nearest file name in its folder."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no file {path}: the folder {folder} does not exist"
+    return f"there is no file {path}.{nearest(path.name, _data_files(folder))}"
+
+
+def _by_path(path: Path, name: str, form: str) -> Source:
+    """The source of a file or folder that exists, by its content."""
+    if path.is_dir():
+        if minari.data_folder(path) is None:
+            inside = _data_files(path)
+            hint = f"; it has the files {', '.join(inside[:5])}" if inside else ""
+            raise UserError(f"{path} is a folder without a Minari data set (no data/metadata.json){hint}")
+        return Source("minari", "", path)
+    if form != "auto":
+        return Source(form, name, path)
+    if text.is_text(path):
+        return Source("text", name, path)
+    kind = files.file_type(path)
+    if padded.is_padded(path, kind):
+        return Source("padded", name, path)
+    if kind == "npz":
+        arrays = set(files.Npz(path).shapes)
+        compact = {"observations", "actions", "terminals"} <= arrays and not {"rewards", "timeouts", "next_observations"} & arrays
+        return Source("ogbench", name, path, lookup(path.stem.removesuffix("-val"))) if compact else Source("columns", name, path)
+    if kind == "parquet":
+        return Source("columns", name, path)
+    with files.open_hdf5(path) as file:
+        if minari.data_folder(path) and any(k.startswith("episode_") and k[8:].isdigit() for k in file):
+            return Source("minari", "", path)
+        keys = set(file)
+    if "observations_0" in keys or {"observations", "episode_terminals"} <= keys:
+        return Source("d3rlpy", name, path)
+    if {"observations", "actions", "rewards", "terminals"} <= keys:
+        return Source("d4rl", name, path)
+    return Source("columns", name, path)
+
+
+def guessed_task(source: Source) -> Task | None:
+    """The task that the name of the source stands for; the file itself may say more."""
+    return source.task or (d4rl.guess_task(source.path.stem) if source.kind in ("columns", "d4rl") and source.path else None)
+
+
+def load_text(source: Source, config: DatasetConfig, faults: bool = False) -> text.TextFile:
+    """The texts of a source that holds some. faults: leave faulty episodes out, and say what is wrong. Raises UserError."""
+    assert source.path is not None
+    return (minari_text if source.kind == "minari" else text).load(source.path, config, faults)
+
+
+def read_raw(
+    name: str,
+    config: DatasetConfig | None = None,
+    memory: Memory | None = None,
+    source: Source | None = None,
+    optional: Collection[str] = (),
+) -> RawData:
+    """The columns of `name` as they are, faults and all. Raises UserError when they cannot be read.
+
+    optional: of actions and rewards those that may be missing (from plain files with a key per column, and actions from Minari's).
+    """
+    config, memory = config or DatasetConfig(), memory or Memory()
+    source = source or resolve(name, config)
+    path = source.path
+    if source.kind == "registered":
+        raise UserError(f"'{source.name}' is made by a registered loader and has no raw columns")
+    assert path is not None
+    if source.text:
+        raise UserError(f"{path} holds texts, not columns of numbers")
+    if source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):
+        kind = files.file_type(path)
+        wanted = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
+        if kind != wanted:
+            raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {wanted} files; leave dataset.format at auto")
+    if source.kind == "minari":
+        raw = minari.read(path, config, memory, source.name, "actions" not in optional)
+    elif source.kind == "ogbench":
+        raw = ogbench.read(path, config, memory, source.name)
+    elif source.kind == "d3rlpy":
+        raw = d3rlpy.read(path, config, memory)
+    elif source.kind == "padded":
+        raw = padded.read(path, config, memory)
+    elif source.kind == "columns":
+        raw = files.read(path, config, memory, files.file_type(path), optional)
+        raw.task = d4rl.guess_task(path.stem)
+    else:
+        raw = d4rl.read(path, config, memory, source.task)
+        raw.source = source.kind
+        if source.task is not None:
+            raw.name = source.task.name
+    if all(k in raw.columns and raw.columns[k].ndim > 1 for k in ("observations", "actions")):
+        raw.task = fitting_task(raw)
+    _set_range(raw, config)
+    return raw
+
+
+def _set_range(raw: RawData, config: DatasetConfig) -> None:
+    """What is known of the action range before looking at the data: the user's word, or D4RL's convention that it is [-1, 1]."""
+    if config.action_low:
+        low, high = config.action_low, config.action_high
+        raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
+    elif raw.action_low is None and raw.source in ("d4rl", "builtin"):
+        ours = raw.task is None or not raw.task.env_id or raw.task.ref_label in ("D4RL", "offrl")
+        if ours:  # another environment's range is asked of that environment
+            raw.action_low, raw.action_high = -1.0, 1.0

@@ -1,0 +1,160 @@
+"""D4RL's HDF5 layout, by path or by name. Neither `d4rl` nor old gym is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl import registry
+from offrl.data.assemble import FLAGS, RawData
+from offrl.data.formats.download import cache_dir, fetch
+from offrl.data.formats.files import finish, hdf5_keys, open_hdf5, read_hdf5
+from offrl.data.formats.provenance import Record, fits, restore
+from offrl.data.memory import Memory, chunks
+from offrl.errors import UserError, nearest, warn
+from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.task import Task, lookup
+
+REQUIRED = {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals"}
+FINALS = "metadata/offrl_final"  # extra columns after the episodes' last rows
+RECORD = "metadata/offrl"  # see offrl.data.formats.provenance
+OPTIONAL = {"truncations": "timeouts", "next_observations": "next_observations", "final_observations": "final_observations"}
+
+
+def locate(task: Task, config: DatasetConfig) -> Path:
+    """The file of a D4RL data set: where the d4rl package keeps it, in our cache, or downloaded to there."""
+    name = str(task.url).rsplit("/", 1)[1]
+    for folder in (os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"):
+        if folder and (Path(folder).expanduser() / name).is_file():
+            return Path(folder).expanduser() / name
+    return fetch(str(task.url), cache_dir(config.cache_dir) / "d4rl", verify, config.mirror, f"D4RL data set {task.name}")
+
+
+def verify(path: Path) -> None:
+    """Raises UserError unless the file opens and has D4RL's columns, equally long."""
+    with open_hdf5(path) as file:
+        missing = [k for k in REQUIRED.values() if k not in file]
+        if missing:
+            raise UserError(f"{path} has no '{missing[0]}'; it has {', '.join(sorted(file))}")
+        lengths = {k: file[k].shape[0] for k in (*REQUIRED.values(), "timeouts") if k in file}
+        if len(set(lengths.values())) > 1:
+            raise UserError(f"{path} has columns of different lengths: {lengths}")
+
+
+def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = None) -> RawData:
+    """A file in D4RL's layout. `task` when it was asked for by name; else it is the file's own, or guessed from its metadata and name."""
+    columns = {}
+    with open_hdf5(path) as file:
+        items = hdf5_keys(file)
+        keys = {c: k for c, k in (REQUIRED | OPTIONAL).items() if k in items or c in REQUIRED}
+        record = record_of(items, path)
+        if record is None:  # another program's: ends of episodes by the names of plain files
+            plain = ("episode_ends", "episode_ids", *(["truncations"] if "truncations" not in keys else []))
+            keys |= {c: c for c in plain if c in items}
+        if record is not None:
+            keys |= {c: c for c in record.columns if c not in keys and c in items}
+            if "next_observations" not in record.columns:
+                keys.pop("next_observations", None)
+        for column, key in config.fields.items():
+            keys[column] = str(key)
+        for column, key in keys.items():
+            if key not in items:
+                raise UserError(f"{path} has no '{key}' ({column}).{nearest(key, items)} It has: {', '.join(sorted(items))}")
+            columns[column] = read_hdf5(column, items[key], memory, str(path))
+        env_id = _text(file.attrs.get("env_id")) or _text(items["metadata/env_id"][()] if "metadata/env_id" in items else None)
+        dataset_id = _text(file.attrs.get("dataset_id"))
+        references = [file.attrs.get(k) for k in ("ref_min_score", "ref_max_score")]
+        about = _about(items)
+        final_columns = {k: items[f"{FINALS}/{k}"][()] for k in record.final_columns if f"{FINALS}/{k}" in items} if record else {}
+        finals = None
+        if record is not None and record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in columns:
+            finals = _last_successors(columns, items["next_observations"])
+    raw = finish(columns, path, "d4rl")
+    raw.about = about
+    if record is not None:
+        ends = np.zeros(raw.rows, bool)
+        for name in FLAGS:
+            if len(flags := raw.columns.get(name, ends)) == raw.rows:
+                ends |= flags
+        if fits(raw, record, ends):
+            restore(raw, record, ends, config.fields)
+            raw.final_columns = {k: v for k, v in final_columns.items() if k in raw.columns}
+            raw.final_observations = raw.final_observations if finals is None else finals
+            raw.name = dataset_id or raw.name
+            if task is not None:
+                raw.task = task
+            return raw
+    raw.task = task or guess_task(path.stem, env_id)
+    if dataset_id:
+        raw.name = dataset_id
+    if references[0] is not None and references[1] is not None:
+        label = "offrl" if dataset_id.startswith("offrl/") else "the file"
+        base = raw.task or Task(name=raw.name)
+        raw.task = replace(base, name=raw.name, ref_min=float(references[0]), ref_max=float(references[1]), ref_label=label, note="")
+        if label == "offrl" and env_id:
+            raw.task = replace(raw.task, env_id=env_id, env_kwargs={}, max_episode_steps=None)
+    return raw
+
+
+def record_of(items: dict[str, Any], path: Path) -> Record | None:
+    """What offrl recorded when it wrote the file; None for other programs' files."""
+    if RECORD not in items:
+        return None
+    try:
+        return Record.from_json(json.loads(_text(items[RECORD][()])))
+    except ValueError as error:
+        warn(f"{path}: '{RECORD}' cannot be read ({error}); the file is read by its layout alone")
+        return None
+
+
+def _about(items: dict[str, Any]) -> dict[str, Any]:
+    """What lies under metadata/: text and single numbers by their names, arrays (D4RL's policies) with the prefix."""
+    words = {"algorithm": "algorithm_name"}
+    about: dict[str, Any] = {}
+    for key, item in items.items():
+        name = key.removeprefix("metadata/")
+        if key == name or key in (RECORD, "metadata/env_id") or key.startswith(FINALS):
+            continue
+        if item.shape == ():
+            value = item[()]
+            about[words.get(name, name)] = _text(value) if isinstance(value, bytes | str) else value.item()
+        elif item.dtype.kind in "biuf":
+            about[key] = item[()]
+    return about
+
+
+def _last_successors(columns: dict[str, np.ndarray], item: Any) -> np.ndarray:
+    """The next observation of each episode's last row, [E, *O]; without keeping the others."""
+    last = columns["terminations"].astype(bool) | columns["truncations"].astype(bool)
+    return np.concatenate([item[part][last[part]] for part in chunks(len(last))])
+
+
+def _text(value: Any) -> str:
+    """A string from an HDF5 attribute or scalar."""
+    if value is None:
+        return ""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def guess_task(stem: str, env_id: str = "") -> Task | None:
+    """The task of a file called `stem`, recorded in `env_id`: reference scores by the name, the environment by what the file says."""
+    name = stem.replace("_", "-")
+    task = lookup(name)
+    for candidate in registry.names("task_guess").values():
+        task = task or candidate(stem)
+    if not env_id:
+        return task
+    if task is None:
+        return Task(name=stem, env_id=env_id)
+    version = env_id.rpartition("-v")[2]
+    if env_id == task.env_id or (version.isdigit() and int(version) < 4 and task.env_id):
+        return task  # an environment of mujoco-py's time: the table knows what stands for it today
+    same = bool(task.env_id) and str(task.env_id).partition("-v")[0] == env_id.partition("-v")[0]
+    if not same:  # the name says one robot, the file another: the reference scores are not the file's
+        return Task(name=task.name, env_id=env_id)
+    return replace(task, env_id=env_id, env_kwargs={}, note="")

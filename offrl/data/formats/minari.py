@@ -1,0 +1,227 @@
+"""Minari data sets, by id or folder, read straight from their storage: whole episodes at a time, into preallocated arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.assemble import RawData
+from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
+from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
+from offrl.data.memory import Memory, chunks
+from offrl.errors import UserError, nearest, warn
+from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.task import Task
+
+ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
+RECORD = "offrl"  # in metadata.json: see offrl.data.formats.provenance
+NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "dataset_id", "minari_version",
+              "action_space", RECORD)  # fmt: skip
+
+
+def root() -> Path:
+    """Where Minari keeps data sets: $MINARI_DATASETS_PATH or ~/.minari/datasets."""
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
+
+
+def installed() -> list[str]:
+    """The ids found under `root()`."""
+    base = root()
+    if not base.is_dir():
+        return []
+    return sorted(str(p.parent.parent.relative_to(base)) for p in base.glob("**/data/metadata.json"))
+
+
+def locate(name: str) -> Path:
+    """The folder of the data set `name`, downloaded with Minari's own client when it is not there. Raises UserError if it cannot be had."""
+    if not ID.fullmatch(name):
+        raise UserError(f"'{name}' is no Minari id; one looks like D4RL/door/human-v2.{nearest(name, installed())}")
+    folder = root() / name
+    if (folder / "data" / "metadata.json").is_file():
+        return folder
+    existed = folder.exists()
+    try:
+        import minari
+
+        minari.download_dataset(name)
+    except Exception as error:  # whatever the network, the hub or the archive raise
+        if not existed:
+            _remove_empty(folder)
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"Minari data set '{name}' is not in {root()} and cannot be downloaded ({reason}).{nearest(name, installed())} "
+            "Without a network, copy its folder there or set MINARI_DATASETS_PATH"
+        ) from None
+    if not (folder / "data" / "metadata.json").is_file():
+        _remove_empty(folder)
+        raise UserError(f"Minari data set '{name}' was not found on the server.{nearest(name, installed())}")
+    return folder
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder tree without files, and its parents while they are empty."""
+    for path in sorted(folder.rglob("*"), reverse=True) if folder.is_dir() else []:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    while folder != root() and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def data_folder(path: Path) -> Path | None:
+    """The folder with metadata.json for a path that is a Minari data set, its data folder or its main_data.hdf5; else None."""
+    for candidate in (path / "data", path, path.parent):
+        if (candidate / "metadata.json").is_file() and "action_space" in (candidate / "metadata.json").read_text(errors="replace"):
+            return candidate
+    return None
+
+
+def files(path: Path) -> list[Path]:
+    """The files of the data set at `path`, for which `data_folder` finds a folder."""
+    folder = data_folder(path)
+    assert folder is not None
+    if (folder / "main_data.hdf5").is_file():
+        return [folder / "metadata.json", folder / "main_data.hdf5"]
+    episodes = (Path(base) / name for base, _, names in os.walk(folder) for name in names if base != str(folder))
+    return [folder / "metadata.json", *sorted(episodes)]
+
+
+def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with_actions: bool = True) -> RawData:
+    """The data set in the folder `path`. Without actions their column is zeros, whether or not there are any."""
+    folder = data_folder(path)
+    if folder is None:
+        raise UserError(f"{path} holds no Minari data set (no data/metadata.json)")
+    try:
+        meta = json.loads((folder / "metadata.json").read_text())
+        actions, observations = json.loads(meta["action_space"]), json.loads(meta["observation_space"])
+        rows, kind = int(meta["total_steps"]), meta.get("data_format", "hdf5")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'metadata.json'} is damaged ({type(error).__name__}: {error})") from None
+    name = name or str(meta.get("dataset_id", folder.parent.name))
+    leaves, goals, keys = _observation_leaves(observations, config, name)
+    discrete = actions["type"] == "Discrete"
+    if actions["type"] not in ("Box", "Discrete") or actions.get("start", 0) != 0:
+        kind_of = actions["type"] + (f" from {actions['start']}" if actions.get("start") else "")
+        raise UserError(f"{name}: actions of the space {kind_of} are not supported (Box and Discrete from 0 are)")
+    jpeg = bool(meta.get("jpeg_encoding"))
+    record = record_of(meta, folder)
+    infos = _infos(config, record, name)
+    reader = read_hdf5 if kind == "hdf5" else read_arrow
+    buffers = Buffers(rows, leaves, goals, actions, memory, name, jpeg, infos, with_actions)
+    try:
+        reader(folder, kind, buffers)
+    except Overflow as more:  # the metadata promised fewer steps than there are
+        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, jpeg, infos, with_actions)
+        reader(folder, kind, buffers)
+    raw = buffers.result()
+    raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete
+    if discrete:
+        raw.num_actions = int(actions["n"])
+    else:
+        raw.action_low, raw.action_high = (np.asarray(actions[k], np.float32).reshape(-1) for k in ("low", "high"))
+    raw.task = recorded_task(meta, name, keys)
+    raw.about = {k: v for k, v in meta.items() if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
+    if record is not None and raw.episode_ends is not None and fits(raw, record, raw.episode_ends):
+        _restore(raw, record, config, memory)
+    return raw
+
+
+def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
+    """What offrl recorded when it wrote the data set; None for other programs' data sets."""
+    if RECORD not in meta:
+        return None
+    try:
+        return Record.from_json(meta[RECORD])
+    except ValueError as error:
+        warn(f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the data set is read by its layout alone")
+        return None
+
+
+def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str, tuple[str, ...]]:
+    """Columns that lie under Minari's infos, with their path there: those offrl put there, and those that `dataset.fields` asks for."""
+    infos = {c: tuple(c.removeprefix(INFOS).split("/")) for c in (extra_columns(record) if record else ()) if not c.startswith(INFOS)}
+    for column, key in config.fields.items():
+        if not str(key).startswith(INFOS):
+            raise UserError(f"{name}: dataset.fields.{column}={key}: of a Minari data set only infos/... can be chosen; the rest is fixed")
+        infos[column] = tuple(str(key).removeprefix(INFOS).split("/"))
+    return infos
+
+
+def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory) -> None:
+    """Undo what `offrl.data.formats.write_minari` added to fit the layout, as the record says; in place."""
+    ends, finals = raw.episode_ends, raw.final_observations
+    assert ends is not None
+    if "next_observations" in record.columns:
+        last = np.flatnonzero(ends)
+        observations = raw.columns["observations"]
+        if record.successors == "next row":
+            successors = memory.empty("next_observations", observations.shape, observations.dtype)
+            for part in chunks(raw.rows - 1):
+                successors[part] = observations[part.start + 1 : part.stop + 1]
+            successors[last] = finals
+            raw.columns["next_observations"] = successors
+        successors = raw.columns["next_observations"]
+        successors[last[record.unknown]] = observations[(last[record.unknown] + 1) % raw.rows]
+        raw.final_columns.pop("next_observations", None)
+    if not record.finals:
+        raw.final_observations = None
+    for column in [c for c in raw.final_columns if c not in record.final_columns and c not in config.fields]:
+        del raw.final_columns[column]
+    raw.final_columns = {k: v for k, v in raw.final_columns.items() if k in record.final_columns}
+    restore(raw, record, ends)
+    if config.observation_keys and raw.task is not None:
+        raw.task = replace(raw.task, observation_keys=tuple(config.observation_keys))
+
+
+def recorded_task(meta: dict[str, Any], name: str, keys: tuple[str, ...]) -> Task:
+    """The environment Minari recorded, and its reference scores where it has them."""
+    spec = json.loads(meta["env_spec"]) if meta.get("env_spec") else {}
+    wrappers = [w["name"] for w in spec.get("additional_wrappers") or () if isinstance(w, dict) and "name" in w]
+    low, high = meta.get("ref_min_score"), meta.get("ref_max_score")
+    if low is None or high is None:  # one alone normalises nothing
+        low = high = None
+    return Task(
+        name=name,
+        env_id=spec.get("id"),
+        env_kwargs=dict(spec.get("kwargs") or {}),
+        max_episode_steps=spec.get("max_episode_steps"),
+        ref_min=low,
+        ref_max=high,
+        ref_label="" if low is None else "Minari",
+        observation_keys=keys,
+        note=f"the recorded wrappers {', '.join(wrappers)} are left out" if wrappers else "",
+    )
+
+
+def _observation_leaves(
+    space: dict[str, Any], config: DatasetConfig, name: str
+) -> tuple[list[Leaf], dict[str, list[Leaf]], tuple[str, ...]]:
+    """The entries that make the flat observation, those of the goals, and the keys of the top level (none when it is no Dict)."""
+    if space["type"] != "Dict":
+        if config.observation_keys:
+            raise UserError(f"{name}: dataset.observation_keys is set, but the observations are no Dict")
+        return _leaves(space, (), name), {}, ()
+    there = space["subspaces"]
+    for key in config.observation_keys:
+        if key not in there:
+            raise UserError(f"{name} has no observation '{key}'.{nearest(key, there)} It has: {', '.join(sorted(there))}")
+    keys = tuple(config.observation_keys) or tuple(sorted(there))
+    leaves = [leaf for key in keys for leaf in _leaves(there[key], (key,), name)]
+    kinds = [k for k in ("achieved_goal", "desired_goal") if k in there and there[k]["type"] in ("Box", "Dict")]
+    goals = {k + "s": _leaves(there[k], (k,), name) for k in kinds}
+    return leaves, goals, keys
+
+
+def _leaves(space: dict[str, Any], path: tuple[str, ...], name: str) -> list[Leaf]:
+    if space["type"] == "Dict":
+        return [leaf for key in sorted(space["subspaces"]) for leaf in _leaves(space["subspaces"][key], (*path, key), name)]
+    if space["type"] not in ("Box", "Discrete", "MultiBinary"):
+        where = f"the observation '{'/'.join(path)}'" if path else "the observation"
+        raise UserError(f"{name}: {where} is a {space['type']} space; choose others with dataset.observation_keys=[...]")
+    return [(path, space)]

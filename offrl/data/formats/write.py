@@ -1,0 +1,346 @@
+"""`write_data`: raw columns as a D4RL HDF5 file or a Minari data set, which other programs read and offrl reads back bit for bit.
+
+Written beside the target, read back, compared, and only then renamed into place: what stands there is whole, or was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.assemble import RawData, canonical, find_ends, fingerprint
+from offrl.data.formats import d4rl, minari
+from offrl.data.formats import write_minari as minari_layout
+from offrl.data.formats.hdf5_sink import Sink, new_hdf5
+from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
+from offrl.data.memory import Memory, chunks
+from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
+
+FORMS = ("d4rl", "minari", "jsonl")
+D4RL_SUFFIX = (".hdf5", ".h5")
+TEXT_SUFFIX = (".jsonl", ".jsonl.gz")
+CHUNK = 1 << 20  # bytes of a compressed block
+NAMES = {"terminations": "terminals", "truncations": "timeouts"}  # D4RL's words
+Progress = Callable[[float], None]  # is told the share that is done, from 0 to 1
+
+
+def write_data(
+    raw: RawData,
+    target: str | Path,
+    form: str = "d4rl",
+    about: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    memory: Memory | None = None,
+) -> Path:
+    """Write `raw` to `target` and return the path: that of the file, or of the Minari data set's folder.
+
+    raw: columns as recorded (actions unscaled), all of the same length; floats become float32 and whole numbers int64 (uint8 stays), as in
+    every load. Columns named "infos/..." are loaded again only by `dataset.fields`.
+    target: for "d4rl" a path that ends in .hdf5 or .h5; for "minari" an id (ns/name-v0, written where Minari keeps data sets) or a folder.
+    about: what to say of the data, besides `raw.about`, which it overrides: env_id, env_kwargs, env_spec and eval_env_spec (JSON),
+    ref_min_score and ref_max_score (undiscounted returns that score 0 and 100), dataset_id, algorithm_name, author, author_email,
+    code_permalink, description, requirements; whatever else JSON can hold is kept as well.
+    force: replace what is at `target`. memory: where the check puts the columns that it reads back.
+
+    Raises UserError when `raw` is no data set, `target` does not fit or exists, the disk is full, or what is read back differs.
+    """
+    if form == "jsonl":
+        raise UserError(f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari data set")
+    about = _named(about or {})
+    place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
+    raw = canonical_raw(raw)
+    ends = find_ends(raw)
+    record = describe(raw, ends, task_of(raw, about), about)
+    name = str(about.get("dataset_id") or "")
+    advance = _steps(progress, raw)
+    with placing(place) as written:
+        if form == "d4rl":
+            write_d4rl(written, raw, ends, record, advance, name)
+            again = d4rl.read(written, _reading(record), memory or Memory())
+        else:
+            minari_layout.write(written, data_id, raw, ends, record, advance)
+            again = minari.read(written, _reading(record), memory or Memory())
+        _compare(raw, again, ends, record, place)
+        del again
+    if form == "minari":
+        add_namespaces(place, data_id)
+    return place
+
+
+def add_namespaces(place: Path, data_id: str) -> None:
+    """What Minari wants beside the data set that was put at `place`."""
+    try:
+        minari_layout.add_namespaces(place, data_id)
+    except OSError as error:
+        raise _write_error(error, place) from None
+
+
+@contextlib.contextmanager
+def placing(place: Path) -> Iterator[Path]:
+    """Gives a path beside `place` to write a file or folder to, which is moved to `place` in one step when the body has not raised.
+
+    Raises UserError for what the file system raises: what stood at `place` is untouched then, and nothing half-written is left.
+    """
+    part: Path | None = None
+    made = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{place.name}.part-", dir=place.parent))
+        written = part / place.name
+        yield written
+        _sync(written)
+        _replace(written, place)
+    except (OSError, RuntimeError) as error:  # h5py has both
+        raise _write_error(error, place) from None
+    finally:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
+        if not place.exists():
+            for folder in made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+
+def _named(about: Mapping[str, Any]) -> dict[str, Any]:
+    """`about` with Minari's words: author_email for email, algorithm_name for algorithm."""
+    words = {"algorithm": "algorithm_name", "email": "author_email"}
+    return {words.get(k, k): v for k, v in about.items() if v is not None}
+
+
+def destination(target: str | Path, form: str, given: str = "", force: bool = False) -> tuple[Path, str]:
+    """Where to write, and the id of a Minari data set (`given`: the id of one in a folder of its own).
+
+    Raises UserError where `target` does not fit `form`, or where something stands there that is not to be replaced.
+    """
+    place, data_id = _place(str(target), form, given)
+    if place.exists():
+        if not force:
+            raise UserError(f"{place} exists; give another name, or force=true to replace it")
+        if place.is_dir() and (form != "minari" or minari.data_folder(place) != place / "data"):
+            raise UserError(f"{place} is a folder that holds no Minari data set, and is not replaced; give another name")
+    return place, data_id
+
+
+def _place(target: str, form: str, given: str) -> tuple[Path, str]:
+    path = Path(target).expanduser()
+    if form not in FORMS:
+        raise UserError(f"data are written as {' or '.join(FORMS)}, not '{form}'")
+    if form == "d4rl":
+        if path.suffix.lower() not in D4RL_SUFFIX:
+            raise UserError(f"{target}: a D4RL file ends in .hdf5; write {target}.hdf5, or format=minari for a Minari data set")
+        return path, ""
+    if form == "jsonl":
+        if not path.name.lower().endswith(TEXT_SUFFIX):
+            raise UserError(f"{target}: JSON lines end in .jsonl or .jsonl.gz; write {target}.jsonl")
+        return path, ""
+    target = target.removeprefix("minari:")
+    path = Path(target).expanduser()
+    if path.suffix.lower() in (".npz", ".npy", ".parquet", ".pq", ".hdf", ".csv", ".json", ".zip", ".pkl", *TEXT_SUFFIX):
+        raise UserError(
+            f"{target}: data are written as D4RL HDF5 (a name that ends in .hdf5), texts as JSON lines (.jsonl), "
+            "and both as Minari data sets (an id, or a folder)"
+        )
+    if path.suffix.lower() in D4RL_SUFFIX:
+        raise UserError(f"{target}: a Minari data set is an id such as mine/{path.stem}-v0, or a folder, not a file")
+    is_path = target.startswith((".", "~", "/", "\\")) or path.is_absolute() or not minari.ID.fullmatch(target)
+    if not is_path:
+        return minari.root() / target, target
+    base, inside = minari.root().resolve(), path.resolve()
+    if inside.is_relative_to(base) and minari.ID.fullmatch(found := inside.relative_to(base).as_posix()):
+        return path, found
+    if minari.ID.fullmatch(given):
+        return path, given
+    name = re.sub(r"[^\w-]+", "-", inside.name).strip("-") or "data"
+    return path, name if minari.ID.fullmatch(name) else f"{name}-v0"
+
+
+def canonical_raw(raw: RawData) -> RawData:
+    """`raw` with every column in the dtype and rank of a `Dataset`; copies only what changes. Raises UserError where they do not fit."""
+    from offrl.data.checks import form_faults, refuse
+
+    columns = {k: canonical(k, v, raw.where, raw.discrete if k == "actions" else None) for k, v in raw.columns.items()}
+    discrete = raw.discrete
+    if discrete is None:
+        discrete = "actions" in columns and columns["actions"].dtype.kind in "iu" and columns["actions"].ndim == 1
+    finals = None if raw.final_observations is None else canonical("next_observations", raw.final_observations, raw.where)
+    known = None if raw.final_known is None or raw.final_known.all() else raw.final_known.astype(bool)
+    if finals is not None and "next_observations" in columns:
+        finals = known = None  # they say the same
+    raw = replace(raw, columns=columns, discrete=discrete, final_observations=finals, final_known=known)
+    if raw.episode_ends is not None:
+        raw.episode_ends = np.asarray(raw.episode_ends, bool)
+    faults = form_faults(raw)
+    if faults:
+        refuse(raw, faults)
+    raw.final_columns = {k: canonical(k, v, raw.where) for k, v in raw.final_columns.items()}
+    return raw
+
+
+def _reading(record: Record) -> DatasetConfig:
+    """Settings that read everything back, the columns under infos/ too."""
+    return DatasetConfig(fields={name: name for name in record.infos})
+
+
+# ------------------------------------------------------------------------------------------------------------------- D4RL
+
+
+def write_d4rl(path: Path, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None], data_id: str = "") -> None:
+    """D4RL's layout. What has no row for each step lies under metadata/, where D4RL's readers leave it alone."""
+    columns = dict(raw.columns)
+    columns["terminations"] = columns.get("terminations", np.zeros(raw.rows, bool))
+    columns["truncations"] = written_truncations(raw, ends)
+    reserved = {"metadata", "infos", *NAMES.values()}
+    with new_hdf5(path) as (file, sink):
+
+        def wrote(size: int) -> None:
+            sink.check()
+            advance(size)
+
+        for name, column in columns.items():
+            if name in reserved or name.startswith("metadata/"):
+                raise UserError(f"{raw.where}: a column cannot be called '{name}' in D4RL's layout; rename it")
+            _put(file, NAMES.get(name, name), column, wrote)
+        if "next_observations" not in columns and raw.final_observations is not None:
+            _put_successors(file, raw, ends, sink)
+        for name in record.final_columns:
+            file[f"metadata/offrl_final/{name}"] = raw.final_columns[name]
+        task = record.spec.task
+        texts = {"env_id": task.env_id if task else None, **record.about, "algorithm": record.about.get("algorithm_name")}
+        for key, value in texts.items():
+            if key in ("author", "author_email") and isinstance(value, list | set | tuple):
+                value = ", ".join(map(str, value))
+            if isinstance(value, str | int | float) and "/" not in key and key != "algorithm_name":
+                file[f"metadata/{key}"] = value
+        for key, value in raw.about.items():
+            if key.startswith("metadata/"):
+                file[key] = value
+        if task is not None and task.env_id:
+            file.attrs["env_id"] = task.env_id
+        if task is not None and task.ref_min is not None and task.ref_max is not None:
+            file.attrs["ref_min_score"], file.attrs["ref_max_score"] = task.ref_min, task.ref_max
+        if data_id:
+            file.attrs["dataset_id"] = data_id
+        file[d4rl.RECORD] = json.dumps(record.to_json())
+
+
+def _put(file: Any, key: str, column: np.ndarray, advance: Callable[[int], None]) -> None:
+    """One column, in compressed blocks."""
+    rows, options = _blocks(column)
+    item = file.create_dataset(key, column.shape, column.dtype, **options)
+    for part in chunks(len(column), rows):
+        item[part] = column[part]
+        advance(column[part].nbytes)
+
+
+def _blocks(column: np.ndarray) -> tuple[int, dict[str, Any]]:
+    """How many rows to write at once, a multiple of the rows in a block; and how HDF5 stores the column."""
+    row = int(np.prod(column.shape[1:], dtype=np.int64)) * column.dtype.itemsize
+    if not column.size:
+        return 1, {}
+    block = max(1, min(len(column), CHUNK // row))
+    options = {"chunks": (block, *column.shape[1:]), "compression": "gzip", "compression_opts": 4, "shuffle": column.dtype.itemsize > 1}
+    return max(block, (1 << 24) // row // block * block), options
+
+
+def _put_successors(file: Any, raw: RawData, ends: np.ndarray, sink: Sink) -> None:
+    """next_observations from the rows after them and the observations after the episodes' last rows."""
+    observations, finals = raw.columns["observations"], raw.final_observations
+    assert finals is not None
+    rows, options = _blocks(observations)
+    item = file.create_dataset("next_observations", observations.shape, observations.dtype, **options)
+    done = 0
+    for part in chunks(raw.rows, rows):
+        block = np.empty((part.stop - part.start, *observations.shape[1:]), observations.dtype)
+        after = observations[part.start + 1 : part.stop + 1]
+        block[: len(after)] = after
+        here = np.flatnonzero(ends[part])
+        block[here] = finals[done : done + len(here)]
+        done += len(here)
+        item[part] = block
+        sink.check()
+
+
+# ------------------------------------------------------------------------------------------------------- check and placing
+
+
+def _compare(raw: RawData, again: RawData, ends: np.ndarray, record: Record, place: Path) -> None:
+    """Raises UserError unless `again`, read from what was written, is what was to be written."""
+    found = find_ends(again)
+    same = {
+        "columns": fingerprint(raw, ends) == fingerprint(again, found),
+        "last episode": raw.last_complete == again.last_complete,
+        "task": again.task == Record.from_json(record.to_json()).spec.task,
+        "kind of action": again.discrete == raw.discrete and (not raw.discrete or again.num_actions == record.spec.num_actions),
+        "action range": raw.discrete
+        or (np.array_equal(again.action_low, raw.action_low) and np.array_equal(again.action_high, raw.action_high)),
+        **{k: _same(raw.final_columns[k], again.final_columns.get(k)) for k in record.final_columns},
+    }
+    wrong = [name for name, fine in same.items() if not fine]
+    if wrong:
+        raise UserError(
+            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A failing disk, or a fault "
+            "of offrl: please report it"
+        )
+
+
+def _same(a: np.ndarray, b: np.ndarray | None) -> bool:
+    return b is not None and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _steps(progress: Progress | None, raw: RawData) -> Callable[[int], None]:
+    """What is called with the bytes that were written."""
+    total, done = sum(c.nbytes for c in raw.columns.values()), 0
+
+    def advance(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(min(1.0, done / max(1, total)))
+
+    return advance
+
+
+def _sync(written: Path) -> None:
+    """Bring files to the disk, so that a rename never leaves a name without its data."""
+    for path in [written, *written.rglob("*")] if written.is_dir() else [written]:
+        if path.is_file():
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+
+
+def _replace(written: Path, place: Path) -> None:
+    """Move into place in one step; a folder that stands there is moved aside first, and back if that fails."""
+    if not (place.is_dir() and not place.is_symlink()):
+        os.replace(written, place)
+        return
+    aside = written.with_name("old")
+    os.replace(place, aside)  # goes with the temporary folder
+    try:
+        os.replace(written, place)
+    except OSError:
+        os.replace(aside, place)
+        raise
+
+
+def _write_error(error: OSError | RuntimeError, place: Path) -> UserError:
+    """The one-line message for a write that failed; h5py's have the cause in their text only."""
+    text = " ".join(str(error).split())
+    code = getattr(error, "errno", None) or next((int(n) for n in re.findall(r"errno = (\d+)", text)), None)
+    kept = "what stood there before is untouched" if place.exists() else "nothing was left there"
+    if code in (28, 122):
+        return UserError(f"disk full while writing {place}; {kept}: free some space, or give a place on another disk")
+    reason = os.strerror(code) if code else text
+    return UserError(f"cannot write {place}: {reason}; {kept}")

@@ -1,0 +1,223 @@
+"""`RawData` in Minari's HDF5 layout: one group of arrays for each episode, and metadata.json, which Minari itself begins.
+
+Minari's own writer makes every array one that can grow, which takes several times as long and as much disk where episodes are short.
+Here each is written in one piece, through h5py's low-level interface.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.assemble import RawData
+from offrl.data.formats import minari as source
+from offrl.data.formats.hdf5_sink import new_hdf5
+from offrl.data.formats.provenance import INFOS, Record, dict_space, extra_columns, to_plain, written_truncations
+from offrl.errors import UserError
+from offrl.tasks.task import Task
+
+# keys of metadata.json that the storage writes, or that follow from the record
+_OURS = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space", "action_space", "env_id",
+         "env_kwargs", "ref_label", "dataset_id", "minari_version", source.RECORD)  # fmt: skip
+
+
+def write(folder: Path, data_id: str, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None]) -> None:
+    """The data set `data_id` in a new folder. Raises UserError where the installed Minari cannot hold it exactly.
+
+    Where the final observation of an episode is not known, its last observation stands there twice; the record says so.
+    """
+    import minari
+    from minari.dataset.minari_storage import MinariStorage
+
+    observation_space, split = _observation_space(raw, record)
+    shape = record.spec.observation_shape
+    options: dict[str, Any] = {}
+    if "jpeg_encoding" in inspect.signature(MinariStorage.new).parameters:
+        options["jpeg_encoding"] = False
+    elif raw.columns["observations"].dtype == np.uint8 and len(shape) in (2, 3):
+        raise UserError(f"{raw.where}: Minari {minari.__version__} keeps images as JPEG, which loses bits: pip install 'minari>=0.5.4'")
+    data = folder / "data"
+    data.mkdir(parents=True)
+    MinariStorage.new(data, observation_space, _action_space(raw, record), data_format="hdf5", **options)
+    write_episodes(data / "main_data.hdf5", _episodes(raw, ends, record, split, advance))
+    path = data / "metadata.json"
+    meta = json.loads(path.read_text())
+    size = sum(p.stat().st_size for p in data.iterdir()) / 1e6
+    meta |= {"total_steps": raw.rows, "total_episodes": int(ends.sum()), "dataset_size": round(size, 1)}
+    meta |= {"dataset_id": data_id, "minari_version": str(minari.__version__)} | _about(raw, record)
+    meta[source.RECORD] = record.to_json()
+    path.write_text(json.dumps(meta))
+
+
+def add_namespaces(folder: Path, data_id: str) -> None:
+    """Minari keeps a file in each folder between its root and a data set; write those that are missing."""
+    for depth in range(1, data_id.count("/") + 1):
+        file = folder.parents[depth - 1] / "namespace_metadata.json"
+        if folder.as_posix().endswith(f"/{data_id}") and not file.exists():
+            file.write_text("{}")
+
+
+def write_episodes(path: Path, episodes: Iterator[dict[str, Any]]) -> None:
+    """The groups episode_0, episode_1, ... with their arrays, and how many steps each has."""
+    from h5py import h5a, h5d, h5g, h5p, h5s, h5t
+
+    types: dict[Any, Any] = {}
+    scalar, timeless = h5s.create(h5s.SCALAR), h5p.create(h5p.DATASET_CREATE)
+    timeless.set_obj_track_times(False)  # the same data make the same file
+
+    def attribute(group: Any, key: bytes, value: int) -> None:
+        h5a.create(group, key, h5t.NATIVE_INT64, scalar).write(np.array(value, np.int64))
+
+    def put(group: Any, name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            inner = h5g.create(group, name.encode())
+            for key, part in value.items():
+                put(inner, key, part)
+            return
+        value = np.ascontiguousarray(value)
+        kind = types.setdefault(value.dtype, h5t.py_create(value.dtype, logical=True))
+        item = h5d.create(group, name.encode(), kind, h5s.create_simple(value.shape), timeless)
+        item.write(h5s.ALL, h5s.ALL, value)
+
+    with new_hdf5(path) as (file, sink):
+        for number, episode in enumerate(episodes):
+            group = h5g.create(file.id, f"episode_{number}".encode())
+            attribute(group, b"id", number)
+            attribute(group, b"total_steps", len(episode["rewards"]))
+            for name, value in episode.items():
+                put(group, name, value)
+            sink.check()
+
+
+def _episodes(
+    raw: RawData, ends: np.ndarray, record: Record, split: Callable[[np.ndarray], Any], advance: Callable[[int], None]
+) -> Iterator[dict[str, Any]]:
+    """What Minari keeps of each episode: views of the columns, and copies of one episode's observations."""
+    columns, last = raw.columns, np.flatnonzero(ends)
+    observations, successors = columns["observations"], columns.get("next_observations")
+    terminations = columns.get("terminations", np.zeros(raw.rows, bool))
+    truncations = written_truncations(raw, ends)
+    extra = {name: tuple(name.removeprefix(INFOS).split("/")) for name in extra_columns(record)}
+    if len(set(extra.values())) < len(extra):
+        raise UserError(f"{raw.where}: two columns have one name, once with and once without {INFOS}; rename one of them")
+    unknown = set(record.unknown)
+    start = 0
+    for episode, stop in enumerate((last + 1).tolist()):
+        rows = slice(start, stop)
+        if successors is not None and episode not in unknown:
+            final = successors[stop - 1 : stop]
+        elif successors is None and raw.final_observations is not None:
+            final = raw.final_observations[episode : episode + 1]
+        else:
+            final = observations[stop - 1 : stop]
+        infos: dict[str, Any] = {}
+        for name, path in extra.items():
+            ending = raw.final_columns[name][episode : episode + 1] if name in record.final_columns else columns[name][stop - 1 : stop]
+            place = infos
+            for key in path[:-1]:
+                place = place.setdefault(key, {})
+            place[path[-1]] = np.concatenate([columns[name][rows], ending])
+        yield {
+            "observations": split(np.concatenate([observations[rows], final])),
+            "actions": columns["actions"][rows],
+            "rewards": columns["rewards"][rows],
+            "terminations": terminations[rows],
+            "truncations": truncations[rows],
+            "infos": infos,
+        }
+        advance(sum(c[rows].nbytes for c in columns.values()))
+        start = stop
+
+
+def _observation_space(raw: RawData, record: Record) -> tuple[Any, Callable[[np.ndarray], Any]]:
+    """The space, and how rows of observations are brought into its form."""
+    from gymnasium import spaces
+
+    space, shape, dtype = dict_space(record), record.spec.observation_shape, raw.columns["observations"].dtype
+    if space is not None:
+        boxes: dict[str, spaces.Space] = {}
+        parts, at = {}, 0
+        for key in sorted(space["subspaces"]):
+            box = space["subspaces"][key]
+            low, high = (np.asarray(box[k], np.float32).reshape(box["shape"]) for k in ("low", "high"))
+            boxes[key] = spaces.Box(low, high, tuple(box["shape"]), np.float32)
+            parts[key] = (slice(at, at + int(np.prod(box["shape"]))), tuple(box["shape"]))
+            at = parts[key][0].stop
+
+        def split(rows: np.ndarray) -> Any:
+            return {key: np.ascontiguousarray(rows[:, place]).reshape(-1, *form) for key, (place, form) in parts.items()}
+
+        return spaces.Dict(boxes), split
+    low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+    return spaces.Box(low, high, shape, dtype.type), lambda rows: rows
+
+
+def _action_space(raw: RawData, record: Record) -> Any:
+    from gymnasium import spaces
+
+    if record.spec.discrete:
+        return spaces.Discrete(record.spec.num_actions)
+    low, high = (np.asarray(x, np.float32) for x in (record.spec.action_low, record.spec.action_high))
+    return spaces.Box(low, high, dtype=np.float32)
+
+
+def _about(raw: RawData, record: Record) -> dict[str, Any]:
+    """What Minari's metadata say besides: environment, reference scores, and what is said about the data."""
+    task = record.spec.task
+    meta = {k: v for k, v in to_plain(record.about, "about").items() if k not in _OURS and not k.startswith("metadata/")}
+    for key in ("author", "author_email"):
+        if isinstance(meta.get(key), str):
+            meta[key] = [meta[key]]
+    if task is not None and task.ref_min is not None and task.ref_max is not None:
+        meta |= {"ref_min_score": task.ref_min, "ref_max_score": task.ref_max}
+    else:
+        meta.pop("ref_min_score", None), meta.pop("ref_max_score", None)
+    for key in ("env_spec", "eval_env_spec"):
+        if key in meta and not isinstance(meta[key], str):
+            meta[key] = json.dumps(meta[key])
+    if task is not None and task.env_id and not _names(meta.get("env_spec"), task.env_id):
+        spec = env_spec(task)
+        meta.pop("env_spec", None)
+        if spec is None:
+            raw.warn(f"environment '{task.env_id}' is not installed here: the metadata get no env_spec (offrl still knows its name)")
+        else:
+            meta["env_spec"] = spec
+    meta.setdefault("description", f"{raw.name or 'data'}, written by offrl")
+    return meta
+
+
+def _names(spec: str | None, env_id: str) -> bool:
+    try:
+        return bool(spec) and json.loads(str(spec)).get("id") == env_id
+    except ValueError:
+        return False
+
+
+def env_spec(task: Task) -> str | None:
+    """Gymnasium's description of the task's environment as JSON, or None where it is not installed or cannot be told in JSON."""
+    import gymnasium as gym
+
+    from offrl.tasks.environments import ROBOTICS, quiet, register_robotics
+
+    assert task.env_id is not None
+    module, colon, name = task.env_id.rpartition(":")
+    try:
+        with quiet():
+            if colon:
+                importlib.import_module(module)
+            elif name not in gym.registry and name.startswith(ROBOTICS):
+                register_robotics(name)
+            spec = copy.deepcopy(gym.spec(name))
+        spec.kwargs = {**spec.kwargs, **task.env_kwargs}
+        if task.max_episode_steps is not None:
+            spec.max_episode_steps = task.max_episode_steps
+        return spec.to_json()
+    except Exception:  # not installed, or a callable as its entry point
+        return None

@@ -1,0 +1,190 @@
+"""Rewards that a function or a preference model gives, in place of the recorded ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError, nearest
+from offrl.system import files as checkpoint
+
+Labeller = Callable[[dict[str, np.ndarray]], Any]
+FORMS = "file.py:function, package.module:function, or a preference model or reward labels (.safetensors)"
+
+
+def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
+    """The data set with the rewards that `labels` gives: a function, or the name of one; see `labeller`.
+
+    The function is called once for each episode of T steps, with copies of its columns: observations [T, *O] as recorded, actions [T, A]
+    in the environment's units or [T] int64, rewards [T] as recorded, terminations, truncations, next_observations, and the columns of the
+    user's own. It returns [T] numbers. `Dataset.raw_returns`, by which data sets are compared, stay those of the recorded rewards. Raises
+    UserError, naming episode and row, for what it raises and for other than T finite numbers.
+    """
+    function, code = labeller(labels) if isinstance(labels, str) else (labels, _code_of(labels))
+    name = labels if isinstance(labels, str) else getattr(labels, "__name__", type(labels).__name__)
+    if dataset.spec.observation_mean is not None:
+        raise UserError(f"{dataset.spec.name}: label rewards before observations are normalised")
+    rewards = np.empty(len(dataset), np.float32)
+    bounds = zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
+    for episode, (start, end) in enumerate(bounds):
+        where = f"dataset.reward_labels={name}, episode {episode}"
+        rewards[start:end] = call_labeller(where, function, episode_columns(dataset, start, end), start)
+    columns = {**dataset.columns, "rewards": torch.from_numpy(rewards)}
+    labelled = replace(dataset, columns=columns, transforms=(*dataset.transforms, f"reward_labels {name}"))
+    r = labelled.episode_returns()
+    note = f"rewards are those of {name}: returns {r.mean():.6g} on average, from {r.min():.6g} to {r.max():.6g}"
+    fingerprint = hashlib.sha256(f"{dataset.fingerprint} rewards {code}".encode()).hexdigest()
+    return replace(labelled, notes=(*dataset.notes, note), fingerprint=fingerprint)
+
+
+def call_labeller(where: str, function: Labeller, columns: dict[str, np.ndarray], first_row: int | None = None) -> np.ndarray:
+    """The rewards float32 [T] that `function` gives for the columns of an episode of T steps, which begins at `first_row` of the data.
+
+    Raises UserError, which begins with `where`, for what it raises and for other than T finite numbers.
+    """
+    from offrl.interop.policies import guarded
+
+    steps = len(columns["rewards"])
+    values = np.asarray(guarded(where, function, columns))
+    if values.dtype.kind not in "biuf":
+        raise UserError(f"{where}: it gave {values.dtype} values, not numbers")
+    if values.shape not in ((steps,), (steps, 1)):
+        raise UserError(f"{where}: it gave rewards of shape {list(values.shape)}; [{steps}] is due, one for each step")
+    with np.errstate(over="ignore"):
+        rewards = values.reshape(-1).astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(rewards))
+    if len(bad):
+        row = "" if first_row is None else f" (row {first_row + bad[0]})"
+        raise UserError(f"{where}: the reward of its step {bad[0]}{row} is {values.reshape(-1)[bad[0]]}")
+    return rewards
+
+
+def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndarray]:
+    """Copies of the columns of rows start to end - 1, for code of the user's: actions in the environment's units."""
+    found = {name: column[start:end].cpu().numpy().copy() for name, column in dataset.columns.items() if name != "successor_known"}
+    spec = dataset.spec
+    if not spec.discrete:
+        low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+        if (low != -1.0).any() or (high != 1.0).any():
+            found["actions"] = low + (found["actions"] + 1.0) * (high - low) / 2.0
+    return found
+
+
+def labeller(text: str) -> tuple[Labeller, str]:
+    """The function that `text` names, and a hash of its code: "file.py:function", "package.module:function" (or a callable object) or the
+    file of a `PreferenceModel` or of `RewardLabels`.
+
+    The hash is of the whole file that it stands in, so that data labelled by a function that was changed since count as other data. Raises
+    UserError.
+    """
+    path = Path(text).expanduser()
+    if path.suffix == ".safetensors":
+        from offrl.data.reward_labels import load_labels
+
+        return load_labels(path), hashlib.sha256(path.read_bytes()).hexdigest()
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.replace(".", "").isidentifier():
+        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, there)}")
+    from offrl.interop.policies import python_object
+
+    found, source = python_object(place, name, text)
+    if not callable(found) or isinstance(found, type):
+        raise UserError(f"dataset.reward_labels={text} is a {type(found).__name__}, not a function of an episode's columns")
+    code = f"{name} ".encode() + (source.read_bytes() if source is not None and source.is_file() else b"")
+    return found, hashlib.sha256(code).hexdigest()
+
+
+def _code_of(function: Labeller) -> str:
+    """A hash of what is known of a function that was handed over: its name and bytecode."""
+    code = getattr(function, "__code__", None)
+    digest = getattr(function, "digest", None)  # a PreferenceModel's
+    about = f"{getattr(function, '__qualname__', '')} {digest() if callable(digest) else ''}".encode()
+    return hashlib.sha256(about + (b"" if code is None else code.co_code + repr(code.co_consts).encode())).hexdigest()
+
+
+KIND = "offrl reward labels"
+PARTS = ("observations", "actions", "rewards")
+
+
+def episode_key(columns: Mapping[str, np.ndarray]) -> str:
+    """A hash of an episode's observations, actions and recorded rewards: the same wherever it stands, in whichever part of the data."""
+    digest = hashlib.sha256()
+    for name in PARTS:
+        values = np.ascontiguousarray(columns[name])
+        digest.update(f"{name} {values.dtype.str} {values.shape} ".encode() + values.tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class RewardLabels:
+    """Rewards [T] of episodes, by `episode_key`. Called with an episode's columns it gives them, as `label_rewards` wants it."""
+
+    rewards: dict[str, np.ndarray]  # float32 [T] each
+    about: dict[str, Any] = field(default_factory=dict)  # the data set's name and fingerprint, and how the rewards were made
+    name: str = field(default="reward labels", compare=False)
+
+    @classmethod
+    def of(cls, dataset: Dataset, rewards: np.ndarray, about: Mapping[str, Any]) -> RewardLabels:
+        """rewards: [R], one for each row. Raises UserError where two episodes that are alike got different ones."""
+        found: dict[str, np.ndarray] = {}
+        for episode, (start, end) in enumerate(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)):
+            key = episode_key(episode_columns(dataset, start, end))
+            values = np.asarray(rewards[start:end], np.float32)
+            if key in found and not np.array_equal(found[key], values):
+                raise UserError(f"{dataset.spec.name}: episode {episode} is the same as an earlier one, and got other rewards")
+            found[key] = values
+        return cls(found, {"data": dataset.spec.name, "fingerprint": dataset.fingerprint, **about})
+
+    def __call__(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Rewards [T]. Raises UserError for an episode that has none."""
+        found = self.rewards.get(episode_key(columns))
+        if found is None:
+            raise UserError(
+                f"{self.name} has no rewards for an episode of these data; it was made for {self.about.get('data')}: label these data with "
+                "offrl data label, and read them with the same dataset. settings"
+            )
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write a .safetensors file. Raises UserError."""
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            raise UserError(f"{path}: reward labels are kept in a .safetensors file")
+        values = list(self.rewards.values())
+        tensors = {
+            "rewards": torch.from_numpy(np.concatenate(values) if values else np.zeros(0, np.float32)),
+            "lengths": torch.tensor([len(v) for v in values], dtype=torch.int64),
+            "keys": torch.tensor([list(bytes.fromhex(key)) for key in self.rewards], dtype=torch.uint8).reshape(-1, 32),
+        }
+        checkpoint.write(path, tensors, {"kind": KIND, "about": self.about}, " Free some space, or choose another file with out=.")
+
+    @classmethod
+    def load(cls, path: str | Path) -> RewardLabels:
+        """Read what `save` wrote. Raises UserError for a missing, damaged or other file."""
+        tensors, meta = checkpoint.read(Path(path))
+        if meta.get("kind") != KIND:
+            raise UserError(f"{path} holds no reward labels (`offrl data label` writes them)")
+        keys = [bytes(row).hex() for row in tensors["keys"].tolist()]
+        values = [v.numpy().copy() for v in tensors["rewards"].split(tensors["lengths"].tolist())]
+        return cls(dict(zip(keys, values, strict=True)), meta["about"], str(path))
+
+
+def load_labels(path: Path) -> Labeller:
+    """A file's labeller of rewards: a `PreferenceModel` or `RewardLabels`. Raises UserError."""
+    from offrl.relabel.preferences import KIND as PREFERENCES
+    from offrl.relabel.preferences import PreferenceModel
+
+    kind = checkpoint.read(path)[1].get("kind")
+    if kind == KIND:
+        return RewardLabels.load(path)
+    if kind == PREFERENCES:
+        return PreferenceModel.load(path)
+    raise UserError(f"{path} holds no rewards: neither a preference model nor what `offrl data label` writes")

@@ -1,0 +1,346 @@
+"""Data of several tasks: which task an episode belongs to, and a task's transitions as a context to learn in.
+
+The column `tasks` (whole numbers, the same in all rows of an episode) says it. The number of a task is also what its environment is told:
+one that can be set to a task takes `task=NUMBER` (see `offrl.evaluation.in_context`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, drawn_episodes, recorded_returns_to_go
+from offrl.data.samplers.transitions import COIN, Batch, Episodes, Packed, alias_table, by_weight, pack
+from offrl.errors import UserError, nearest
+
+TASKS = "tasks"
+OPTIMAL = "optimal_actions"
+CONTEXT = ("observations", "actions", "next_observations", "rewards")
+PROMPT = "prompt_"  # before the names of a prompt's columns
+
+
+def episode_tasks(dataset: Dataset) -> Tensor:
+    """The task of each episode, [E] int64. Raises UserError where the data do not say it, or an episode has two."""
+    column = whole_numbers(dataset, TASKS, "which task each row belongs to")
+    first = column[dataset.episode_start]
+    wrong = torch.nonzero(column != torch.repeat_interleave(first, dataset.episode_lengths())).squeeze(-1)
+    if len(wrong):
+        row = int(wrong[0])
+        episode = int(torch.searchsorted(dataset.episode_start, row, right=True)) - 1
+        raise UserError(
+            f"{dataset.spec.name}: episode {episode} belongs to two tasks, {int(first[episode])} and in row {row} {int(column[row])}: "
+            f"the column '{TASKS}' must be the same in all rows of an episode"
+        )
+    return first
+
+
+def ranked_episodes(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """(tasks, whole): the task of each episode, and whether its return says what can be earned there, both [E]: of the episodes that
+    sequence models learn from, or of all where a task has none of them."""
+    tasks = episode_tasks(dataset)
+    whole = torch.zeros_like(tasks, dtype=torch.bool)
+    whole[drawn_episodes(dataset)] = True
+    return tasks, whole | ~torch.isin(tasks, tasks[whole])
+
+
+def whole_numbers(dataset: Dataset, name: str, what: str) -> Tensor:
+    """A column [R] as int64. Raises UserError where the data lack it, or it holds anything else."""
+    if name not in dataset.columns:
+        hint = nearest(name, dataset.columns) or f" A file that calls it otherwise: dataset.fields.{name}=KEY"
+        raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', {what}, which the data lack.{hint}")
+    column = dataset.columns[name]
+    column = column.squeeze(-1) if column.ndim == 2 and column.shape[1] == 1 else column
+    if column.ndim != 1 or (column.is_floating_point() and not bool((column == column.round()).all())):
+        raise UserError(f"{dataset.spec.name}: the column '{name}' must hold one whole number for each row")
+    return column.long()
+
+
+def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """(labels, rows): the column of optimal actions as networks see actions, int64 [R] or float32 [R, A] in [-1, 1], and the rows that
+    have one: a negative whole number means that it is not known. Raises UserError for a column that is missing or unfit."""
+    spec = dataset.spec
+    if spec.discrete:
+        labels = whole_numbers(dataset, OPTIMAL, "the task's best action at each observation (-1: not known)")
+        if int(labels.max()) >= spec.num_actions:
+            raise UserError(
+                f"{spec.name}: the column '{OPTIMAL}' holds action {int(labels.max())}, "
+                f"and the data have actions 0 to {spec.num_actions - 1}"
+            )
+        rows = torch.nonzero(labels >= 0).squeeze(-1)
+    else:
+        if OPTIMAL not in dataset.columns:
+            whole_numbers(dataset, OPTIMAL, "the task's best action at each observation")
+        labels = dataset.columns[OPTIMAL].float()
+        labels = labels.unsqueeze(-1) if labels.ndim == 1 else labels
+        if labels.shape[1:] != (spec.action_dim,):
+            raise UserError(f"{spec.name}: the column '{OPTIMAL}' has {labels.shape[1:].numel()} numbers a row, actions {spec.action_dim}")
+        low, high = (torch.tensor(x, device=labels.device) for x in (spec.action_low, spec.action_high))
+        labels = (2.0 * (labels - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
+        rows = torch.arange(len(labels), device=labels.device)
+    if not len(rows):
+        raise UserError(f"{spec.name}: no row has an optimal action: the column '{OPTIMAL}' is negative everywhere")
+    return labels, rows
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What ContextSampler draws from. Rows are sorted by task; `begin` and `size` say where a row's task is."""
+
+    packed: Packed | None
+    order: Tensor  # [n] rows that may be in a context, sorted by task, in their order within it
+    queries: Tensor  # [q] rows that may be asked about
+    begin: Tensor  # [q] where in `order` the query's task begins
+    size: Tensor  # [q] how many rows of `order` it has
+    labels: Tensor  # of the queries
+    weighted: Episodes | None
+    columns: dict[str, Tensor] = field(default_factory=dict)  # where they are not packed
+
+
+@dataclass(frozen=True)
+class ContextSampler:
+    """What was seen of a task, and an observation of the same task to act on.
+
+    A query is a row that has an optimal action, drawn uniformly, or by `Dataset.weights`: queries [B, O] and labels, int64 [B] or float32
+    [B, A]. Its context are `length` consecutive transitions of its task, whichever episodes they are in, drawn uniformly and, with
+    `shuffle`, shuffled: observations and next_observations [B, H, O], actions, rewards [B, H], valid [B, H], which is False at the end
+    where the task has fewer. So no transition is in a context twice, and the label depends on the query and the task alone.
+    """
+
+    length: int
+    shuffle: bool = True
+
+    def prepare(self, dataset: Dataset) -> Contexts:
+        """Raises UserError for columns that the data lack."""
+        tasks = torch.repeat_interleave(episode_tasks(dataset), dataset.episode_lengths())
+        labels, queries = optimal_actions(dataset)
+        rows = dataset.transition_rows()
+        order = rows[torch.argsort(tasks[rows], stable=True)]
+        there, counts = torch.unique_consecutive(tasks[order], return_counts=True)
+        first = torch.cumsum(counts, 0) - counts
+        known = torch.isin(tasks[queries], there)
+        weighted, queries, _ = by_weight(dataset, queries[known], None)
+        where = torch.searchsorted(there, tasks[queries])
+        columns = {name: dataset.columns[name] for name in CONTEXT}
+        packed = None if dataset.mapped else pack(columns, torch.arange(len(dataset), device=dataset.device))
+        return Contexts(
+            packed, order, queries, first[where], counts[where], labels[queries], weighted, {} if packed is not None else columns
+        )
+
+    def __call__(self, source: Contexts, key: Tensor, batch_size: int) -> Batch:
+        keys = rng.split(key, 3)
+        if source.weighted is None:
+            pick = rng.randint(keys[0], (batch_size,), len(source.queries))
+        else:
+            pick = source.weighted.draw(keys[0], batch_size)
+        size = source.size[pick]
+        start = rng.randint(keys[1], (batch_size,), (size - self.length + 1).clamp(min=1))
+        index = torch.arange(self.length, device=key.device)
+        valid = index < size.unsqueeze(-1)
+        at = source.begin[pick].unsqueeze(-1) + (start.unsqueeze(-1) + index).minimum(size.unsqueeze(-1) - 1)
+        if self.shuffle:  # what is no transition stays at the end
+            at = at.gather(-1, (rng.uniform(keys[2], (batch_size, self.length)) + (~valid).float()).argsort(-1))
+        rows, query = source.order[at].flatten(), source.queries[pick]
+        if source.packed is not None:
+            context, asked = source.packed.take(rows), source.packed.take(query)["observations"]
+        else:
+            context, asked = {name: column[rows] for name, column in source.columns.items()}, source.columns["observations"][query]
+        batch = {name: column.unflatten(0, (batch_size, self.length)) for name, column in context.items()}
+        return {**batch, "valid": valid, "queries": asked, "labels": source.labels[pick]}
+
+
+@dataclass(frozen=True)
+class FreshContexts:
+    """The same batches, of new tasks every time: from the data set's environment, where that can make them.
+
+    Such an environment has a method `contexts(key, batch, length)`, a pure function on the key's device that gives a batch as
+    `ContextSampler` does, of observations and rewards as the environment has them, actions in [-1, 1] or int64. What it needs on the
+    device it puts there in the first call, which is before updates are captured.
+    """
+
+    spec: DataSpec
+    length: int
+
+    @cached_property
+    def environment(self) -> Any:
+        from offrl.tasks.environments import make_env
+
+        if self.spec.task is None:
+            raise UserError(f"{self.spec.name} has no environment to take contexts from; take algo.contexts=data")
+        env = make_env(self.spec.task).unwrapped
+        if not hasattr(env, "contexts"):
+            raise UserError(
+                f"{self.spec.task.env_id or type(env).__name__} makes no contexts (it has no method contexts(key, batch, length)); "
+                "take algo.contexts=data"
+            )
+        return env
+
+    def prepare(self, dataset: Dataset) -> dict[str, Tensor]:
+        """The normalisation of observations. Raises UserError where the environment makes no contexts."""
+        self.environment.contexts(rng.make_key(0, dataset.device), 1, self.length)
+        found = {"mean": self.spec.observation_mean, "std": self.spec.observation_std}
+        return {name: torch.tensor(x, device=dataset.device) for name, x in found.items() if x is not None}
+
+    def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
+        batch, spec = self.environment.contexts(key, batch_size, self.length), self.spec
+        if source:
+            batch |= {name: (batch[name] - source["mean"]) / source["std"] for name in ("observations", "next_observations", "queries")}
+        return {**batch, "rewards": batch["rewards"] * spec.reward_scale + spec.reward_shift}
+
+
+@dataclass(frozen=True)
+class Histories:
+    """What HistorySampler draws from."""
+
+    columns: dict[str, Tensor]  # of the data, all rows
+    step: Tensor  # [R] int64: the row's step within its episode
+    rows: Tensor  # [n] rows that may be drawn
+    weighted: Episodes | None = None
+
+
+@dataclass(frozen=True)
+class HistorySampler:
+    """Transitions with the `length` ones before them in their episode: past_observations [B, h, O], past_actions, past_rewards [B, h],
+    zeros where there are none, which past_valid [B, h] marks, always at the front."""
+
+    length: int
+
+    def prepare(self, dataset: Dataset) -> Histories:
+        """Raises UserError where there is no transition."""
+        weighted, rows, _ = by_weight(dataset, dataset.transition_rows(), None)
+        if not len(rows):
+            raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
+        whole = self.all_rows(dataset)
+        return Histories(whole.columns, whole.step, rows, weighted)
+
+    def all_rows(self, dataset: Dataset) -> Histories:
+        """All rows of the data, for `take`."""
+        columns = {name: dataset.columns[name] for name in CONTEXT}
+        starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
+        every = torch.arange(len(dataset), device=dataset.device)
+        return Histories(columns, every - starts, every)
+
+    def __call__(self, source: Histories, key: Tensor, batch_size: int) -> Batch:
+        if source.weighted is None:
+            pick = rng.randint(key, (batch_size,), len(source.rows))
+        else:
+            pick = source.weighted.draw(key, batch_size)
+        return self.take(source, source.rows[pick])
+
+    def take(self, source: Histories, rows: Tensor) -> Batch:
+        """The batch of these rows [B]."""
+        batch = {name: column[rows] for name, column in source.columns.items()}
+        back = torch.arange(-self.length, 0, device=rows.device)
+        valid = source.step[rows].unsqueeze(-1) + back >= 0
+        at = torch.where(valid, rows.unsqueeze(-1) + back, rows.unsqueeze(-1))
+        for name in ("observations", "actions", "rewards"):
+            column = source.columns[name][at]
+            mask = valid.reshape(*valid.shape, *[1] * (column.ndim - 2))
+            batch["past_" + name] = torch.where(mask, column, torch.zeros((), dtype=column.dtype, device=column.device))
+        return {**batch, "past_valid": valid}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where prompts may begin, by task, as Walker's tables."""
+
+    tasks: Tensor  # [R] int64: the number, among tasks, of each row's one
+    begin: Tensor  # [W] rows, task by task
+    last: Tensor  # [W] the last rows of their episodes
+    keep: Tensor  # [W] int64: window w stays with probability keep[w] / 2**53, else it is other[w]
+    other: Tensor  # [W] int64
+    first: Tensor  # [T] int64: each task's first window
+    size: Tensor  # [T] int64: how many it has
+
+    def draw(self, key: Tensor, tasks: Tensor) -> Tensor:
+        """Numbers of windows [B] of tasks [B]."""
+        keys = rng.split(key)
+        pick = self.first[tasks] + rng.randint(keys[0], tuple(tasks.shape), self.size[tasks])
+        return torch.where(rng.randint(keys[1], tuple(tasks.shape), COIN) < self.keep[pick], pick, self.other[pick])
+
+
+def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, history: int) -> Windows:
+    """`length` consecutive steps of the `episodes` best episodes, by return, of each task, among `ranked_episodes`.
+
+    Each such episode is as likely as another, and in it a window in proportion to the sum of `error` [R], not negative, over its rows. It
+    begins `history` steps after its episode at the earliest and ends within it; of an episode that is too short for that it is the
+    beginning.
+    """
+    start, lengths = dataset.episode_start.cpu().numpy(), dataset.episode_lengths().cpu().numpy()
+    tasks, whole = (x.cpu().numpy() for x in ranked_episodes(dataset))
+    returns = dataset.raw_returns.cpu().numpy()
+    total = np.concatenate([[0.0], error.double().cpu().numpy().cumsum()])
+    names, number = np.unique(tasks, return_inverse=True)
+    begin, last, keep, other, first = [], [], [], [], [0]
+    for task in range(len(names)):
+        own = np.flatnonzero((number == task) & whole)
+        own = own[np.argsort(-returns[own], kind="stable")][:episodes]
+        rows, shares, ends = [], [], []
+        for e in own:
+            steps = np.arange(history, lengths[e] - length + 1) if lengths[e] >= history + length else np.zeros(1, np.int64)
+            at = start[e] + steps
+            weight = total[np.minimum(at + length, start[e] + lengths[e])] - total[at] + 1e-12
+            rows.append(at)
+            shares.append(weight / weight.sum())
+            ends.append(np.full(len(at), start[e] + lengths[e] - 1))
+        kept, instead = alias_table(np.concatenate(shares))
+        begin.append(np.concatenate(rows))
+        last.append(np.concatenate(ends))
+        keep.append(kept)
+        other.append(instead + first[-1])
+        first.append(first[-1] + len(kept))
+    of_rows = torch.repeat_interleave(torch.from_numpy(number), torch.from_numpy(lengths))
+    parts = [np.concatenate(x) for x in (begin, last, keep, other)]
+    tables = [torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))]
+    return Windows(of_rows.to(dataset.device), *tables)
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """What PromptSampler draws from."""
+
+    steps: Any  # what the sampler of the windows prepared
+    windows: Windows
+    columns: dict[str, Tensor]  # of prompts, all rows of the data
+
+
+@dataclass(frozen=True)
+class PromptSampler:
+    """The batches of `windows`, and before each of them `length` steps of another, or the same, episode of its task: prompt_observations,
+    prompt_actions, prompt_returns_to_go, prompt_timesteps and prompt_valid, [B, L, ...]. choose: what says where prompts may begin."""
+
+    windows: SequenceSampler
+    length: int
+    choose: Callable[[Dataset], Windows]
+
+    def prepare(self, dataset: Dataset) -> Prompted:
+        """Raises UserError where the data do not say which task an episode belongs to."""
+        chosen = self.choose(dataset)
+        base = self.windows.made
+
+        def made(data: Dataset) -> dict[str, Tensor]:
+            return {**(base(data) if base else {}), TASKS: chosen.tasks}
+
+        source = replace(self.windows, made=made).prepare(dataset)
+        starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
+        columns = {name: dataset.columns[name] for name in ("observations", "actions")}
+        columns |= {RETURNS: recorded_returns_to_go(dataset).to(dataset.device)}
+        columns |= {STEPS: torch.arange(len(dataset), device=dataset.device) - starts}
+        return Prompted(source, chosen, columns)
+
+    def __call__(self, source: Prompted, key: Tensor, batch_size: int) -> Batch:
+        keys = rng.split(key)
+        batch = self.windows(source.steps, keys[0], batch_size)
+        pick = source.windows.draw(keys[1], batch.pop(TASKS).amax(1))  # padding is 0
+        at = source.windows.begin[pick].unsqueeze(-1) + torch.arange(self.length, device=key.device)
+        valid = at <= source.windows.last[pick].unsqueeze(-1)
+        rows = at.minimum(source.windows.last[pick].unsqueeze(-1))
+        prompt = {PROMPT + name: column[rows] for name, column in source.columns.items()}
+        return {**batch, **prompt, PROMPT + VALID: valid}

@@ -1,0 +1,194 @@
+"""Transitions with goals: where a goal comes from, and when it counts as reached (OGBench, arXiv 2410.20092). Pure, like all samplers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch, Episodes, Packed, by_weight, pack
+from offrl.errors import UserError
+
+# columns of a batch
+VALUE_GOALS, SUCCESSES = "value_goals", "successes"  # for values: [B, G]; [B] float, 1 where the goal is the row's own state
+ACTOR_GOALS = "actor_goals"
+LOW_GOALS, HIGH_GOALS, HIGH_TARGETS, HIGH_TARGET_STATES = "low_goals", "high_goals", "high_targets", "high_target_states"
+OPTION_GOALS, OPTION_STATES, OPTION_SUCCESSES = "option_goals", "option_states", "option_successes"
+
+ACHIEVED = "achieved_goals"
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Where goals come from: shares of the row's own state, of a later one of its trajectory, of any state; they add up to 1.
+
+    geometric: a later state is Geometric(1 - discount) steps ahead, the last one where the trajectory ends before; else it is uniform
+    over the rest of the trajectory.
+    """
+
+    current: float
+    trajectory: float
+    random: float
+    geometric: bool = True
+    discount: float = 0.99
+
+    def check(self, what: str) -> None:
+        """Raises UserError, naming the settings `what`_current, ..., for shares that are no distribution."""
+        shares = {"current": self.current, "trajectory": self.trajectory, "random": self.random}
+        if not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6):
+            text = " + ".join(f"algo.{what}_{k}={v:g}" for k, v in shares.items())
+            raise UserError(f"{text} is {sum(shares.values()):g}; the shares of goals must add up to 1")
+        if self.geometric and not 0.0 <= self.discount < 1.0:
+            raise UserError(f"algo.discount={self.discount:g}: goals at geometric distances need a discount factor below 1")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Goals [B] that were drawn: their rows, and where each comes from."""
+
+    rows: Tensor
+    current: Tensor  # bool
+    ahead: Tensor  # bool: of the row's trajectory, and not the current one
+
+
+@dataclass(frozen=True)
+class GoalRows:
+    """What GoalSampler draws from. Rows are numbered among the R that hold a transition, which stand one after another."""
+
+    count: int
+    last: Tensor  # [R] int64: the last row of each row's trajectory
+    goals: Tensor  # [*, G] the column that goals are taken from, of
+    states: Tensor  # and the observations, [*, O], of
+    packed: Packed | None
+    columns: dict[str, Tensor]  # where they are not packed: of all rows of the data, of which
+    rows: Tensor | None  # [R] these are meant; None: all
+    weighted: Episodes | None = None  # where some episodes are drawn more often than others
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Their numbers in the data."""
+        return rows if self.rows is None else self.rows[rows]
+
+    def take(self, rows: Tensor) -> Batch:
+        """The transitions of rows [B]."""
+        if self.packed is not None:
+            return self.packed.take(rows)
+        at = self.at(rows)
+        return {name: column[at] for name, column in self.columns.items()}
+
+    def draw(self, key: Tensor, count: int) -> Tensor:
+        """Rows [count]: uniform, or in proportion to the weights of their episodes."""
+        return rng.randint(key, (count,), self.count) if self.weighted is None else self.weighted.draw(key, count)
+
+    def goal(self, rows: Tensor) -> Tensor:
+        """What it is to be at rows [B]: [B, G] float32."""
+        return self.goals[self.at(rows)].flatten(1).float()
+
+    def state(self, rows: Tensor) -> Tensor:
+        """The observations of rows [B]."""
+        return self.states[self.at(rows)]
+
+
+def ahead(key: Tensor, rows: Tensor, last: Tensor, mix: Mix) -> Tensor:
+    """Rows after `rows` [B] in their trajectories, of which `last` [B] are the last ones; a last row stays where it is."""
+    if mix.geometric:
+        u = 1.0 - rng.uniform(key, tuple(rows.shape))  # in (0, 1]
+        offset = torch.zeros_like(rows)
+        if mix.discount > 0.0:
+            offset = (u.double().log() / math.log(mix.discount)).floor().long()
+        return torch.minimum(rows + 1 + offset, last)
+    # every one of the rows + 1, ..., last alike. OGBench rounds a uniform number instead, which draws the two ends half as often
+    return torch.minimum(rows + 1 + rng.randint(key, tuple(rows.shape), (last - rows).clamp(min=1)), last)
+
+
+def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> Choice:
+    """A goal for each of rows [B]. First a later state or any, in proportion to their shares; then some are replaced by the current one."""
+    keys = rng.split(key, 4)
+    count, last = len(rows), source.last[rows]
+    none = torch.zeros(count, dtype=torch.bool, device=rows.device)
+    is_ahead = none if mix.trajectory <= 0.0 else ~none
+    if mix.trajectory > 0.0 and mix.random > 0.0:
+        is_ahead = rng.bernoulli(keys[0], (count,), mix.trajectory / (1.0 - mix.current))
+    picked = source.draw(keys[1], count) if mix.random > 0.0 else rows
+    if mix.trajectory > 0.0:
+        picked = torch.where(is_ahead, ahead(keys[2], rows, last, mix), picked)
+    current = none
+    if mix.current > 0.0:
+        current = rng.bernoulli(keys[3], (count,), mix.current)
+        picked = torch.where(current, rows, picked)
+    return Choice(picked, current, is_ahead & ~current)
+
+
+@dataclass(frozen=True)
+class GoalSampler:
+    """Transitions (observations, actions, next_observations) with goals of several kinds, each [B, G], drawn independently.
+
+    value: VALUE_GOALS, and SUCCESSES: 1.0 where the goal is the row's own state. actor: ACTOR_GOALS.
+
+    subgoal_steps: k > 0 adds what two levels learn from (HIQL, arXiv 2307.11949): LOW_GOALS, k steps ahead or at the trajectory's end;
+    HIGH_GOALS, drawn as the actor's are; HIGH_TARGETS and HIGH_TARGET_STATES, k steps ahead but not beyond the goal, where it lies in the
+    trajectory. option_steps: n > 0 adds the end of an option of n steps (OTA, arXiv 2505.12737), which ends where the goal is:
+    OPTION_STATES, OPTION_GOALS, and OPTION_SUCCESSES: 1.0 where it ends at the goal. A "current" goal is where the option ends.
+
+    Goals are the states of transitions: the column achieved_goals where the data have it, else the observations.
+    """
+
+    value: Mix | None = None
+    actor: Mix | None = None
+    subgoal_steps: int = 0
+    option_steps: int = 0
+    extra: tuple[str, ...] = ()
+
+    def prepare(self, dataset: Dataset) -> GoalRows:
+        """Raises UserError where no row holds a transition, and for a column that the data lack."""
+        rows = dataset.transition_rows()
+        weighted, rows, _ = by_weight(dataset, rows, None)
+        if not len(rows):
+            raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode")
+        episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True)
+        _, counts = torch.unique_consecutive(episode, return_counts=True)
+        last = torch.repeat_interleave(torch.cumsum(counts, 0) - 1, counts)
+        names = ("observations", "actions", "next_observations", *self.extra)
+        for name in self.extra:
+            if name not in dataset.columns:
+                raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack")
+        columns = {name: dataset.columns[name] for name in names}
+        packed = None if dataset.mapped else pack(columns, rows)
+        goals = dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
+        every = len(rows) == len(dataset)
+        kept = {} if packed is not None else columns
+        return GoalRows(len(rows), last, goals, columns["observations"], packed, kept, None if every else rows, weighted)
+
+    def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
+        keys = rng.split(key, 5)
+        rows = source.draw(keys[0], batch_size)
+        batch = source.take(rows)
+        if self.value is not None:
+            chosen = choose(source, keys[1], rows, self.value)
+            batch[VALUE_GOALS], batch[SUCCESSES] = source.goal(chosen.rows), (chosen.rows == rows).float()
+        if self.option_steps and self.value is not None:
+            batch |= self._options(source, choose(source, keys[2], rows, self.value), rows)
+        if self.actor is not None and not self.subgoal_steps:
+            batch[ACTOR_GOALS] = source.goal(choose(source, keys[3], rows, self.actor).rows)
+        if self.actor is not None and self.subgoal_steps:
+            batch |= self._levels(source, choose(source, keys[4], rows, self.actor), rows)
+        return batch
+
+    def _levels(self, source: GoalRows, goal: Choice, rows: Tensor) -> Batch:
+        far = torch.minimum(rows + self.subgoal_steps, source.last[rows])
+        target = torch.where(goal.ahead | goal.current, torch.minimum(far, goal.rows), far)
+        return {
+            LOW_GOALS: source.goal(far),
+            HIGH_GOALS: source.goal(goal.rows),
+            HIGH_TARGETS: source.goal(target),
+            HIGH_TARGET_STATES: source.state(target),
+        }
+
+    def _options(self, source: GoalRows, goal: Choice, rows: Tensor) -> Batch:
+        end = torch.minimum(rows + self.option_steps, source.last[rows])
+        end = torch.where(goal.ahead, torch.minimum(end, goal.rows), end)
+        aim = torch.where(goal.current, end, goal.rows)
+        return {OPTION_STATES: source.state(end), OPTION_GOALS: source.goal(aim), OPTION_SUCCESSES: (end == aim).float()}

@@ -1,0 +1,171 @@
+"""Text data as JSON lines or as a Minari data set. Written beside the target, read back, compared, and only then put into place."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.dataset import Dataset
+from offrl.data.formats import minari
+from offrl.data.formats import write_minari as minari_layout
+from offrl.data.formats.write import Progress, add_namespaces, destination, placing
+from offrl.data.text import minari as minari_text
+from offrl.data.text.dataset import fingerprint, to_episodes, used_strings
+from offrl.data.text.files import TextFile, header, load, task_words
+from offrl.errors import UserError, warn
+from offrl.settings.dataset import DatasetConfig
+
+
+def write_text(
+    dataset: Dataset,
+    target: str | Path,
+    form: str = "jsonl",
+    about: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a text data set to `target`, and return the path of the file, or of the Minari data set's folder.
+
+    form: "jsonl" for a path that ends in .jsonl or .jsonl.gz: a header line, then an episode a line; "minari" for an id or a folder.
+    about: what to say of the data besides (JSON), such as author and description; Minari keeps all of it, a file its history.
+    Rewards are those of the columns. Raises UserError when the data hold no texts, `target` does not fit or exists, the data cannot be
+    kept there, or what is read back differs.
+    """
+    if not dataset.spec.text:
+        raise UserError(f"{dataset.spec.name} holds numbers; JSON lines and Minari's Text spaces hold texts")
+    about = dict(about or {})
+    place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
+    config = DatasetConfig(name=str(place))
+
+    def advance(count: int) -> None:
+        if progress is not None:
+            progress(min(1.0, count / dataset.num_episodes))
+
+    with placing(place) as written:
+        if form == "jsonl":
+            _write_lines(written, dataset, about, advance)
+            again = load(written, config)
+        else:
+            _write_minari(written, data_id, dataset, about, advance)
+            again = minari_text.load(written, config)
+        _compare(dataset, again, place)
+    if form == "minari":
+        add_namespaces(place, data_id)
+    return place
+
+
+def _write_lines(path: Path, dataset: Dataset, about: dict[str, Any], advance: Callable[[int], None]) -> None:
+    said = {k: about[k] for k in ("description", "history", "combined_datasets") if about.get(k)}
+    with path.open("wb") as raw:
+        # no time and no name in it: the same data make the same file
+        packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
+        with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(header(dataset, said), ensure_ascii=False) + "\n")
+            for number, episode in enumerate(to_episodes(dataset), 1):
+                kept = {k: v for k, v in episode.items() if k != "meta" or v}
+                file.write(json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
+                advance(number)
+
+
+def _write_minari(folder: Path, data_id: str, dataset: Dataset, about: dict[str, Any], advance: Callable[[int], None]) -> None:
+    """Minari's HDF5 layout. Where the final observation is not known the last one stands there twice; what offrl records says so."""
+    try:
+        import minari as library
+        from minari.dataset.minari_storage import MinariStorage
+    except ImportError:
+        raise UserError("Minari data sets need Minari: pip install 'minari[hdf5]'; or write JSON lines (.jsonl)") from None
+    from gymnasium.spaces import Text
+
+    name = dataset.spec.name
+    if any("\0" in text for text in dataset.strings):
+        raise UserError(f"{name}: a text has a zero character, which HDF5 cannot keep; write JSON lines (.jsonl)")
+
+    def space(columns: tuple[str, ...]) -> Text:
+        texts = _texts(dataset, columns)
+        letters = "".join(sorted({letter for text in texts for letter in text}))
+        return Text(max(1, *map(len, texts), 1), min_length=0, charset=letters or "a")
+
+    data = folder / "data"
+    data.mkdir(parents=True)
+    MinariStorage.new(data, space(("observations", "next_observations")), space(("actions",)), data_format="hdf5")
+    minari_layout.write_episodes(data / "main_data.hdf5", _episodes(dataset, advance))
+    path = data / "metadata.json"
+    meta = json.loads(path.read_text())
+    size = sum(p.stat().st_size for p in data.iterdir()) / 1e6
+    meta |= {k: v for k, v in about.items() if k not in (*meta, *minari.NOT_ABOUT, "env_spec")}
+    meta |= {"total_steps": len(dataset), "total_episodes": dataset.num_episodes, "dataset_size": round(size, 1)}
+    meta |= {"dataset_id": data_id, "minari_version": str(library.__version__)}
+    meta.setdefault("description", f"{name or 'texts'}, written by offrl")
+    task = dataset.spec.task
+    if task is not None and task.env_id:
+        spec = minari_layout.env_spec(task)
+        if spec is None:
+            warn(f"{name}: environment '{task.env_id}' is not installed here: the metadata get no env_spec (offrl still knows its name)")
+        else:
+            meta["env_spec"] = spec
+    if task is not None and task.ref_min is not None and task.ref_max is not None:
+        meta |= {"ref_min_score": task.ref_min, "ref_max_score": task.ref_max}
+    known = dataset.columns["successor_known"][dataset.episode_end - 1]
+    record: dict[str, Any] = {
+        "version": 1,
+        "episodes": dataset.num_episodes,
+        "turns": len(dataset),
+        "task": None if task is None else task_words(task),
+        "unknown": (~known).nonzero()[:, 0].tolist(),
+    }
+    if "meta" in dataset.columns:
+        numbers = dataset.columns["meta"][dataset.episode_start].tolist()
+        record["metas"] = [json.loads(dataset.metas[k]) for k in numbers]
+    meta[minari.RECORD] = {minari_text.RECORD: record}
+    path.write_text(json.dumps(meta))
+
+
+def _texts(dataset: Dataset, columns: tuple[str, ...]) -> list[str]:
+    """The different texts in some columns."""
+    return [dataset.strings[k] for k in used_strings(dataset, columns)]
+
+
+def _episodes(dataset: Dataset, advance: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+    import h5py
+
+    kind = h5py.string_dtype("utf-8")
+    for number, episode in enumerate(to_episodes(dataset), 1):
+        turns = episode["turns"]
+        last = turns[-1]["obs"] if episode["final_obs"] is None else episode["final_obs"]
+        ends = np.zeros((2, len(turns)), bool)
+        ends[:, -1] = episode["terminated"], episode["truncated"]
+        yield {
+            "observations": np.array([*(t["obs"] for t in turns), last], dtype=kind),
+            "actions": np.array([t["action"] for t in turns], dtype=kind),
+            "rewards": np.array([t["reward"] for t in turns], np.float32),
+            "terminations": ends[0],
+            "truncations": ends[1],
+            "infos": {},
+        }
+        advance(number)
+
+
+def _compare(dataset: Dataset, again: TextFile, place: Path) -> None:
+    read = again.dataset
+    same = {
+        "turns": fingerprint(dataset) == read.fingerprint,
+        "task": _words(dataset) == _words(read),
+        "meta": [e["meta"] for e in to_episodes(dataset)] == [e["meta"] for e in to_episodes(read)],
+    }
+    wrong = [name for name, fine in same.items() if not fine]
+    if wrong:
+        raise UserError(
+            f"what was read back from the file for {place} differs ({', '.join(wrong)}): nothing was put there. A failing disk, or a fault "
+            "of offrl: please report it"
+        )
+
+
+def _words(dataset: Dataset) -> Any:
+    return None if dataset.spec.task is None else task_words(dataset.spec.task)

@@ -1,0 +1,266 @@
+"""Making data sets from data sets: another layout, several as one, a part of one. What is written is `write_data`'s, checked by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from offrl.data.assemble import CORE, RawData, action_range, find_ends, fingerprint
+from offrl.data.checks import find_faults, form_faults, refuse
+from offrl.data.formats import Source, read_raw, resolve
+from offrl.data.formats import d4rl as d4rl_source
+from offrl.data.formats import files as file_source
+from offrl.data.formats import minari as minari_source
+from offrl.data.formats.download import cache_dir
+from offrl.data.formats.minari_infos import info_leaves
+from offrl.data.formats.provenance import INFOS, extra_columns
+from offrl.data.formats.write import D4RL_SUFFIX, TEXT_SUFFIX, Progress, destination, write_data
+from offrl.data.memory import Memory, affordable, chunks
+from offrl.data.text import tools as text_tools
+from offrl.data.text.dataset import fingerprint as text_fingerprint
+from offrl.data.text.files import TextFile
+from offrl.data.tools.merge import join
+from offrl.data.tools.subset import Choice, settle, take
+from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
+
+FORMS = ("auto", "d4rl", "minari", "jsonl")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a tool wrote, and verified by reading it back."""
+
+    path: Path
+    form: str  # d4rl | minari | jsonl
+    rows: int
+    episodes: int
+    fingerprint: str  # that `load_dataset` gives it
+    notes: tuple[str, ...] = ()
+
+
+def convert(config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None) -> Written:
+    """Write the data set `config` to `out` as D4RL HDF5, as a Minari data set, or texts as JSON lines.
+
+    What offrl loads is the same, bit for bit.
+
+    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, jsonl (texts only) for .jsonl and .jsonl.gz, else minari. Raises
+    UserError for faulty data (unless `config.check` is off), for settings that change the data when they are loaded, and for what
+    `write_data` and `write_text` refuse.
+    """
+    form = _form(out, form, force)
+    if (texts := _texts(config)) is not None:
+        return _write_texts(texts, out, form, [f"converted from {_text_origin(texts, config)}"], force, progress)
+    with _memory(config) as memory:
+        raw = read_whole(config, memory)
+        check(raw, config)
+        return _write(raw, out, form, [f"converted from {_origin(raw)}"], force, progress, memory)
+
+
+def subset(
+    config: DatasetConfig, out: str, choice: Choice, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+) -> Written:
+    """Write the part of the data set `config` that `choice` names, as `convert` does.
+
+    Actions keep the range of the whole. Faults are looked for in what is kept. Raises UserError where nothing is left.
+    """
+    form = _form(out, form, force)
+    if (texts := _texts(config, choice.drop_faulty)) is not None:
+        kept, said = text_tools.take(texts, choice, config.name)
+        return _write_texts(kept, out, form, [f"{said} of {_text_origin(texts, config)}"], force, progress)
+    with _memory(config) as memory:
+        raw = read_whole(config, memory)
+        faults = form_faults(raw)
+        if faults:
+            refuse(raw, faults, config.check)
+        settle(raw)
+        part, said = take(raw, choice, memory, config)
+        part.path = f"{raw.where} ({said})"
+        check(part, config)
+        return _write(part, out, form, [f"{said} of {_origin(raw)}"], force, progress, memory)
+
+
+def merge(
+    configs: Sequence[DatasetConfig], out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+) -> Written:
+    """Write several data sets of the same spaces as one, in the given order.
+
+    The column infos/source says which of them (0, 1, ...) a row comes from, and the metadata name them. Raises UserError where shapes,
+    kinds or ranges of actions, or environments differ.
+    """
+    if len(configs) < 2:
+        raise UserError("offrl data merge needs two data sets at least, and the name of the new one")
+    form = _form(out, form, force)
+    read = [_texts(config) for config in configs]
+    if any(t is not None for t in read):
+        return _merge_texts(read, configs, out, form, force, progress)
+    with _memory(configs[0]) as memory:
+        parts = []
+        for config in configs:
+            parts.append(read_whole(config, memory))
+            check(parts[-1], config)
+            settle(parts[-1])
+        raw, notes = join(parts, memory)
+        return _write(raw, out, form, [f"merged from {_origin(p)}" for p in parts], force, progress, memory, notes)
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
+    """All columns of a data set, also those that `load_dataset` leaves out: they are named infos/... here.
+
+    Raises UserError for settings that change data on loading.
+    """
+    _refuse_transforms(config)
+    source = resolve(config.name, config)
+    return read_raw(config.name, replace(config, fields={**_other_columns(source, config), **config.fields}), memory, source)
+
+
+def _refuse_transforms(config: DatasetConfig) -> None:
+    default = DatasetConfig()
+    changed = [k for k in (*DatasetConfig.TRANSFORMS, "drop_timeout_rows") if getattr(config, k) != getattr(default, k)]
+    if changed:
+        raise UserError(f"dataset.{changed[0]} is for loading data, not for making data sets; leave it out (offrl data subset keeps parts)")
+
+
+def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
+    """The texts that `config` names, or None where it names data of numbers."""
+    _refuse_transforms(config)
+    return text_tools.read(config, faults)
+
+
+def _text_origin(texts: TextFile, config: DatasetConfig) -> str:
+    return text_tools.origin(texts.dataset, config.name)
+
+
+def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
+    """Column -> key for what the source's file holds besides what is loaded, with a row for each step."""
+    if source.path is None:
+        return {}
+    taken = {*map(str, config.fields.values()), *CORE, *file_source.KNOWN, "terminals", "timeouts", "final_observations"}
+    if source.kind == "minari":
+        folder = minari_source.data_folder(source.path)
+        assert folder is not None
+        return {key: key for key in info_leaves(folder) if key not in taken and not _recorded(folder, key)}
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+    kind = file_source.file_type(source.path)
+    if kind == "npz":
+        shapes = {k: (tuple(s), d) for k, (s, d) in file_source.Npz(source.path).shapes.items()}
+    elif kind == "hdf5" and source.kind != "d3rlpy":
+        with file_source.open_hdf5(source.path) as file:
+            items = file_source.hdf5_keys(file)
+            record = d4rl_source.record_of(items, source.path) if source.kind in ("d4rl", "builtin") else None
+            taken |= set(record.columns) if record else set()
+            shapes = {k: (tuple(item.shape or ()), item.dtype) for k, item in items.items() if not k.startswith("metadata/")}
+    rows = shapes.get(config.fields.get("observations", "observations"), ((0,), None))[0][:1]
+    others = [k for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows and d.kind in "biuf"]
+    return {k if k.startswith(INFOS) else INFOS + k: k for k in others}
+
+
+def _recorded(folder: Path, key: str) -> bool:
+    """Whether offrl put this column there itself, so that it comes back under its own name."""
+    record = minari_source.record_of(json.loads((folder / "metadata.json").read_text()), folder)
+    return record is not None and key.removeprefix(INFOS) in extra_columns(record)
+
+
+@contextmanager
+def _memory(config: DatasetConfig) -> Iterator[Memory]:
+    """Where columns are put: in memory up to a limit, then in files under the cache, which go with the work."""
+    limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else affordable()
+    memory = Memory(-1.0 if config.memory == "mmap" else limit, cache_dir(config.cache_dir) / "mapped")
+    try:
+        yield memory
+    finally:
+        memory.discard()
+
+
+def check(raw: RawData, config: DatasetConfig) -> None:
+    """Refuse faulty data with the message of `load_dataset` (with `config.check`), warn of the rest; clip actions if asked to."""
+    refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
+    for text in raw.notes:
+        raw.warn(text)
+    if config.clip_actions and not raw.discrete:
+        low, high = action_range(raw)
+        actions = raw.columns["actions"]
+        for part in chunks(raw.rows):
+            np.clip(actions[part], low, high, out=actions[part])
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing
+
+
+def _origin(raw: RawData) -> str:
+    """What a data set was, for the history in the new one."""
+    return f"{raw.where} ({raw.source}, {raw.rows} rows, fingerprint {_fingerprint(raw)[:16]})"
+
+
+def _fingerprint(raw: RawData) -> str:
+    """That of the `Dataset` which `load_dataset` makes of these columns."""
+    loaded = replace(raw, columns={k: v for k, v in raw.columns.items() if not k.startswith(INFOS)})
+    return fingerprint(loaded, find_ends(raw))
+
+
+def _form(out: str, form: str, force: bool) -> str:
+    """What `form` means for `out`. Raises UserError at once where nothing could be written there."""
+    if form not in FORMS:
+        raise UserError(f"format={form} is not allowed; choose one of {', '.join(FORMS)}")
+    if form == "auto":
+        name = Path(out).name.lower()
+        form = "d4rl" if name.endswith(D4RL_SUFFIX) else "jsonl" if name.endswith(TEXT_SUFFIX) else "minari"
+    destination(out, form, force=force)
+    return form
+
+
+def _maker() -> str:
+    try:
+        return f"offrl {version('offrl')}"
+    except PackageNotFoundError:
+        return "offrl"
+
+
+def _write_texts(
+    texts: TextFile, out: str, form: str, steps: list[str], force: bool, progress: Progress | None, notes: Sequence[str] = ()
+) -> Written:
+    if form == "d4rl":
+        raise UserError(f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari data set")
+    path = text_tools.write(texts, out, form, [f"{step}; {_maker()}" for step in steps], force, progress)
+    dataset = texts.dataset
+    left_out = [f"left out: {fault}" for fault in texts.faults]
+    return Written(path, form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out))
+
+
+def _merge_texts(
+    read: Sequence[TextFile | None], configs: Sequence[DatasetConfig], out: str, form: str, force: bool, progress: Progress | None
+) -> Written:
+    names = [config.name for config in configs]
+    texts = [t for t in read if t is not None]
+    if len(texts) < len(read):
+        numbers = names[next(k for k, t in enumerate(read) if t is None)]
+        raise UserError(f"cannot merge data of numbers and of texts: {numbers} holds numbers, {texts[0].dataset.spec.name} texts")
+    merged, notes = text_tools.join(texts, names)
+    steps = [f"merged from {_text_origin(t, c)}" for t, c in zip(texts, configs, strict=True)]
+    return _write_texts(merged, out, form, steps, force, progress, notes)
+
+
+def _write(
+    raw: RawData,
+    out: str,
+    form: str,
+    steps: list[str],
+    force: bool,
+    progress: Progress | None,
+    memory: Memory,
+    notes: Sequence[str] = (),
+) -> Written:
+    raw.about = {k: v for k, v in raw.about.items() if k != "description" or "converted" in steps[0]}
+    history = [*raw.about.get("history", []), *(f"{step}; {_maker()}" for step in steps), *raw.notes]
+    path = write_data(raw, out, form, {"history": history}, force=force, progress=progress, memory=memory)
+    ends = find_ends(raw)
+    return Written(path, form, raw.rows, int(ends.sum()), _fingerprint(raw), tuple(notes))

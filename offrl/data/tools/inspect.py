@@ -1,0 +1,259 @@
+"""What is in a data set, and what is wrong with it: sizes, returns, ranges, and every fault with its episode and row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from offrl.data.assemble import RawData, find_ends
+from offrl.data.checks import Fault, find_faults
+from offrl.data.memory import chunks
+from offrl.settings.dataset import DatasetConfig
+
+if TYPE_CHECKING:
+    from offrl.data.text.inspect import TextReport
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column's layout and the spread of its finite values."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+    mean: float
+    std: float  # over all entries together
+    constant: tuple[int, ...] = ()  # flat dimensions that never change; empty for columns of one number
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings of `inspect_dataset`. `str(report)` is the text that `offrl data inspect` prints."""
+
+    name: str
+    source: str
+    path: str
+    rows: int
+    columns: list[Column]
+    faults: list[Fault]
+    notes: list[str]
+    environment: str = ""
+    actions: str = ""
+    returns: np.ndarray | None = None  # [episodes] float64, of the rewards as recorded; None where the faults leave no episodes
+    lengths: np.ndarray | None = None  # [episodes] int64
+    scores: np.ndarray | None = None  # [episodes] normalised returns, where there are reference scores
+    reference: str = ""
+    terminations: int = 0
+    duplicates: int = 0  # rows whose observation, action and reward occurred before
+    first_duplicate: tuple[int, int] | None = None  # the first such row, and the row it repeats
+
+    @property
+    def corrupting(self) -> list[Fault]:
+        """Faults that would make training go wrong."""
+        return [f for f in self.faults if f.severity == "corrupting"]
+
+    def render(self) -> str:
+        """The report as plain text."""
+        lines = [f"{self.name} ({self.source})" + (f"  {self.path}" if self.path and self.path != self.name else "")]
+        if self.returns is not None and self.lengths is not None and len(self.returns):
+            kinds = f"{self.terminations} terminated, {len(self.returns) - self.terminations} timed out or cut"
+            lines.append(f"  {self.rows:,} rows, {len(self.returns):,} episodes ({kinds})")
+        else:
+            lines.append(f"  {self.rows:,} rows")
+        lines += [f"  {word}: {text}" for word, text in (("environment", self.environment), ("actions", self.actions)) if text]
+        lines += [f"  note: {note}" for note in self.notes]
+        lines += ["", *_table(self.columns)]
+        for column in self.columns:
+            if column.constant:
+                total = int(np.prod(column.shape[1:], dtype=int))
+                lines.append(
+                    f"  constant: {len(column.constant)} of {total} dimensions of {column.name} never change ({_ranges(column.constant)})"
+                )
+        if self.duplicates and self.first_duplicate is not None:
+            share = 100 * self.duplicates / max(1, self.rows)
+            later, earlier = self.first_duplicate
+            lines.append(
+                f"  duplicates: {self.duplicates:,} rows ({share:.1f}%) repeat an earlier one, row {later} the first (of row {earlier})"
+            )
+        if self.returns is not None and self.lengths is not None and len(self.returns):
+            lines += ["", *histogram("episode returns", self.returns)]
+            if self.scores is not None:
+                s = self.scores
+                lines.append(f"  normalised ({self.reference}): mean {s.mean():.1f}, lowest {s.min():.1f}, highest {s.max():.1f}")
+            lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64))]
+        lines.append("")
+        if not self.faults:
+            lines.append("  no faults found")
+        for fault in self.faults:
+            lines.append(f"  {'FAULT' if fault.severity == 'corrupting' else 'warning'} [{fault.kind}] {fault}")
+        if self.corrupting:
+            lines.append(f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this data set as it is")
+        return "\n".join(lines)
+
+    __str__ = render
+
+
+def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
+    """Read a data set by path, name or id without refusing it for its faults, and report on it. Raises UserError when it is unreadable."""
+    from offrl.data.formats import read_raw
+    from offrl.data.text import tools as text_tools
+    from offrl.data.text.inspect import text_report
+
+    config = DatasetConfig(name=config) if isinstance(config, str) else config
+    texts = text_tools.read(config, faults=True)
+    if texts is not None:
+        return text_report(texts, config.name)
+    return report(read_raw(config.name, config), config)
+
+
+def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
+    """The report on columns that were already read."""
+    config = config or DatasetConfig(name=raw.name)
+    actions = raw.columns.get("actions")
+    if raw.discrete is None:
+        raw.discrete = actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1
+    faults = find_faults(raw, clip_actions=config.clip_actions)
+    whole = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
+    returns = lengths = scores = None
+    terminated = 0
+    if whole:
+        ends = find_ends(raw)
+        last = np.flatnonzero(ends)
+        start = np.concatenate([[0], last[:-1] + 1])
+        returns = np.add.reduceat(raw.columns["rewards"], start, dtype=np.float64)
+        lengths = last - start + 1
+        if "terminations" in raw.columns:
+            terminated = int(raw.columns["terminations"][last].sum())
+        scores = raw.task.normalise(returns) if raw.task is not None else None
+    duplicates, first = _duplicates(raw) if whole else (0, None)
+    task = raw.task
+    return Report(
+        name=raw.name,
+        source=" ".join(w for w in (raw.source, raw.version) if w),
+        path=raw.path,
+        rows=raw.rows,
+        columns=[_column(name, column) for name, column in raw.columns.items()],
+        faults=faults,
+        notes=list(raw.notes),
+        environment="" if task is None else (task.env_id or "none").rpartition(":")[2] + (f": {task.note}" if task.note else ""),
+        actions=_actions(raw),
+        returns=returns,
+        lengths=lengths,
+        scores=scores,
+        reference=task.ref_label or "reference scores of the data set" if task is not None else "",
+        terminations=terminated,
+        duplicates=duplicates,
+        first_duplicate=first,
+    )
+
+
+def _actions(raw: RawData) -> str:
+    actions = raw.columns.get("actions")
+    if actions is None or not len(actions):
+        return ""
+    if raw.discrete:
+        values, counts = np.unique(actions, return_counts=True)
+        shown = ", ".join(f"{v}: {100 * c / len(actions):.0f}%" for v, c in list(zip(values, counts, strict=True))[:12])
+        return f"discrete, {shown}" + (", ..." if len(values) > 12 else "")
+    if raw.action_low is None or raw.action_high is None:
+        return f"continuous, {actions.shape[-1]} dimensions"
+    low, high = np.unique(raw.action_low), np.unique(raw.action_high)
+    span = f"[{low[0]:g}, {high[0]:g}]" if len(low) == len(high) == 1 else f"between {low.min():g} and {high.max():g}, by dimension"
+    slack = 1e-4 * (raw.action_high - raw.action_low)
+    blocks = (actions[part] for part in chunks(len(actions)))
+    edge = sum(int(((b <= raw.action_low + slack) | (b >= raw.action_high - slack)).sum()) for b in blocks)
+    return f"continuous, {actions.shape[-1]} dimensions, range {span}; {100 * edge / actions.size:.1f}% of the entries lie on its edge"
+
+
+def _column(name: str, column: np.ndarray) -> Column:
+    """Statistics in one pass over blocks, so that memory-mapped columns need no copy."""
+    width = int(np.prod(column.shape[1:], dtype=int))
+    low, high = np.full(width, np.inf), np.full(width, -np.inf)
+    count, total, squares, shift = 0, 0.0, 0.0, 0.0
+    for part in chunks(len(column)):
+        block = np.asarray(column[part]).reshape(-1, width).astype(np.float64)
+        finite = np.isfinite(block)
+        low = np.minimum(low, np.where(finite, block, np.inf).min(0, initial=np.inf))
+        high = np.maximum(high, np.where(finite, block, -np.inf).max(0, initial=-np.inf))
+        values = block[finite]
+        if count == 0 and len(values):
+            shift = float(values.mean())  # so that the squares do not cancel
+        count += len(values)
+        total += float((values - shift).sum())
+        squares += float(((values - shift) ** 2).sum())
+    mean = total / count if count else np.nan
+    constant = tuple(int(d) for d in np.flatnonzero(low == high)) if len(column) > 1 and width > 1 else ()
+    spread = float(np.sqrt(max(0.0, squares / count - mean**2))) if count else np.nan
+    return Column(name, str(column.dtype), tuple(column.shape), float(low.min()), float(high.max()), mean + shift, spread, constant)
+
+
+def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
+    """Rows that repeat an earlier row's observation, action and reward, by a 64-bit hash of their bytes; and the first such pair."""
+    hashes = np.zeros(raw.rows, np.uint64)
+    weights = np.random.default_rng(0)
+    for name in ("observations", "actions", "rewards"):
+        column = raw.columns[name]
+        width = int(np.prod(column.shape[1:], dtype=int)) * column.dtype.itemsize
+        unit = np.uint32 if width % 4 == 0 else np.uint8
+        factors = weights.integers(1, 2**63, width // np.dtype(unit).itemsize, dtype=np.uint64) | np.uint64(1)
+        for part in chunks(len(column)):
+            block = np.ascontiguousarray(column[part]).reshape(part.stop - part.start, -1).view(unit)
+            for d in range(block.shape[1]):  # dimension by dimension: a matrix of products would need eight times the memory
+                mixed = (block[:, d].astype(np.uint64) + np.uint64(1)) * factors[d]
+                hashes[part] += mixed ^ (mixed >> np.uint64(29))
+    order = np.argsort(hashes, kind="stable")
+    same = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
+    if not same.any():
+        return 0, None
+    later = order[same]
+    at = int(later.argmin())
+    return int(same.sum()), (int(later[at]), int(order[np.flatnonzero(same)[at] - 1]))
+
+
+def _table(columns: list[Column]) -> list[str]:
+    head = ("column", "type", "shape", "lowest", "highest", "mean", "std")
+    rows = [
+        (c.name, c.dtype, "x".join(map(str, c.shape)), f"{c.low:.4g}", f"{c.high:.4g}", f"{c.mean:.4g}", f"{c.std:.4g}") for c in columns
+    ]
+    widths = [max(len(r[k]) for r in (head, *rows)) for k in range(len(head))]
+    return [
+        "  " + "  ".join(w.ljust(n) if k < 3 else w.rjust(n) for k, (w, n) in enumerate(zip(r, widths, strict=True))) for r in (head, *rows)
+    ]
+
+
+def histogram(title: str, values: np.ndarray) -> list[str]:
+    """Lines with the spread of `values` [N], and how they are distributed."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return [f"  {title}: not finite"]
+    lines = [
+        f"  {title}: mean {finite.mean():.6g}, std {finite.std():.6g}, lowest {finite.min():.6g}, median {np.median(finite):.6g}, "
+        f"highest {finite.max():.6g}"
+    ]
+    if finite.min() == finite.max():
+        return lines
+    counts, edges = np.histogram(finite, BINS)
+    labels = [f"{low:.6g} to {high:.6g}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    width, most = max(map(len, labels)), counts.max()
+    for label, count in zip(labels, counts, strict=True):
+        bar = "#" * int(np.ceil(40 * count / most)) if count else ""
+        lines.append(f"    {label.rjust(width)}  {count:>7,}  {bar}".rstrip())
+    return lines
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """(0, 1, 2, 7) -> "0-2, 7"."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1][1:] = [n]
+        else:
+            parts.append([n])
+    shown = ", ".join("-".join(map(str, p)) for p in parts[:8])
+    return shown + (", ..." if len(parts) > 8 else "")

@@ -1,0 +1,151 @@
+"""Several data sets of the same spaces as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from offrl.data.assemble import CORE, FLAGS, RawData, action_range, find_ends, starts_elsewhere
+from offrl.data.formats.provenance import INFOS
+from offrl.data.memory import Memory
+from offrl.data.tools.subset import point_elsewhere
+from offrl.errors import UserError
+
+SOURCE = INFOS + "source"  # the number of the data set that each row comes from
+
+
+def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
+    """The data sets `parts` (after `settle`) one after the other, and notes about what a person should know."""
+    first, notes = parts[0], []
+    for other in parts[1:]:
+        _agree(first, other)
+    ends = [find_ends(p) for p in parts]
+    rows, offsets = sum(p.rows for p in parts), np.cumsum([0, *(p.rows for p in parts)])[:-1]
+    names = [n for n in first.columns if all(n in p.columns for p in parts)]
+    for part in parts:
+        for name in part.columns:
+            if name in names or name in CORE:
+                continue
+            if not name.startswith(INFOS):
+                other = next(p for p in parts if name not in p.columns)
+                raise UserError(f"cannot merge {other.where} with {part.where}: the column '{name}' is in one of them only")
+            notes.append(f"left out: {name}, which not all of them have")
+    columns: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys([*names, *(n for n in FLAGS if any(n in p.columns for p in parts))]):
+        like = next(p.columns[name] for p in parts if name in p.columns)
+        out = columns[name] = memory.empty(name, (rows, *like.shape[1:]), like.dtype)
+        for part, at in zip(parts, offsets, strict=True):
+            out[at : at + part.rows] = part.columns.get(name, False)
+    columns[SOURCE], sources = _sources(parts, offsets)
+    raw = replace(first, columns=columns, name="merged", path="", notes=[], warnings=[], jump_rows=None)
+    raw.episode_ends = np.concatenate(ends)
+    raw.episode_ends[-1] = bool(parts[-1].last_complete)
+    notes += [f"the last episode of {p.where} has no end there; merged, it counts as whole" for p in parts[:-1] if not p.last_complete]
+    raw.num_actions = max(p.num_actions for p in parts)
+    lasts = [np.flatnonzero(e) for e in ends]
+    if "next_observations" in columns:
+        unknown = [starts_elsewhere(p, last) for p, last in zip(parts, lasts, strict=True)]
+        last, lost = np.concatenate([last + at for last, at in zip(lasts, offsets, strict=True)]), np.concatenate(unknown)
+        if forgotten := point_elsewhere(raw, last, lost):
+            notes.append(
+                f"{forgotten:,} terminals lead to the next episode's start, in some of the files only: merged, that counts as known"
+            )
+    else:
+        finals = [_finals(p, end) for p, end in zip(parts, ends, strict=True)]
+        known = np.concatenate([k for _, k in finals])
+        raw.final_observations = np.concatenate([f for f, _ in finals]) if known.any() else None
+        raw.final_known = known if known.any() and not known.all() else None
+    raw.final_columns = {
+        k: np.concatenate([p.final_columns[k] for p in parts]) for k in first.final_columns if all(k in p.final_columns for p in parts)
+    }
+    same = {k: v for k, v in first.about.items() if all(k in p.about and _equal(p.about[k], v) for p in parts)}
+    for key in ("author", "author_email"):  # as Minari does when it combines data sets
+        people = [p.about[key] for p in parts if p.about.get(key)]
+        if people:
+            same[key] = sorted({name for entry in people for name in ([entry] if isinstance(entry, str) else entry)})
+    raw.about = {**same, "combined_datasets": sources}
+    notes += _join_tasks(raw, parts)
+    return raw, notes
+
+
+def _agree(first: RawData, other: RawData) -> None:
+    """Raises UserError unless rows of the two mean the same."""
+    a, b = first.columns, other.columns
+    # the number of discrete actions may differ: a file that does not tell it may not show all of them
+    kind = ["discrete actions" if p.discrete else f"{p.columns['actions'].shape[1]} continuous actions" for p in (first, other)]
+    for what, x, y in (
+        ("observations of shape", list(a["observations"].shape[1:]), list(b["observations"].shape[1:])),
+        ("observations of type", a["observations"].dtype, b["observations"].dtype),
+        ("", kind[0], kind[1]),
+        *((f"'{k}' of shape", list(a[k].shape[1:]), list(b[k].shape[1:])) for k in a if k in b and k not in CORE),
+    ):
+        if x != y:
+            raise UserError(f"cannot merge {other.where} with {first.where}: {what} {y} instead of {x}".replace("  ", " "))
+    if not first.discrete:
+        ranges = [action_range(p) for p in (first, other)]
+        if not all(np.array_equal(x, y) for x, y in zip(*ranges, strict=True)):
+            shown = [f"{_short(low)} to {_short(high)}" for low, high in ranges]
+            raise UserError(
+                f"cannot merge {other.where} with {first.where}: the actions range from {shown[1]} instead of {shown[0]}, so that a "
+                "number would be two actions; if both mean the same, give the range of all: dataset.action_low=... dataset.action_high=..."
+            )
+    names = [str(p.task.env_id).rpartition("-v")[0] if p.task and p.task.env_id else "" for p in (first, other)]
+    if all(names) and names[0] != names[1]:
+        raise UserError(
+            f"cannot merge {other.where} with {first.where}: one was recorded in {other.task and other.task.env_id}, the other in "
+            f"{first.task and first.task.env_id}"
+        )
+
+
+def _short(values: np.ndarray) -> str:
+    values = np.unique(values) if len(np.unique(values)) == 1 else values
+    return f"{values[0]:g}" if len(values) == 1 else "[" + ", ".join(f"{v:g}" for v in values[:4]) + (", ...]" if len(values) > 4 else "]")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else bool(a == b)
+
+
+def _finals(raw: RawData, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The observation after each episode's last row, [E, *O], and whether it is known, bool [E]; elsewhere the last one stands again."""
+    last = np.flatnonzero(ends)
+    known = np.ones(len(last), bool)
+    if "next_observations" in raw.columns:
+        finals, known = raw.columns["next_observations"][last], ~starts_elsewhere(raw, last)
+    elif raw.final_observations is not None:
+        finals, known = raw.final_observations.copy(), known if raw.final_known is None else raw.final_known
+    else:
+        finals, known = raw.columns["observations"][last], np.zeros(len(last), bool)
+    finals[~known] = raw.columns["observations"][last[~known]]
+    return finals, known
+
+
+def _sources(parts: Sequence[RawData], offsets: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """For each row the number of its data set, int64 [R], and their names; those of a data set that was merged before are kept."""
+    numbers, names = np.zeros(sum(p.rows for p in parts), np.int64), list[str]()
+    for part, at in zip(parts, offsets, strict=True):
+        before = part.about.get("combined_datasets")
+        inner = part.columns.get(SOURCE)
+        if isinstance(before, list) and inner is not None:
+            numbers[at : at + part.rows] = inner + len(names)
+            names += [str(n) for n in before]
+        else:
+            numbers[at : at + part.rows] = len(names)
+            names.append(part.name or part.where)
+    return numbers, names
+
+
+def _join_tasks(raw: RawData, parts: Sequence[RawData]) -> list[str]:
+    """Sets `raw.task`: the first one known. Notes where environments or reference scores differ."""
+    tasks = [p.task for p in parts if p.task is not None]
+    raw.task = next((t for t in tasks if t.ref_min is not None), tasks[0] if tasks else None)
+    notes = []
+    versions = sorted({str(t.env_id) for t in tasks if t.env_id})
+    if len(versions) > 1:
+        notes.append(f"recorded in {' and '.join(versions)}; scores will be measured in {raw.task and raw.task.env_id}")
+    if len({(t.ref_min, t.ref_max) for t in tasks if t.ref_min is not None}) > 1:
+        notes.append(f"reference scores differ; those of {raw.task and raw.task.name} are kept")
+    return notes

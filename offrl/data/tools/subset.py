@@ -1,0 +1,185 @@
+"""A part of raw columns: some rows, or some episodes, as raw columns again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from offrl.data.assemble import RawData, action_range, find_ends, starts_elsewhere
+from offrl.data.checks import TOLERANCE
+from offrl.data.memory import Memory, chunks
+from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.field import setting
+
+
+@dataclass
+class Choice:
+    """Which part of a data set `subset` keeps: the settings are applied in this order, each to what the one before left."""
+
+    rows: str = setting("", "rows, such as 0:5000 (from 0; an end alone too: :5000); episodes are cut where the rows end")
+    episodes: Any = setting("", "episodes: 0:100, or a list [0,5,7]; negative numbers count from the end")
+    drop_faulty: bool = setting(False, "leave out episodes with NaN, infinite values, or actions outside their range")
+    min_return: float | None = setting(None, "episodes with at least this undiscounted return")
+    max_return: float | None = setting(None, "episodes with at most this undiscounted return")
+    top: float = setting(1.0, "this share of the episodes (at least one), the best by return; as dataset.top_fraction", high=1.0)
+    fraction: float = setting(1.0, "this share of the episodes, drawn at random; as dataset.subsample", high=1.0)
+    seed: int = setting(0, "decides which episodes fraction draws", low=0)
+
+
+def settle(raw: RawData) -> np.ndarray:
+    """Make what is inferred from the whole explicit, so that it holds for a part: ends, action range, number of actions.
+
+    Returns the episodes' last rows, bool [R].
+    """
+    if raw.discrete is None:
+        raw.discrete = raw.columns["actions"].dtype.kind in "iu" and raw.columns["actions"].ndim == 1
+    ends = find_ends(raw)
+    raw.episode_ends = ends.copy()
+    raw.episode_ends[-1] = bool(raw.last_complete)
+    if raw.discrete:
+        raw.num_actions = raw.num_actions or int(raw.columns["actions"].max()) + 1
+    else:
+        action_range(raw)
+    return ends
+
+
+def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | None = None) -> tuple[RawData, str]:
+    """The part of `raw` (after `settle`) that `choice` names, and what it is, in words. Raises UserError where nothing is left."""
+    ends = find_ends(raw)
+    stops = np.flatnonzero(ends) + 1
+    starts = np.concatenate([[0], stops[:-1]])
+    said: list[str] = []
+    if choice.rows:
+        first, last = range_of(choice.rows, raw.rows, "rows")
+        starts, stops = np.maximum(starts, first), np.minimum(stops, last)
+        kept = starts < stops
+        starts, stops = starts[kept], stops[kept]
+        said.append(f"rows {first} to {last - 1}")
+    if choice.episodes not in ("", None, []):
+        chosen = numbers_of(choice.episodes, len(starts))
+        starts, stops = starts[chosen], stops[chosen]
+        said.append(f"episodes {choice.episodes}")
+    if choice.drop_faulty:
+        fine = np.add.reduceat(np.append(_faulty_rows(raw, config), False), np.stack([starts, stops], 1).reshape(-1))[::2] == 0
+        said.append(f"without {int((~fine).sum())} faulty episodes")
+        starts, stops = starts[fine], stops[fine]
+    returns = np.array([raw.columns["rewards"][a:b].sum(dtype=np.float64) for a, b in zip(starts, stops, strict=True)])
+    low, high = (-np.inf if choice.min_return is None else choice.min_return), (np.inf if choice.max_return is None else choice.max_return)
+    if choice.min_return is not None or choice.max_return is not None:
+        kept = (returns >= low) & (returns <= high)
+        starts, stops, returns = starts[kept], stops[kept], returns[kept]
+        said.append(f"returns from {low:g} to {high:g}")
+    for share in (choice.top, choice.fraction):
+        if not 0.0 < share <= 1.0:
+            raise UserError(f"{'top' if share == choice.top else 'fraction'}={share:g} must be above 0 and at most 1")
+    if choice.top < 1.0 and len(starts):
+        best = np.sort(np.argsort(-returns, kind="stable")[: share_of(choice.top, len(starts))])
+        starts, stops = starts[best], stops[best]
+        said.append(f"the best {choice.top:g}")
+    if choice.fraction < 1.0 and len(starts):
+        drawn = np.sort(
+            np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(starts))[: share_of(choice.fraction, len(starts))]
+        )
+        starts, stops = starts[drawn], stops[drawn]
+        said.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
+    if not said:
+        raise UserError("offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction")
+    if not len(starts):
+        raise UserError(f"{raw.where}: no episode is left ({', '.join(said)} of {int(ends.sum())} episodes)")
+    return _pieces(raw, ends, starts, stops, memory), ", ".join(said)
+
+
+def share_of(share: float, count: int) -> int:
+    """How many of `count` a share is, one at least."""
+    return max(1, int(share * count + 1e-9))
+
+
+def range_of(text: Any, count: int, what: str) -> tuple[int, int]:
+    """Bounds of "a:b" within 0 .. count, Python's way."""
+    first, colon, last = str(text).partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        start, stop, _ = slice(int(first) if first.strip() else None, int(last) if last.strip() else None).indices(count)
+    except ValueError:
+        raise UserError(f"{what}={text} must be a range such as 0:100 (0 to 99), :100 or 100:") from None
+    if start >= stop:
+        raise UserError(f"{what}={text}: there are {count} {what}, and none in that range")
+    return start, stop
+
+
+def numbers_of(value: Any, count: int) -> np.ndarray:
+    """Episode numbers from a range, a number, or a list without repeats; in the order given."""
+    if isinstance(value, str) and ":" in value:
+        return np.arange(*range_of(value, count, "episodes"))
+    values = list(value) if isinstance(value, list | tuple) or (hasattr(value, "__iter__") and not isinstance(value, str)) else [value]
+    wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or not -count <= v < count]
+    if wrong:
+        raise UserError(f"episodes={value}: {wrong[0]} is no number of an episode (0 to {count - 1}); a range is written 0:100")
+    numbers = np.array([v % count for v in values], np.int64)
+    if len(np.unique(numbers)) < len(numbers):
+        raise UserError(f"episodes={value} names an episode twice")
+    return numbers
+
+
+def _faulty_rows(raw: RawData, config: DatasetConfig | None) -> np.ndarray:
+    """Rows with values that are not finite, or with actions outside their range (unless these are clipped); bool [R]."""
+    bad = np.zeros(raw.rows, bool)
+    for column in raw.columns.values():
+        if column.dtype.kind == "f":
+            for part in chunks(raw.rows):
+                bad[part] |= ~np.isfinite(column[part]).reshape(part.stop - part.start, -1).all(1)
+    actions = raw.columns["actions"]
+    if raw.discrete:
+        return bad | (actions < 0) | (actions >= raw.num_actions)
+    if config is None or not config.clip_actions:
+        low, high = action_range(raw)
+        slack = TOLERANCE * (high - low)
+        for part in chunks(raw.rows):
+            bad[part] |= ((actions[part] < low - slack) | (actions[part] > high + slack)).any(1)
+    return bad
+
+
+def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarray, memory: Memory) -> RawData:
+    """Rows starts[i] to stops[i] - 1, each inside one episode, as episodes of their own."""
+    lengths = stops - starts
+    after = np.cumsum(lengths)
+    index = np.arange(int(after[-1])) + np.repeat(starts - (after - lengths), lengths)
+    columns = {}
+    for name, column in raw.columns.items():
+        out = memory.empty(name, (len(index), *column.shape[1:]), column.dtype)
+        for part in chunks(len(index)):
+            out[part] = column[index[part]]
+        columns[name] = out
+    whole = ends[stops - 1]  # the piece goes to the end of its episode
+    episode = np.cumsum(ends)[stops - 1] - whole
+    following = np.minimum(stops, raw.rows - 1)
+
+    def final(values: np.ndarray, column: np.ndarray) -> np.ndarray:
+        return np.where(whole.reshape(-1, *(1,) * (values.ndim - 1)), values[episode], column[following])
+
+    part_of = replace(raw, columns=columns, episode_ends=np.zeros(len(index), bool), jump_rows=None, warnings=[], notes=[])
+    assert part_of.episode_ends is not None
+    part_of.episode_ends[after - 1] = True
+    part_of.episode_ends[-1] = bool(whole[-1]) and (stops[-1] < raw.rows or bool(raw.last_complete))
+    part_of.final_columns = {k: final(v, raw.columns[k]) for k, v in raw.final_columns.items()}
+    if raw.final_observations is not None:
+        part_of.final_observations = final(raw.final_observations, raw.columns["observations"])
+    if raw.final_known is not None:
+        part_of.final_known = raw.final_known[episode] | ~whole
+    if "next_observations" in columns:
+        lost = point_elsewhere(part_of, after - 1, starts_elsewhere(raw, np.flatnonzero(ends))[episode] & whole)
+        if lost:
+            part_of.warn(f"what {lost:,} terminals lead to is not known, and counts as known in so few episodes: the next one's start")
+    return part_of
+
+
+def point_elsewhere(raw: RawData, last: np.ndarray, unknown: np.ndarray) -> int:
+    """Successors that are unknown are told by being the next episode's start; `last` rows and `unknown` are per episode. How many will not
+    be told by that: terminals, where not all of them are unknown, or there is one only."""
+    rows = last[unknown]
+    raw.columns["next_observations"][rows] = raw.columns["observations"][(rows + 1) % raw.rows]
+    return int((unknown & ~starts_elsewhere(raw, last)).sum())

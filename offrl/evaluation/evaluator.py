@@ -1,0 +1,452 @@
+"""Score policies in their environment: a policy's episodes side by side, the same numbers however many run at once.
+
+Episode e of the policy with seed s always starts from a state that depends on (eval.seed, s, e) alone, and the policy always sees all of
+its episodes at once, episode e in row e; so neither `parallel` nor the other policies can change a bit of a score.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from offrl.errors import UserError, warn
+from offrl.evaluation.steppers import FastStepper, PlainStepper, StepFailed, fast_stepper, mujoco_warnings
+from offrl.evaluation.text_stepper import TextStepper, observed
+from offrl.settings.evaluation import EvalConfig
+from offrl.statistics.intervals import mean_interval
+from offrl.tasks.environments import action_kind, check_fit, flattener, make_env, resolve_task, time_limit, versions
+from offrl.tasks.task import Task
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["Evaluation", "Evaluator", "Policy", "check_fit", "evaluate", "make_env", "mean_interval", "reset_seed", "resolve_task"]
+
+ENDLESS = 10_000  # steps after which an episode is cut when neither the environment, the task nor the settings limit it
+DISCOUNT = 0.99  # of the discounted returns of a policy without a discount of its own
+Progress = Callable[[int, int], None]
+
+
+class Policy(Protocol):
+    """What is scored. Row e of everything belongs to episode e; a row whose episode does not run holds zeros (of texts: None), and its
+    action is ignored."""
+
+    def start(self, episodes: int) -> Any:
+        """A fresh carry for that many episodes."""
+
+    def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
+        """Actions at step t, [E, A] in the environment's range or [E] whole numbers, from raw observations [E, ...], and the new carry.
+        Texts are arrays [E] of objects."""
+
+
+@runtime_checkable
+class Values(Protocol):
+    """A policy that has an estimate of its own of what it will earn."""
+
+    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+        """Q(s, a) [E], or None."""
+
+    def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Such values in the units of the environment's rewards, for episodes of these lengths."""
+
+
+def observe(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
+    """The carry once `policy` was told what its last actions earned, [E] in the environment's units. For all who step an environment: most
+    policies do not listen, and have no `observe(carry, rewards)`."""
+    listen = getattr(policy, "observe", None)
+    return carry if listen is None else listen(carry, rewards)
+
+
+def aim(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
+    """The carry of episodes that just began once `policy` was told their goals, [E, G] raw, or None where there are none to tell. Most
+    policies take none, and have no `aim(carry, goals)`. Raises UserError for one that does where there is none."""
+    tell = getattr(policy, "aim", None)
+    return carry if tell is None else tell(carry, goals)
+
+
+def goal_of(observation: Any, info: Any) -> np.ndarray | None:
+    """The goal of the episode that `env.reset` just began, [G]: OGBench's info["goal"], or the entry desired_goal of the observation.
+
+    A goal of several entries (the kitchen's) is joined in sorted order, as data's are.
+    """
+    for there, key in ((info, "goal"), (observation, "desired_goal")):
+        if isinstance(there, Mapping) and key in there:
+            try:
+                return np.concatenate(_leaves(there[key]))
+            except (TypeError, ValueError):  # in words, say: nothing that a policy could be told
+                return None
+    return None
+
+
+def _leaves(value: Any) -> list[np.ndarray]:
+    """[width] each."""
+    if isinstance(value, Mapping):
+        return [leaf for key in sorted(value) for leaf in _leaves(value[key])]
+    return [np.asarray(value, np.float32).ravel()]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of N policies over E episodes each."""
+
+    returns: np.ndarray  # [N, E] float64, undiscounted, of the environment's own rewards
+    lengths: np.ndarray  # [N, E] int64 steps
+    successes: np.ndarray | None  # [N, E] float64 in [0, 1]; None where the environment does not say
+    scores: np.ndarray | None  # [N, E] float64 normalised; None without reference scores
+    label: str  # data set or task, environment, package versions, whose reference scores
+    seeds: tuple[int, ...] = ()
+    discounted: np.ndarray | None = None  # [N, E] float64, returns discounted with each policy's own discount
+    estimates: np.ndarray | None = None  # [N, E] float64, Q(s_0, a_0) as each policy's critic has it, in the same units; NaN: it has none
+    faults: int = 0  # episodes stopped early by a NaN action or by physics that blew up
+    tasks: int = 1  # episode e is of task e % tasks, of those that `Task.starts` names
+
+    @property
+    def values(self) -> np.ndarray:
+        """[N, E]: normalised scores where there are reference scores, else returns."""
+        return self.returns if self.scores is None else self.scores
+
+    def per_seed(self) -> np.ndarray:
+        """[N]: each policy's mean of `values` over its episodes."""
+        return self.values.mean(axis=1)
+
+    def interval(self) -> tuple[float, float, float]:
+        """(mean, low, high) of `per_seed`: the 95% Student-t interval over seeds, NaN for a single one."""
+        return mean_interval(self.per_seed())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict of plain numbers per policy, for tables and files."""
+        return [
+            {
+                "seed": self.seeds[n] if self.seeds else n,
+                "episodes": int(self.returns.shape[1]),
+                "score": None if self.scores is None else float(self.scores[n].mean()),
+                "return": float(self.returns[n].mean()),
+                "return_std": float(self.returns[n].std()),
+                "length": float(self.lengths[n].mean()),
+                "success": None if self.successes is None else float(self.successes[n].mean()),
+                "discounted": None if self.discounted is None else float(self.discounted[n].mean()),
+                "q_overestimation": self._overestimation(n),
+                "success_by_task": None if self.tasks == 1 or self.successes is None else " ".join(f"{s:.4g}" for s in self.by_task(n)),
+            }
+            for n in range(len(self.returns))
+        ]
+
+    def by_task(self, n: int) -> list[float]:
+        """The share of policy n's episodes of each task that succeed; NaN for a task that was not played."""
+        assert self.successes is not None
+        parts = [self.successes[n, k :: self.tasks] for k in range(self.tasks)]
+        return [float(p.mean()) if len(p) else float("nan") for p in parts]
+
+    def _overestimation(self, n: int) -> float | None:
+        """How much more policy n expected, by its own critic, than it earned: the mean of Q(s_0, a_0) less the discounted return."""
+        if self.discounted is None or self.estimates is None or np.isnan(self.estimates[n]).any():
+            return None
+        return float((self.estimates[n] - self.discounted[n]).mean())
+
+
+def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
+    """The environment seed, 31 bits, of one episode: a hash, so that neighbouring seeds share no start state."""
+    text = f"offrl evaluation {seed} {policy_seed} {episode}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
+
+
+def evaluate(
+    policies: Sequence[Policy], seeds: Sequence[int], task: Task, config: EvalConfig, progress: Progress | None = None
+) -> Evaluation:
+    """Score each policy, trained with the seed of the same index, over `config.episodes` episodes. `progress(done, total)` counts episodes
+    and is called after every step of the environments.
+
+    Raises UserError when the environment cannot be made, or a policy's actions do not fit it.
+    """
+    with Evaluator(task, config) as evaluator:
+        return evaluator(policies, seeds, progress)
+
+
+class Evaluator:
+    """Keeps the environments of a task alive between evaluations. Use as a context manager, or call `close`.
+
+    Policies act under `plain_products`, so a score depends neither on `threads` nor on what trains beside it.
+    """
+
+    def __init__(self, task: Task, config: EvalConfig, tell: Callable[[str, str], None] | None = None) -> None:
+        """`tell(kind, message)` is called in place of `warn`, each time that something is amiss. Raises UserError when the environment
+        cannot be made."""
+        self.task, self.config = task, config
+        self.envs: list[gym.Env] = [make_env(task)]
+        env = self.envs[0]
+        self.flatten, self.observation_shape, self.dtype = flattener(env, task.observation_keys)
+        self.discrete, self.size = action_kind(env)
+        self.text = self.dtype is object
+        limits = [n for n in (config.max_steps, task.max_episode_steps, time_limit(env)) if n is not None]
+        self.limit, self.endless = (min(limits), False) if limits else (ENDLESS, True)
+        scored = f"; 0 and 100 are {task.ref_label or 'given'} reference returns" if task.ref_min is not None else ""
+        scored = "; the score is the share of episodes that succeed, in %" if task.scored_by == "success" else scored
+        self.label = f"{task.name} in {versions(task, env)}{scored}"
+        self.fast = fast_stepper(env, self._another, self.flatten)
+        self._told: set[str] = set()
+        self._tell = tell or self._warn_once
+        many = len(task.starts)
+        if many and config.episodes % many and tell is None:  # a fact of the settings: an evaluation process need not repeat it
+            self._warn_once(
+                "starts", f"{config.episodes} episodes play some of its {many} starts more often than others: take a multiple of {many}"
+            )
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self.envs:
+            env.close()
+        self.envs.clear()
+
+    def __call__(self, policies: Sequence[Policy], seeds: Sequence[int], progress: Progress | None = None) -> Evaluation:
+        """See `evaluate`."""
+        tally = Tally.of(policies, seeds, self.config.episodes)
+        for n, (policy, seed) in enumerate(zip(policies, seeds, strict=True)):
+            self.play(n, policy, int(seed), range(self.config.episodes), tally, progress)
+        return tally.evaluation(self.task, self.label, seeds)
+
+    def play(self, n: int, policy: Policy, seed: int, episodes: Sequence[int], tally: Tally, progress: Progress | None = None) -> None:
+        """Play these episodes of one policy, and write what comes of them to row n of `tally`."""
+        alive = self.config.parallel
+        while len(self.envs) < min(alive, len(episodes)):
+            self._another()
+        with mujoco_warnings() as unstable, plain_products():
+            for first in range(0, len(episodes), alive):
+                self._wave(_Games(n, policy, seed, list(episodes[first : first + alive]), tally, unstable), progress)
+
+    def _another(self) -> gym.Env:
+        self.envs.append(make_env(self.task))
+        return self.envs[-1]
+
+    def _wave(self, games: _Games, progress: Progress | None) -> None:
+        """Play these episodes to their ends, each in an environment of its own, with a fresh carry."""
+        count, tally = self.config.episodes, games.tally
+        rows = games.rows = np.full(count, None, object) if self.text else aligned_zeros((count, *self.observation_shape), self.dtype)
+        envs = self.envs[: len(games.at)]
+        goals: list[np.ndarray | None] = [None] * count
+        for env, e in zip(envs, games.at, strict=True):
+            options = dict(self.task.starts[e % len(self.task.starts)]) if self.task.starts else None
+            first, info = env.reset(seed=reset_seed(self.config.seed, games.seed, e), options=options)
+            goals[e] = goal_of(first, info)
+            if self.text:
+                rows[e] = observed(first, info)
+                continue
+            row = self.flatten(first)
+            if row.shape != self.observation_shape:
+                raise UserError(f"{self.label}: reset gave an observation of shape {row.shape}, its space says {self.observation_shape}")
+            rows[e] = row
+        games.unstable.clear()
+        self._choose_stepper(games, envs)
+        carry = aim(games.policy, games.policy.start(count), _rows(goals, games.at))
+        began, value = list(games.at), None
+        games.discount = float(getattr(games.policy, "discount", DISCOUNT))
+        for t in range(self.limit):
+            actions, carry = games.policy.step(carry, rows, t)
+            if t == 0 and isinstance(games.policy, Values):
+                value = games.policy.value(rows, np.asarray(actions))
+            self._turn(games, actions, t)
+            carry = observe(games.policy, carry, games.rewards)
+            if progress is not None:
+                progress(tally.finished, tally.returns.size)
+            if not games.at:
+                break
+        if value is not None and isinstance(games.policy, Values):
+            tally.estimates[games.n, began] = games.policy.in_recorded_units(value[began], tally.lengths[games.n, began])
+
+    def _choose_stepper(self, games: _Games, envs: Sequence[gym.Env]) -> None:
+        """The fast physics, if it knows every one of these environments."""
+        if self.fast is not None:
+            games.stepper, games.handles = self.fast, [self.fast.handle(env) for env in envs]
+        if self.text:
+            games.stepper, games.handles = TextStepper(), list(envs)
+        elif self.fast is None or None in games.handles:
+            games.stepper, games.handles = PlainStepper(self.flatten), list(envs)
+
+    def _turn(self, games: _Games, raw: Any, t: int) -> None:
+        """Step t of all running episodes, with the policy's actions for all rows; the next observations go to their rows."""
+
+        def where(e: int) -> str:
+            return f"(seed {games.seed}, episode {e}, step {t})"
+
+        n, tally = games.n, games.tally
+        games.rewards = np.zeros(self.config.episodes)
+        actions, finite = self._actions(raw)
+        if not finite.all():
+            for e in [e for e in games.at if not finite[e]]:
+                self._fault(tally, f"a policy gave NaN or infinite actions {where(e)}")
+                games.end(e)
+            if not games.at:
+                return
+        at = list(games.at)
+        try:
+            steps = games.stepper.step(games.handles, actions[at], t, games.unstable)
+        except StepFailed as failure:  # a stranger's environment: say where it failed
+            error = failure.__cause__
+            name = self.task.env_id or self.task.name
+            raise UserError(f"{name} failed {where(at[failure.index])}: {type(error).__name__}: {error}") from error
+        gains, rows = steps.rewards, steps.observations
+        good = np.isfinite(gains) if self.text else np.isfinite(gains) & np.isfinite(rows).reshape(len(at), -1).all(axis=1)
+        for k in np.flatnonzero(~good).tolist():
+            if k not in steps.unstable:
+                self._fault(tally, f"the environment gave a reward or observation that is not finite {where(at[k])}")
+        for k, text in steps.unstable.items():  # MuJoCo has put the state back to its start: what it returned is not the policy's doing
+            self._fault(tally, f"the physics became unstable {where(at[k])}: {text}")
+            good[k] = False
+        tally.lengths[n, at] += 1
+        counted, successes = at, steps.successes
+        if not good.all():
+            counted, gains, rows = [e for e, ok in zip(at, good, strict=True) if ok], gains[good], rows[good]
+            successes = None if successes is None else successes[good]
+        games.rows[counted], games.rewards[counted] = rows, gains
+        tally.returns[n, counted] += gains
+        tally.discounted[n, counted] += games.discount**t * gains
+        if successes is not None:
+            tally.successes[n, counted] = np.fmax(tally.successes[n, counted], successes)
+        over = steps.over | ~good
+        if t + 1 == self.limit:
+            if self.endless and not over.all():
+                self._tell("endless", f"an episode was cut after {ENDLESS} steps, for nothing limits it; set eval.max_steps")
+            over[:] = True
+        for k in np.flatnonzero(over).tolist():
+            games.end(at[k])
+
+    def _actions(self, raw: Any) -> tuple[Any, np.ndarray]:
+        """Check a policy's actions against the environment: (one action per row in the form `step` takes, [E] bool: finite)."""
+        actions = np.asarray(raw, object if self.text else None)
+        episodes, space = self.config.episodes, self.envs[0].action_space
+        expected = (episodes,) if self.discrete or self.text else (episodes, self.size)
+        if actions.shape != expected:
+            raise UserError(
+                f"the policy gave actions of shape {actions.shape}, {self.task.env_id or self.task.name} takes {expected}: "
+                "it was trained for another environment"
+            )
+        if self.text:
+            return actions, np.ones(episodes, bool)
+        if self.discrete:
+            finite = np.isfinite(actions)
+            whole = np.where(finite, actions, 0).astype(np.int64)
+            if (whole < 0).any() or (whole >= self.size).any():
+                raise UserError(f"the policy gave action {whole.min()}..{whole.max()}, the environment has choices 0..{self.size - 1}")
+            return whole + int(space.start), finite  # type: ignore[attr-defined]
+        low, high = space.low.reshape(-1), space.high.reshape(-1)  # type: ignore[attr-defined]
+        finite = np.isfinite(actions).all(axis=1)
+        return np.clip(actions, low, high).astype(space.dtype).reshape(episodes, *space.shape), finite  # type: ignore[misc]
+
+    def _fault(self, tally: Tally, message: str) -> None:
+        tally.faults += 1
+        self._tell(message.partition("(")[0], f"{message}; the episode ends there and counts as it is")
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        """Warn, once per kind of trouble and evaluator."""
+        if kind not in self._told:
+            self._told.add(kind)
+            warn(f"evaluation in {self.task.env_id or self.task.name}: {message}")
+
+
+def _rows(goals: Sequence[np.ndarray | None], there: Sequence[int]) -> np.ndarray | None:
+    """The goals as one array with a row for each episode, zeros where none runs; None where a running one has none, or they
+    differ in width."""
+    known = [goal for e in there if (goal := goals[e]) is not None]
+    if len(known) < len(there) or len({goal.shape for goal in known}) > 1:
+        return None
+    rows = np.zeros((len(goals), *known[0].shape), np.float32)
+    rows[list(there)] = np.stack(known)
+    return rows
+
+
+@dataclass
+class _Games:
+    """The running episodes of one policy."""
+
+    n: int  # row in the tally
+    policy: Policy
+    seed: int
+    at: list[int]  # the running episodes
+    tally: Tally
+    unstable: list[str]  # see `mujoco_warnings`
+    discount: float = DISCOUNT
+    handles: list[Any] = field(default_factory=list)  # of the running episodes, for
+    stepper: PlainStepper | FastStepper | TextStepper = field(init=False)
+    rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros (of texts: None) where no episode runs
+    rewards: np.ndarray = field(init=False)  # [E] of the last step; likewise
+
+    def end(self, e: int) -> None:
+        """Episode e is over."""
+        k = self.at.index(e)
+        del self.at[k], self.handles[k]
+        self.rows[e] = None if self.rows.dtype == object else 0
+        self.tally.finished += 1
+
+
+@dataclass
+class Tally:
+    """What N policies have earned so far in E episodes each."""
+
+    returns: np.ndarray  # [N, E]
+    lengths: np.ndarray  # [N, E]
+    successes: np.ndarray  # [N, E], NaN where the environment said nothing
+    discounted: np.ndarray  # [N, E]
+    estimates: np.ndarray  # [N, E], NaN where a policy has none
+    finished: int = 0  # episodes
+    faults: int = 0
+
+    @classmethod
+    def of(cls, policies: Sequence[Policy], seeds: Sequence[int], episodes: int) -> Tally:
+        """An empty one."""
+        if len(policies) != len(seeds):
+            raise ValueError(f"{len(policies)} policies but {len(seeds)} seeds")
+        if not policies:
+            raise ValueError("no policies to evaluate")
+        shape = (len(policies), episodes)
+        return cls(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan), np.zeros(shape), np.full(shape, np.nan))
+
+    def evaluation(self, task: Task, label: str, seeds: Sequence[int]) -> Evaluation:
+        """The scores, when all episodes are over."""
+        successes = None if np.isnan(self.successes).all() else np.nan_to_num(self.successes)
+        scores = task.score(self.returns, successes)
+        numbers = tuple(int(s) for s in seeds)
+        own = self.discounted, self.estimates, self.faults, max(1, len(task.starts))
+        return Evaluation(self.returns, self.lengths, successes, scores, label, numbers, *own)
+
+
+def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:
+    """Zeros that begin at a multiple of 64 bytes: the last bits of a matrix product can depend on where its factors lie."""
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + size].view(kind).reshape(shape)
+
+
+@contextlib.contextmanager
+def plain_products() -> Iterator[None]:
+    """PyTorch's float32 products by its default library on one thread, whatever `offrl.system.backend` set up for training: both choices
+    round differently, and a score is to be the same during training, afterwards and in any process. For a few rows it is the fastest
+    choice."""
+    torch: Any = sys.modules.get("torch")  # absent: none of the policies uses it
+    if torch is None:
+        yield
+        return
+    threads, matmul = torch.get_num_threads(), getattr(torch.backends.mkldnn, "matmul", None)  # None before PyTorch 2.9
+    precision = getattr(matmul, "fp32_precision", None)
+    if threads != 1:
+        torch.set_num_threads(1)
+    if matmul is not None:
+        matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if matmul is not None:
+            matmul.fp32_precision = precision
+        if threads != 1:
+            torch.set_num_threads(threads)

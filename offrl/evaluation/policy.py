@@ -1,0 +1,314 @@
+"""A trained policy as one object and one file: normalises observations, acts, and maps actions to the environment's range."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from offrl import registry, rng
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import DataSpec
+from offrl.errors import UserError, nearest
+from offrl.evaluation.evaluator import DISCOUNT
+from offrl.optim import Params
+from offrl.settings.field import check
+from offrl.system import files as checkpoint
+
+LUGGAGE = "luggage/"  # before names of tensors that `Algorithm.luggage` gave
+KEYS = 1_000  # steps of an episode whose keys are made at once
+
+
+def bind(algorithm: Algorithm, state: TrainState) -> Algorithm:
+    """`algorithm` whose modules hold the parameters of `state`: calling them takes a third of the time of handing the parameters in."""
+    bound, own = copy.copy(algorithm), state.params
+    bound.modules = {name: copy.deepcopy(algorithm.modules[name]).requires_grad_(False) for name in own}
+    for name, module in bound.modules.items():
+        module.to(state.step.device)  # what is frozen is no parameter
+        module.load_state_dict(own[name], assign=True)
+
+    def apply(name: str, params: Params, *x: Any) -> Any:
+        return bound.modules[name](*x) if params is own.get(name) else functional_call(algorithm.modules[name], params, x)
+
+    bound.apply = apply  # type: ignore[method-assign]
+    with torch.no_grad():
+        bound.knows = bound.known(state)
+    return bound
+
+
+class TrainedPolicy:
+    """One seed's policy. Takes raw observations, as the environment gives them, and returns actions in the environment's range."""
+
+    def __init__(self, algorithm: Algorithm, state: TrainState, seed: int, device: torch.device | str = "cpu") -> None:
+        """`state` without a replica axis; only what acting needs, and `value` where it is there, is kept, on the CPU.
+
+        device: where it acts in this process, if the algorithm says that this pays (`Algorithm.acts_on_device`); else on the CPU. auto: on
+        a GPU if there is one.
+        """
+        self.algorithm, self.seed = algorithm, seed
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device if algorithm.acts_on_device else "cpu")
+        wanted = [n for n in dict.fromkeys((*algorithm.acting, *algorithm.valuing)) if n in state.params]
+        kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, frozen={})
+        # copied: a part of the stacked state may lie where products round differently, and it goes on changing
+        self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), kept)
+        spec = algorithm.spec
+        self.mean = None if spec.observation_mean is None else torch.tensor(spec.observation_mean)
+        self.std = None if spec.observation_std is None else torch.tensor(spec.observation_std)
+        self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        self._carry: Any = None
+        self._t = 0
+        self._ready: tuple[Algorithm, TrainState, Tensor] | None = None  # the algorithm that acts, its state and keys, on the device
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": None, "device": torch.device("cpu")}  # several processes would fight over a GPU
+
+    def start(self, episodes: int) -> Any:
+        """The carry at the start of that many episodes played side by side."""
+        return self.algorithm.start(episodes)
+
+    @torch.no_grad()
+    def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+        """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
+        text = self.algorithm.text
+        obs: Any = list(observations) if text else self._from_environment(observations)
+        if self._ready is None:
+            # training uses the steps 0, 1, ...
+            keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
+            there = pytree.tree_map(lambda x: x.to(self.device), self.state)
+            # texts draw their random numbers on the CPU
+            self._ready = bind(self.algorithm, there), there, keys if text else keys.to(self.device)
+        algorithm, state, keys = self._ready
+        key = keys[t] if t < KEYS else rng.fold_in(state.key, -1 - t).to(keys.device)
+        actions, carry = algorithm.act(state, carry, obs if text else obs.to(self.device), key, explore=explore)
+        if text:
+            return np.array([*actions, None], object)[:-1], carry
+        return self._to_environment(actions.cpu()), carry
+
+    @property
+    def wants_goals(self) -> bool:
+        """Whether it acts towards a goal that it has to be told."""
+        return self.algorithm.goal_conditioned
+
+    @torch.no_grad()
+    def aim(self, carry: Any, goals: np.ndarray | None) -> Any:
+        """The carry of episodes that just began, with their goals [E, G] as the environment or the data give them.
+
+        Raises UserError for goals that are missing, not finite or of another width.
+        """
+        if not self.wants_goals:
+            return carry
+        name, spec = self.algorithm.config.name, self.algorithm.spec
+        width = spec.goal_dim or spec.observation_dim
+        if goals is None:
+            raise UserError(
+                f"a policy of {name} acts towards a goal, and none was given: environments give one as info['goal'] or as the "
+                f"observation's entry desired_goal, users as act(observation, goal=...), {width} numbers"
+            )
+        array = np.array(goals, np.float32).reshape(len(goals), -1)  # a copy: it may be read-only
+        if array.shape[1] != width:
+            what = "like achieved_goals in the data" if spec.goal_dim else "like an observation"
+            raise UserError(f"the goal has {array.shape[1]} numbers; this policy of {name} takes {width}, {what}")
+        if not np.isfinite(array).all():
+            raise UserError("the goal holds NaN or infinity")
+        return self.algorithm.aim(carry, torch.as_tensor(array) if spec.goal_dim else self._from_environment(array))
+
+    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
+        """The carry once the actions of the last `step` have earned `rewards` [E], in the units of the recorded ones."""
+        if not self.listens:
+            return carry
+        spec = self.algorithm.spec
+        return self.algorithm.observe(carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32))
+
+    @property
+    def listens(self) -> bool:
+        """Whether what it does depends on the rewards of the episode so far."""
+        return type(self.algorithm).observe is not Algorithm.observe
+
+    def asking(self, target_return: float) -> TrainedPolicy:
+        """The same policy, asked for another return in the units of the recorded rewards. Raises UserError where it takes no such wish."""
+        name = self.algorithm.config.name
+        if not hasattr(self.algorithm.config, "target_return"):
+            raise UserError(f"a policy of {name} cannot be asked for a return: only return-conditioned ones can, such as dt or rvs")
+        if not math.isfinite(target_return):
+            raise UserError(f"target_return={target_return} is no number to ask for")
+        return self._with(target_return=float(target_return))
+
+    def acting(self, settings: Mapping[str, Any]) -> TrainedPolicy:
+        """The same policy with other values of settings that only acting looks at (`Algorithm.acts_by`), such as {"beta": 16.0}.
+
+        Raises UserError for other settings, and for values that are not allowed.
+        """
+        name, known = self.algorithm.config.name, self.algorithm.acts_by
+        for key in settings:
+            if key not in known:
+                able = f"only {', '.join(known)}" if known else "there is nothing that only acting looks at"
+                raise UserError(f"a policy of {name} cannot act with another {key}, {able}.{nearest(key, known)}")
+        kinds = {f.name: type(getattr(type(self.algorithm.config)(), f.name)) for f in dataclasses.fields(self.algorithm.config)}
+        values = {k: float(v) if kinds[k] is float and isinstance(v, int) else v for k, v in settings.items()}
+        for key, value in values.items():
+            if kinds[key] is float and not isinstance(value, float):
+                raise UserError(f"acting.{key}={value} is no number")
+        other = self._with(**values)
+        check(other.algorithm.config, "acting.")
+        return other
+
+    def _with(self, **settings: Any) -> TrainedPolicy:
+        other = copy.copy(self)
+        other.algorithm = copy.copy(self.algorithm)
+        other.algorithm.config = dataclasses.replace(self.algorithm.config, **settings)
+        other._ready = None
+        other.reset()
+        return other
+
+    def rewarded(self, next_observations: np.ndarray, rewards: np.ndarray) -> TrainedPolicy:
+        """The same policy for other rewards: what [K] it would have earned by coming to these raw observations [K, O], drawn from the data.
+
+        Raises UserError for a policy that would have to be trained for them, and for rewards that are no task.
+        """
+        name = self.algorithm.config.name
+        given = torch.as_tensor(np.asarray(rewards, np.float32)).reshape(-1)
+        if not len(given) or not bool(given.isfinite().all()):
+            raise UserError("rewards to act for must be finite numbers, at least one")
+        if not bool(given.any()):
+            raise UserError("the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do")
+        found = self.algorithm.for_rewards(self.state, self._from_environment(next_observations), given)
+        if found is None:
+            raise UserError(
+                f"a policy of {name} has to be trained for other rewards: only zero-shot ones can be told, such as fb or breeze"
+            )
+        other = copy.copy(self)
+        other.algorithm, other.state = found
+        other._ready = None
+        other.reset()
+        return other
+
+    def _from_environment(self, observations: np.ndarray) -> Tensor:
+        obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), self.algorithm.spec.observation_dim)
+        return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
+
+    @property
+    def discount(self) -> float:
+        """The algorithm's discount factor; DISCOUNT for one without."""
+        return float(getattr(self.algorithm.config, "discount", DISCOUNT))
+
+    @torch.no_grad()
+    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+        """The algorithm's own estimate of Q(s, a), float64 [E], for raw observations [E, O] and actions [E, A] in the environment's range,
+        or [E] int64. In the units of the rewards it was trained on; None where it has none, or was read from a policy file."""
+        if not self.algorithm.valuing or any(n not in self.state.params for n in self.algorithm.valuing):
+            return None
+        if self.algorithm.spec.discrete:
+            given = torch.as_tensor(actions)
+        else:
+            span = np.where(self.high > self.low, self.high - self.low, 1.0)
+            given = torch.as_tensor((2.0 * (actions - self.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
+        found = self.algorithm.value_of(self.state, self._from_environment(observations), given)
+        return None if found is None else found.double().numpy()
+
+    def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""
+        spec, discount = self.algorithm.spec, self.discount
+        lengths = lengths if spec.reward_shift else np.zeros_like(lengths)  # they may be endless
+        shifted = lengths if discount == 1.0 else (1.0 - discount**lengths) / (1.0 - discount)
+        return (values - spec.reward_shift * shifted) / spec.reward_scale if spec.reward_scale else np.full_like(values, np.nan)
+
+    def _to_environment(self, actions: Tensor) -> np.ndarray:
+        values = actions.numpy()
+        if self.algorithm.spec.discrete:
+            return values
+        scaled = self.low + (values + 1.0) * 0.5 * (self.high - self.low)
+        return np.clip(scaled, self.low, self.high)
+
+    def reset(self) -> None:
+        """Forget the episode so far; the next `act` starts a new one. Needed only by policies with a memory."""
+        self._carry, self._t = None, 0
+
+    def act(self, observation: Any, explore: bool = False, reward: Any = None, goal: Any = None) -> Any:
+        """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`. A policy of texts takes a text, or a
+        list of them, and returns the same.
+
+        `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy that `listens`, such as
+        one that was asked for a return, from its second step on. `goal`: where to go, [G] or [B, G]; for a policy that `wants_goals`, with
+        its first step, and again where another goal is wanted.
+
+        Raises UserError for an observation of another shape, or one that holds NaN or infinity, and where such a reward is missing.
+        """
+        if self.algorithm.text:
+            return self._answer(observation, explore)
+        array = np.asarray(observation, np.float32)
+        shape = self.algorithm.spec.observation_shape
+        batched = array.ndim == len(shape) + 1
+        if array.shape[batched:] != tuple(shape):
+            raise UserError(f"the observation has shape {array.shape}; this policy takes {tuple(shape)} or a batch of those")
+        if not np.isfinite(array).all():
+            raise UserError("the observation holds NaN or infinity")
+        batch = array if batched else array[None]
+        if self._t == 0:
+            self._carry = self.start(len(batch))
+        elif self.listens:
+            if reward is None:
+                raise UserError(
+                    f"a policy of {self.algorithm.config.name} must know what its last action earned: act(observation, reward=...); "
+                    "call reset() where a new episode starts"
+                )
+            self._carry = self.observe(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
+        if self.wants_goals and (goal is not None or self._t == 0):
+            goals = None if goal is None else np.asarray(goal, np.float32)
+            alone = goals is not None and goals.ndim == 1
+            self._carry = self.aim(self._carry, np.broadcast_to(goals, (len(batch), len(goals))) if alone and goals is not None else goals)
+        actions, self._carry = self.step(self._carry, batch, self._t, explore)
+        self._t += 1
+        return actions if batched else actions[0]
+
+    def _answer(self, observation: Any, explore: bool) -> Any:
+        """`act` for one text, or a list of them."""
+        alone = isinstance(observation, str)
+        texts = [observation] if alone else list(observation)
+        if not all(isinstance(text, str) for text in texts):
+            raise UserError(f"this policy of {self.algorithm.config.name} takes a text, or a list of texts")
+        if self._t == 0:
+            self._carry = self.start(len(texts))
+        actions, self._carry = self.step(self._carry, np.array([*texts, None], object)[:-1], self._t, explore)
+        self._t += 1
+        return actions[0] if alone else actions.tolist()
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that acting needs into one safetensors file."""
+        algorithm = self.algorithm
+        meta = {
+            "kind": "policy",
+            "seed": self.seed,
+            "config": dataclasses.asdict(algorithm.config),
+            "spec": algorithm.spec.to_json(),
+        }
+        acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.acting})
+        luggage, about = algorithm.luggage()
+        carried = {LUGGAGE + name: tensor for name, tensor in luggage.items()}
+        checkpoint.write(Path(path), {**checkpoint.flatten(acting), **carried}, {**meta, **({"luggage": about} if about else {})})
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "auto") -> TrainedPolicy:
+        """Read a file by `save`; `device` as for a policy that is made. Raises UserError when it is damaged or no policy."""
+        tensors, meta = checkpoint.read(Path(path))
+        if meta.get("kind") != "policy":
+            raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
+        algorithm_class = registry.get("algo", meta["config"]["name"])
+        if "luggage" in meta:
+            carried = {name.removeprefix(LUGGAGE): tensor for name, tensor in tensors.items() if name.startswith(LUGGAGE)}
+            algorithm_class.receive(carried, meta["luggage"])
+        algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
+        algorithm.reserve = dict  # no policy needs it, and it may be large
+        template = algorithm.init(0)
+        template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})
+        return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"], device)

@@ -1,0 +1,50 @@
+"""Stepping environments that speak: what `offrl.evaluation.evaluator` needs besides what it does for those of numbers. Imports nothing
+heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from offrl.evaluation.steppers import StepFailed, Steps, success_of
+
+
+class Observed(str):
+    """A text that an environment said, with the legal actions that it named, if it did."""
+
+    legal_actions: tuple[str, ...] | None = None
+
+
+def observed(text: Any, info: Any) -> Observed:
+    """An environment's observation and info as one text."""
+    said = Observed(text)
+    legal = info.get("legal_actions") if isinstance(info, Mapping) else None
+    said.legal_actions = None if legal is None else tuple(str(action) for action in legal)
+    return said
+
+
+class TextStepper:
+    """`env.step` of environments whose observations and actions are texts; see `offrl.evaluation.steppers.PlainStepper`."""
+
+    def handle(self, env: Any) -> Any:
+        """What `step` takes for this environment."""
+        return env
+
+    def step(self, handles: Sequence[Any], actions: np.ndarray, t: int, warnings: list[str]) -> Steps:
+        """Step t of each environment with its text of `actions`, an array of objects. Raises StepFailed where an environment raises."""
+        texts = np.full(len(handles), None, object)
+        rewards, over, successes = np.zeros(len(handles)), np.zeros(len(handles), bool), np.full(len(handles), np.nan)
+        said = False
+        for k, env in enumerate(handles):
+            try:
+                text, reward, terminated, truncated, info = env.step(str(actions[k]))
+            except Exception as error:  # a stranger's environment
+                raise StepFailed(k) from error
+            texts[k] = observed(text, info)
+            rewards[k], over[k] = float(reward), bool(terminated or truncated)
+            success = success_of(info)
+            if success is not None:
+                successes[k], said = success, True
+        return Steps(texts, rewards, over, successes if said else None, {})

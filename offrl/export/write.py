@@ -1,0 +1,334 @@
+"""The formats: building the file, checking it, putting it in place with its description."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from offrl.errors import UserError, nearest, warn
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.export import OPSET, SUFFIX, describe, netlist
+from offrl.export.check import Check, Runner, check
+from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names
+from offrl.system import files as checkpoint
+
+if TYPE_CHECKING:
+    from offrl.runs.record import Run
+
+PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
+EXAMPLE = 4  # rows of the observations that the graph is traced with
+CURE = " Free some space, or give another place with out=."
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    description: Path  # the JSON file beside it
+    check: Check
+    about: dict[str, Any]  # what the JSON file holds
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A file's bytes, how to run them, and what its description says about how to use it."""
+
+    data: bytes
+    runner: Runner
+    runtime: str  # what ran the check
+    extra: dict[str, Any]
+
+
+def export_run(
+    run: Run,
+    format: str = "onnx",
+    seed: int | None = None,
+    values: Mapping[str, float] | None = None,
+    out: str | Path | None = None,
+    stochastic: bool = False,
+    opset: int | None = None,
+) -> Exported:
+    """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`.
+
+    out: a file, or a folder for `policy.SUFFIX`; by default RUN/export/REPLICA. See `export_policy` for the rest.
+    """
+    _known(format)
+    policy = run.policy(seed, **(values or {}))
+    replica = run._find(policy.seed, dict(values or {}))
+    with contextlib.suppress(UserError):  # of damaged checkpoints; the policy's own file is what counts here
+        if replica in run.diverged:
+            warn(f"{replica} diverged: what is exported are its last finite parameters")
+    path = _place(out, run.dir / "export" / replica.name, format, stochastic)
+    for own in ("policies", "checkpoints"):
+        if (run.dir / own).resolve() in path.resolve().parents:
+            raise UserError(f"out={out} is where the run keeps its own {own}; choose another folder")
+    return export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica))
+
+
+def export_policy(
+    policy: TrainedPolicy,
+    path: str | Path,
+    format: str = "onnx",
+    stochastic: bool = False,
+    opset: int | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Write `policy` to `path` and its description to the JSON file of the same name, after the file's numbers were compared with the
+    policy's.
+
+    format: a key of SUFFIX. stochastic: a sample of the policy's distribution, from random numbers that are inputs. opset: of ONNX. about:
+    what is known of the run, for the description. Raises UserError for a policy that cannot be exported, a missing package, and where the
+    numbers differ; nothing is then written.
+    """
+    _known(format)
+    if opset is not None and format != "onnx":
+        raise UserError(f"opset={opset} belongs to format=onnx, not to {format}")
+    for package in PACKAGES.get(format, ()):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise UserError(
+                f"format={format} needs pip install 'offrl[export]': {package} cannot be imported ({_line(error)}). "
+                "format=torchscript and format=safetensors need nothing more"
+            ) from None
+    path = Path(path)
+    beside = path.with_suffix(".json")
+    others = _others(beside, path)
+    name = policy.algorithm.config.name
+    try:
+        draws = draws_of(policy, stochastic)
+        if stochastic and all(d.kind == GOALS for d in draws):
+            raise UserError(f"the policy of {name} is deterministic: stochastic=true has nothing to draw; leave it out")
+        graph = PolicyGraph(policy, stochastic)
+        built = _BUILDERS[format](graph, draws, opset or OPSET)
+    except UserError:
+        raise
+    except Undrawable as error:
+        raise UserError(f"the policy of {name} cannot be exported: {error}") from None
+    except Exception as error:  # whatever the exporters raise about an operation that they do not know
+        text = f"{type(error).__name__}: {_line(error)}"
+        if "Constraints violated (batch)" in text:
+            text = "its act makes the number of observations a constant (len(obs), or int(...)); obs.shape[0] does not"
+        raise UserError(f"the policy of {name} cannot be written as {format}: {text}; another format= may do") from error
+    result = check(policy, stochastic, built.runner, draws, built.runtime)
+    if not result.passed:
+        raise UserError(f"{path} was not kept: {result.failure}. The exporter is at fault; another format= may do")
+    size = len(built.data)
+    entry = {
+        "format": format,
+        "sha256": hashlib.sha256(built.data).hexdigest(),
+        "bytes": size,
+        **built.extra,
+        "check": result.to_json(),
+    }
+    description = describe.description(policy, stochastic, draws, about or {})
+    # files of the same policy in other formats share the description
+    same = others.get("policy", {}).get("weights_sha256") == description["policy"]["weights_sha256"]
+    kept = {n: e for n, e in others.get("files", {}).items() if same and n != path.name and _intact(path.with_name(n), e)}
+    description["files"] = {path.name: entry, **kept}
+    checkpoint.write_bytes(path, built.data, CURE)
+    checkpoint.write_text(beside, describe.text(description), CURE)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
+        path.unlink()
+        raise UserError(f"{path} did not read back as it was written and was deleted: is the disk sound?")
+    return Exported(path, beside, result, description)
+
+
+def _known(format: str) -> None:
+    if format not in SUFFIX:
+        raise UserError(f"format={format} is not known; choose one of {', '.join(SUFFIX)}.{nearest(format, SUFFIX)}")
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _place(out: str | Path | None, folder: Path, format: str, stochastic: bool) -> Path:
+    """The file to write."""
+    suffix, stem = SUFFIX[format], "policy-stochastic" if stochastic else "policy"
+    if out is None:
+        return folder / f"{stem}{suffix}"
+    path = Path(out)
+    if path.is_dir() or not path.suffix:
+        return path / f"{stem}{suffix}"
+    if path.suffix.lower() != suffix:
+        raise UserError(f"out={out} does not end in {suffix}, as a file of format={format} does; give such a name, or a folder")
+    return path
+
+
+def _others(beside: Path, path: Path) -> dict[str, Any]:
+    """What an older description at `beside` says. Raises UserError where the file there is not one of ours."""
+    if not beside.exists():
+        return {}
+    try:
+        old = json.loads(beside.read_text(encoding="utf-8"))
+        if isinstance(old, dict) and old.get("kind") == describe.KIND:
+            return old
+    except (OSError, ValueError):
+        pass
+    raise UserError(f"{beside} is no description of an exported policy and would be overwritten; choose another name than out={path}")
+
+
+def _intact(path: Path, entry: Mapping[str, Any]) -> bool:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == entry.get("sha256")
+    except OSError:
+        return False
+
+
+# -------------------------------------------------------------------------------------------------------------- formats
+
+
+def _examples(graph: PolicyGraph, draws: Sequence[Draw]) -> tuple[torch.Tensor, ...]:
+    return (torch.zeros(EXAMPLE, *graph.shape), *(torch.full(d.sized(EXAMPLE), 0.5) for d in draws))
+
+
+def _program(graph: PolicyGraph, draws: Sequence[Draw]) -> torch.export.ExportedProgram:
+    """The graph with a free batch size, by torch.export."""
+    batch = torch.export.Dim("batch")
+    free = [{i: batch for i, n in enumerate(d.shape) if n is None} for d in draws]
+    shapes = ({0: batch}, tuple(free)) if draws else ({0: batch},)
+    with _quiet():
+        program = torch.export.export(graph, _examples(graph, draws), dynamic_shapes=shapes, strict=False)
+    _no_operators_of_ours(str(program.graph_module.code))
+    return program
+
+
+def _no_operators_of_ours(text: str) -> None:
+    """A file with offrl's own operators could only be loaded beside offrl."""
+    if "offrl::" in text or "ops.offrl." in text:
+        raise Undrawable("it draws random numbers from offrl.rng's functions imported by name; they must be called as rng.normal(...)")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the notices that PyTorch's exporters give about themselves: that TorchScript is old, that torchvision is not installed, that
+    a width, as in math.sqrt(x.shape[-1]), is a constant."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`torch\.jit", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", message="Converting a tensor to a Python float", category=torch.jit.TracerWarning)
+            warnings.filterwarnings("ignore", message=r"`isinstance\(treespec", category=FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _tensors(observations: np.ndarray, noise: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    return [torch.from_numpy(x) for x in (observations, *noise)]
+
+
+def _torchscript(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
+    buffer = io.BytesIO()
+    with _quiet(), torch.no_grad():
+        traced = torch.jit.trace(graph, _examples(graph, draws), check_trace=False)
+        _no_operators_of_ours(str(traced.inlined_graph))
+        torch.jit.save(traced, buffer)
+        loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))
+    extra = {"load": "torch.jit.load(file)(observations, *others)"}
+    return _Built(buffer.getvalue(), lambda x, noise: loaded(*_tensors(x, noise)).numpy(), f"torch.jit, torch {torch.__version__}", extra)
+
+
+def _pt2(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
+    buffer = io.BytesIO()
+    with _quiet():
+        torch.export.save(_program(graph, draws), buffer)
+        loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+    extra = {"load": "torch.export.load(file).module()(observations, *others)"}
+    return _Built(
+        buffer.getvalue(), lambda x, noise: loaded(*_tensors(x, noise)).numpy(), f"torch.export, torch {torch.__version__}", extra
+    )
+
+
+def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
+    import onnxruntime
+
+    names = input_names(draws) if draws else []
+    program = _program(graph, draws)
+    with _quiet(), contextlib.redirect_stdout(io.StringIO()):
+        made = torch.onnx.export(
+            program,
+            (),
+            None,
+            dynamo=True,
+            input_names=["observations", *names],
+            output_names=["actions"],
+            opset_version=opset,
+            external_data=False,
+        )
+    assert made is not None
+    model = made.model_proto
+    written = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    if written != opset:
+        raise UserError(f"opset={opset}: PyTorch {torch.__version__} writes opset {written} for this policy; leave opset= out")
+    _name_batch(model)
+    data = model.SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base
+        text = f"onnxruntime {onnxruntime.__version__} cannot load what was exported ({_line(error)})"
+        raise UserError(f"{text}; a smaller opset= may do, 18 is the smallest") from error
+
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
+        return session.run(["actions"], dict(zip(["observations", *names], (x, *noise), strict=True)))[0]
+
+    extra = {"load": "onnxruntime.InferenceSession(file).run(None, {name: array, ...})[0]", "opset": opset, "ir": model.ir_version}
+    return _Built(data, runner, f"onnxruntime {onnxruntime.__version__}", extra)
+
+
+def _name_batch(model: Any) -> None:
+    """The free dimension is called `batch`, whatever torch.export called it."""
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    own = {d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param}
+    for value in values:
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in own:
+                dimension.dim_param = "batch"
+
+
+def _safetensors(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
+    import safetensors.numpy
+    import safetensors.torch
+
+    names = input_names(draws) if draws else []
+    try:
+        operations, result, tensors = netlist.describe(_program(graph, draws), [netlist.OBSERVATIONS, *names])
+    except netlist.Unknown as error:
+        raise UserError(f"format=safetensors cannot describe this policy's operation '{error}'; choose onnx or torchscript") from None
+    kept = {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
+    data = safetensors.torch.save(kept, {"format": "pt", "description": "see the JSON file of the same name"})
+    arrays = safetensors.numpy.load(data)
+
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
+        given = {netlist.OBSERVATIONS: x, **dict(zip(names, noise, strict=True))}
+        return netlist.run(operations, result, arrays, given)
+
+    sizes = {k: list(v.shape) for k, v in kept.items()}
+    extra = {"load": "safetensors.numpy.load_file(file)", "tensors": sizes, "operations": operations, "result": result}
+    return _Built(data, runner, f"NumPy {np.__version__}, by the operations of the description", extra)
+
+
+_BUILDERS: dict[str, Callable[[PolicyGraph, Sequence[Draw], int], _Built]] = {
+    "onnx": _onnx,
+    "torchscript": _torchscript,
+    "safetensors": _safetensors,
+    "pt2": _pt2,
+}

@@ -1,0 +1,214 @@
+"""What zero-shot algorithms share: forward-backward representations, the tasks z they are trained on, and how a task is inferred.
+
+"Does Zero-Shot Reinforcement Learning Exist?" (Touati, Rapin and Ollivier, 2023, arXiv 2209.14935), after "Learning One Representation to
+Optimize All Rewards" (arXiv 2103.07945); details as in the code of arXiv 2309.15178. Shapes in comments: B batch, D numbers of z.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.algorithm import Algorithm, Carry, TrainState, Tree
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch
+from offrl.errors import UserError
+from offrl.families.goal_conditioned import Aim
+from offrl.nn.forward_backward import on_sphere
+from offrl.optim import Adam, Params
+from offrl.settings.field import setting
+
+TASKS = ("reward", "goal")
+ONCE = 1 << 40  # updates between two calls of `between`: there is one, before the first
+
+
+@dataclass
+class ZeroShotSettings:
+    """Settings of zero-shot algorithms."""
+
+    learning_rate: float = setting(1e-4, "Adam's learning rate", low=0.0)
+    actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0)
+    batch_size: int = setting(512, "transitions in a batch; each is compared with each", low=2)
+    discount: float = setting(0.98, "discount factor", high=1.0)
+    polyak: float = setting(0.01, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
+    z_dim: int = setting(50, "numbers of F, of B and of z", low=1)
+    goal_share: float = setting(
+        0.5, "share of the z trained on that are B of a state; the others are uniform on the sphere", low=0.0, high=1.0
+    )
+    orthonormality: float = setting(1.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0)
+    gradient_limit: float = setting(1.0, "largest size of each entry of a gradient; 0: no limit", low=0.0)
+    inputs_hidden: list[int] = setting([1024, 512], "widths of the layers that read (s, a) or (s, z), before both are joined", low=1)
+    hidden: list[int] = setting([1024, 1024], "widths of the hidden layers after that, of F and of the actor", low=1)
+    backward_hidden: list[int] = setting([256, 256, 256], "widths of B's hidden layers", low=1)
+    task: str = setting(
+        "reward",
+        "what the trained policy does: reward: earn the data's rewards; goal: reach the goal it is told. Training is the same",
+        choices=TASKS,
+    )
+    inference_samples: int = setting(10_000, "task=reward: transitions of the data, drawn once, from which the task is inferred", low=1)
+
+
+@dataclass(frozen=True)
+class Heading(Aim):
+    """The goals [E, O], and their z [E, D] once it has acted."""
+
+    z: Tensor | None = None
+
+
+class ZeroShot(Algorithm):
+    """Base of zero-shot algorithms. Module "representation" holds F and B, `TrainState.extra` a sample of states and their rewards.
+
+    F(s, a, z) . B(s') is the density, with respect to the data, of the discounted times spent in s' from (s, a) on by the policy for z.
+    So F(s, a, z) . z is that policy's Q for the rewards whose mean of r(s') B(s') over the data is z: the policy is to maximise it.
+    """
+
+    targets: ClassVar[tuple[str, ...]] = ("representation",)
+    acting: ClassVar[tuple[str, ...]] = ("actor", "representation")
+    discrete = False
+    online: ClassVar[dict[str, Any] | None] = None
+
+    def __init__(self, config: Any, spec: Any) -> None:
+        self.goal_conditioned = config.task == "goal"  # type: ignore[misc]  # of this one, not of all
+        if self.goal_conditioned and spec.goal_dim:
+            raise UserError(
+                f"{config.name} is told goals as observations, and those of {spec.name} are {spec.goal_dim} numbers of their own "
+                "(achieved_goals): take algo.task=reward, or gciql, crl or hiql"
+            )
+        super().__init__(config, spec)
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        """Raises UserError where the task would be inferred from rewards that are all 0."""
+        if config.task == "reward" and not bool((dataset.columns["rewards"] != 0.0).any()):
+            raise UserError(
+                f"all rewards of {dataset.spec.name} are 0, so that they name no task: take algo.task=goal, or label rewards "
+                "(dataset.reward_labels)"
+            )
+        return super().fit_config(config, dataset, grid)
+
+    @classmethod
+    def follows_goals(cls, settings: Mapping[str, Any]) -> bool:
+        return bool(settings.get("task", TASKS[0]) == "goal")
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        rate = c.actor_learning_rate if name == "actor" and c.actor_learning_rate is not None else c.learning_rate
+        return Adam(rate, clip_value=c.gradient_limit)
+
+    # ---- learning
+
+    def ahead(self, params: Params, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
+        """F(s, a, z), twice: [2, B, D]."""
+        return self.apply("representation", params, "forward", observations.flatten(1), actions, z)
+
+    def back(self, params: Params, observations: Tensor) -> Tensor:
+        """B(s) [B, D]."""
+        return self.apply("representation", params, "backward", observations.flatten(1))
+
+    def q(self, params: Params, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
+        """F(s, a, z) . z, twice: [2, B]."""
+        return (self.ahead(params, observations, actions, z) * z).sum(-1)
+
+    def draw_z(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
+        """The tasks [B, D] of a batch: uniform on the sphere of radius sqrt(D), or B of the batch's states, shuffled. Constants."""
+        count = len(batch["rewards"])
+        draw, mix, shuffle = rng.split(key, 3)
+        z = on_sphere(rng.normal(draw, (count, self.config.z_dim)))
+        order = rng.permuted(shuffle, torch.arange(count, device=key.device), count)
+        goals = self.back(state.params["representation"], batch["observations"][order])
+        reached = rng.uniform(mix, (count, 1)) < self.config.goal_share
+        return torch.where(reached, goals.to(z.dtype), z)
+
+    def target(self, state: TrainState, batch: Batch, actions: Tensor, z: Tensor) -> Tensor:
+        """The smaller of the target networks' F(s', a', z) . B(s'_j): [B, B]."""
+        f = self.ahead(state.target["representation"], batch["next_observations"], actions, z)
+        return measure(f, self.back(state.target["representation"], batch["next_observations"])).amin(0)
+
+    # ---- the task
+
+    def extras(self, params: dict[str, Params]) -> Tree:
+        if self.config.task != "reward":
+            return {}
+        samples = self.config.inference_samples
+        return {"states": torch.zeros(samples, self.spec.observation_dim), "rewards": torch.zeros(samples)}
+
+    @property
+    def interval(self) -> int:
+        return ONCE if self.config.task == "reward" else 0
+
+    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, dict[str, Tensor]]:
+        """Draw the transitions from which the task is inferred. They are drawn where the data lie, which may be on disk."""
+        rows = source.rows if source.packed is None else source.packed.table
+        batch = self.sampler()(source, key.to(rows.device), self.config.inference_samples)
+        states = batch["next_observations"].flatten(1).to(key.device, torch.float32)
+        return state._replace(extra={**state.extra, "states": states, "rewards": batch["rewards"].to(key.device)}), {}
+
+    def infer(self, state: TrainState) -> Tensor:
+        """z [D] of the sample's rewards: the mean of r(s') B(s'), scaled to length sqrt(D)."""
+        b = self.back(state.params["representation"], state.extra["states"])
+        return on_sphere((state.extra["rewards"].unsqueeze(-1) * b).mean(0))
+
+    def for_rewards(self, state: TrainState, next_observations: Tensor, rewards: Tensor) -> tuple[Algorithm, TrainState] | None:
+        other = copy.copy(self)
+        other.config = dataclasses.replace(self.config, task="reward", inference_samples=len(rewards))
+        other.goal_conditioned = False  # type: ignore[misc]
+        return other, state._replace(extra={**state.extra, "states": next_observations, "rewards": rewards})
+
+    # ---- acting
+
+    def known(self, state: TrainState) -> Tensor | None:
+        return self.infer(state) if self.config.task == "reward" else None
+
+    def start(self, batch: int) -> Carry:
+        return None if self.config.task == "reward" else Heading(None)
+
+    def aim(self, carry: Carry, goals: Tensor) -> Carry:
+        return Heading(goals)
+
+    def heading(self, state: TrainState, carry: Heading | None, observations: Tensor) -> tuple[Tensor, Heading | None]:
+        """z [E, D] of the running episodes, and the carry that holds it. Raises UserError where the policy was not told a goal."""
+        if self.config.task == "reward":
+            z = self.infer(state) if self.knows is None else self.knows
+            return z.expand(observations.shape[0], -1), carry
+        assert carry is not None
+        if carry.goals is None:
+            raise UserError(
+                f"a policy of {self.config.name} with task=goal acts towards a goal, and was told none: this use of a policy has no goals, "
+                "or the environment gives none (info['goal'], or the observation's entry desired_goal)"
+            )
+        if carry.z is None:
+            carry = Heading(carry.goals, self.back(state.params["representation"], carry.goals))
+        assert carry.z is not None
+        return carry.z, carry
+
+
+def measure(f: Tensor, b: Tensor) -> Tensor:
+    """M_ij = F_i . B_j of F [2, B, D] and B [B, D]: [2, B, B]."""
+    return f @ b.transpose(-1, -2)
+
+
+def off_diagonal(x: Tensor) -> Tensor:
+    """The mean over i != j of x [..., B, B]: [...]."""
+    n = x.shape[-1]
+    index = torch.arange(n, device=x.device)
+    return torch.where(index.unsqueeze(-1) == index, 0.0, x).sum((-2, -1)) / (n * (n - 1))
+
+
+def measure_loss(m: Tensor, target: Tensor, discounts: Tensor) -> Tensor:
+    """The loss of both M [2, B, B] (arXiv 2103.07945, equation 18): half the mean square of M_ij - discount_i M'_ij over i != j, less the
+    mean of M_ii. discounts [B]: 0 where the episode ended. []."""
+    error = m - discounts.unsqueeze(-1) * target
+    return (0.5 * off_diagonal(error.square()) - m.diagonal(dim1=-2, dim2=-1).mean(-1)).sum()
+
+
+def orthonormality_loss(b: Tensor) -> Tensor:
+    """The mean of (B_i . B_j)**2 over i != j, less twice the mean of B_i . B_i, for B [B, D]: least where B's covariance is 1. []."""
+    products = b @ b.transpose(-1, -2)
+    return off_diagonal(products.square()) - 2.0 * products.diagonal(dim1=-2, dim2=-1).mean()

@@ -1,0 +1,152 @@
+"""Policies that are asked for a return: what to ask for, and how much of it is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.sequences import RETURNS, STEPS, SequenceSampler, drawn_episodes
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.nn import make_policy
+from offrl.optim import Adam, Params
+from offrl.settings.field import setting
+
+
+@dataclass
+class AskingSettings:
+    """Settings of return-conditioned policies."""
+
+    target_return: float | None = setting(
+        None, "what the policy is asked to earn in an episode, in the units of the recorded rewards; null: the best return in the data"
+    )
+    return_scale: float | None = setting(
+        None, "returns are divided by this before a network sees them; null: the largest absolute return in the data", low=1e-9
+    )
+
+
+class Asking(Algorithm):
+    """An algorithm whose config has `AskingSettings`. Returns, here and in `SequenceSampler`, are in the units of the recorded rewards."""
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        config = super().fit_config(config, dataset, grid)
+        returns = dataset.raw_returns[drawn_episodes(dataset).cpu()]
+        best, largest = float(returns.max()), float(returns.abs().max())
+        if config.target_return is None:
+            config = dataclasses.replace(config, target_return=round_digits(best))
+        if config.return_scale is None:
+            config = dataclasses.replace(config, return_scale=round_digits(largest) or 1.0)
+        return config
+
+    def recorded(self, rewards: Tensor) -> Tensor:
+        """Rewards in training units as they were recorded."""
+        return (rewards - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
+
+
+def round_digits(value: float, digits: int = 5) -> float:
+    """A number with so many digits: the same on machines that add up in another order, for it is part of what a run is."""
+    return 0.0 if value == 0.0 else round(value, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+@dataclass
+class OutcomeSettings(AskingSettings):
+    """Settings of return-conditioned policies without a memory."""
+
+    learning_rate: float = setting(1e-3, "AdamW's learning rate", low=0.0)
+    weight_decay: float = setting(0.0, "AdamW's decay of all parameters", low=0.0)
+    batch_size: int = setting(256, "time steps in a batch", low=1)
+    hidden: list[int] = setting([1024, 1024], "widths of the hidden layers", low=1)
+    dropout: float = setting(0.0, "dropout rate of the hidden layers", low=0.0, high=0.99)
+    condition: str = setting(
+        "to_go",
+        "to_go: the return that is left, less with every reward; average: the return to go divided by the steps that are left until "
+        "`longest`, and when acting a constant",
+        choices=("average", "to_go"),
+    )
+    longest: int | None = setting(None, "condition=average: steps of the longest episode; null: of those in the data", low=1)
+    policy: str = setting(
+        "gaussian",
+        "gaussian, tanh_gaussian: negative log-likelihood; deterministic: squared error (discrete actions: always categorical)",
+        choices=("deterministic", "gaussian", "tanh_gaussian"),
+    )
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a policy remembers of E episodes: how much of the return asked for is left, [E] in the units of the recorded rewards."""
+
+    returns: Tensor
+
+
+class OutcomeConditioned(Asking):
+    """Minimises -log pi(a | s, w), with w what came after (s, a) in the data, and acts with the w that is asked for.
+
+    Episodes of which the data lack the end have no return, and are not learnt from.
+    """
+
+    online = None
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        config = super().fit_config(config, dataset, grid)
+        if config.longest is None:
+            config = dataclasses.replace(config, longest=int(dataset.episode_lengths()[drawn_episodes(dataset)].max()))
+        return config
+
+    def build(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        self.averages = c.condition == "average"
+        inputs = s.observation_dim + 1
+        return {"actor": make_policy(c.policy, inputs, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout)}
+
+    def sampler(self) -> Sampler:
+        return SequenceSampler(1)
+
+    def optimizer(self, name: str) -> Adam:
+        return Adam(self.config.learning_rate, weight_decay=self.config.weight_decay)
+
+    def inputs(self, observations: Tensor, outcome: Tensor) -> Tensor:
+        """What the network sees, [B, O + 1], of observations [B, *O] and w [B]."""
+        return torch.cat([observations.flatten(1), outcome.unsqueeze(-1)], -1)
+
+    def outcome(self, returns: Tensor, timesteps: Tensor) -> Tensor:
+        """w [B] of returns to go [B] at these time steps of their episodes: a share of `return_scale`.
+
+        An average reward is multiplied by the length of the longest episode, so that both kinds are the same at an episode's start.
+        """
+        share = returns / self.config.return_scale
+        if not self.averages:
+            return share
+        left = (self.config.longest - timesteps).clamp(min=1)
+        return share * self.config.longest / left
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
+        loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
+        return loss, {"actor/loss": loss}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        steps = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
+        return self.descend(state, "actor", self.actor_loss, steps, key)
+
+    # ---- acting
+
+    def start(self, batch: int) -> Carry:
+        return Left(torch.full((batch,), float(self.config.target_return)))
+
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        share = carry.returns.to(obs.device) / self.config.return_scale
+        dist = self.apply("actor", state.params["actor"], self.inputs(obs, share))
+        return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
+
+    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+        # an average stays what was asked for, as in the authors' evaluation: what was earned is not taken off it
+        return carry if self.averages else Left(carry.returns - self.recorded(rewards))

@@ -1,0 +1,208 @@
+"""Soft actor-critic on data: a stochastic policy, a learnt weight of its entropy, any number of critics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp
+
+from offrl import rng
+from offrl.algorithm import Metrics, TrainState
+from offrl.data.samplers.transitions import Batch
+from offrl.families.critics import CriticAlgorithm, CriticSettings, Target
+from offrl.nn import Categorical, TanhGaussian
+from offrl.optim import Adam, Params
+from offrl.settings.field import setting
+
+
+@dataclass
+class SoftSettings(CriticSettings):
+    """Settings of soft actor-critics."""
+
+    entropy_learning_rate: float | None = setting(None, "Adam's rate for the weight of the entropy; null: the actor's", low=0.0)
+    entropy_weight: float = setting(1.0, "weight of the entropy (SAC's alpha) at the start", low=1e-8)
+    target_entropy: float | None = setting(
+        None, "entropy, in nats, that its learnt weight holds the policy at; null: minus the action dimensions (discrete: 0.1 log K)"
+    )
+    target_entropy_scale: float = setting(1.0, "multiplies what target_entropy is where it is null (RLPD: 0.5)", low=0.0)
+    entropy_in_target: bool = setting(True, "whether the entropy counts in the critics' targets")
+    max_target_actions: int = setting(1, "targets take the best of so many actions of the policy, not one (CQL on AntMaze: 10)", low=1)
+    actor_value: str = setting(
+        "min", "what the actor maximises: the smallest of the critics' values, or their mean (REDQ, RLPD)", choices=("min", "mean")
+    )
+
+
+class LogWeight(nn.Module):
+    """One learnt number: the logarithm of a positive weight."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(weight).log())
+
+    def forward(self) -> Tensor:
+        """The weight, []."""
+        return self.log.exp()
+
+
+class SoftActorCritic(CriticAlgorithm):
+    """SAC (arXiv 1812.05905) with the smallest of E critics. Modules: actor, critic, entropy (the learnt weight).
+
+    With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207). Subclasses add to
+    `critic_loss`.
+    """
+
+    def build(self) -> dict[str, nn.Module]:
+        c = self.config
+        return {"entropy": LogWeight(c.entropy_weight), "actor": self.make_actor(), "critic": self.make_critic()}
+
+    def make_actor(self) -> nn.Module:
+        """The policy network."""
+        c, s = self.config, self.spec
+        if s.discrete:
+            return Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
+        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, init=c.init)
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        if name == "entropy" and c.entropy_learning_rate is not None:
+            return Adam(learning_rate=c.entropy_learning_rate)
+        return super().optimizer("actor" if name == "entropy" else name)
+
+    @property
+    def wanted_entropy(self) -> float:
+        """The entropy that the policy is held at: `target_entropy`, or -A; for K discrete actions a tenth of log K.
+
+        arXiv 1910.07207 holds discrete policies near log K, for exploration; learnt from data alone that is a policy of mostly random
+        actions, and its value. A tenth is 99% for the better of two actions, and the weight still answers.
+        """
+        if self.config.target_entropy is not None:
+            return self.config.target_entropy
+        s = self.spec
+        usual = 0.1 * math.log(s.num_actions) if s.discrete else -float(s.action_dim)
+        return self.config.target_entropy_scale * usual
+
+    def sample(self, actor: Params, observations: Tensor, key: Tensor, many: int | None = None) -> tuple[Tensor, Tensor]:
+        """Reparametrised actions [B, A] and their log densities [B]; with `many` [many, B, A] and [many, B]."""
+        dist = self.apply("actor", actor, observations)
+        return cast(TanhGaussian, self.policy).sample_with_log_prob(dist, key, many)
+
+    def probabilities(self, actor: Params, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Discrete actions: the policy's log probabilities [B, K] and its entropy [B]."""
+        (log_p,) = self.apply("actor", actor, observations)
+        return log_p, -(log_p.exp() * log_p).sum(-1)
+
+    def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> tuple[Tensor, Metrics]:
+        """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the entropies."""
+        weight = self.apply("entropy", entropy)
+        # not weight.log(): where the entropy stays above its target the weight falls for good, and in the end to 0
+        loss = -(entropy["log"] * (negative_entropy + self.wanted_entropy)).mean()
+        return loss, {"entropy/weight": weight, "entropy/policy": -negative_entropy.mean()}
+
+    def weight(self, state: TrainState) -> Tensor:
+        """The weight of the entropy, []."""
+        return self.apply("entropy", state.params["entropy"])
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
+        if self.spec.discrete:
+            log_p, entropy = self.probabilities(actor, observations)
+            q, _ = self.expected(critic, observations, log_p, self.config.actor_value)
+            loss = -(q + weight * entropy).mean()
+            return loss, {"actor/loss": loss, "actor/q": q.mean()}
+        action, log_p = self.sample(actor, observations, key)
+        q = self.joined(self.values(critic, observations, action), self.config.actor_value)
+        loss = (weight * log_p - q).mean()
+        return loss, {"actor/loss": loss, "actor/q": q.mean()}
+
+    def target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor) -> Target:
+        """r + discount * (1 - terminated) * (min_k Q'_k(s', a') - alpha log pi(a'|s')), a' from the policy, or the best of several."""
+        if self.config.max_target_actions > 1:
+            return self.best_target(state, actor, batch, key, self.config.max_target_actions)
+        weight = self.weight(state) * float(self.config.entropy_in_target)
+        observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
+        if self.spec.discrete:
+            log_p, entropy = self.probabilities(actor, observations)
+            value, mixture = self.expected(voters, observations, log_p)
+            return self.td_target(batch, value + weight * entropy, mixture)
+        action, log_p = self.sample(actor, observations, key)
+        value, logits = self.smallest(self.q(voters, observations, action))
+        return self.td_target(batch, value - weight * log_p, logits)
+
+    def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, many: int) -> Target:
+        """The target with, for V(s'), the best of `many` actions of the policy by the smallest of the critics (discrete: of all)."""
+        observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
+        if self.spec.discrete:
+            logits = self.q_each(voters, observations).transpose(1, 2)  # [E, K, B, out_dim]
+            log_p = self.apply("actor", actor, observations)[0].T
+        else:
+            action, log_p = self.sample(actor, observations, key, many)
+            logits = self.q(voters, observations, action)  # [E, M, B, out_dim]
+        values = self.head.mean(logits)
+        best = values.amin(0).argmax(0, keepdim=True)  # [1, B]
+        value = values.amin(0).gather(0, best).squeeze(0)
+        value = value - self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best).squeeze(0)
+        if not self.head.distributional:
+            return self.td_target(batch, value)
+        width = logits.shape[-1]
+        chosen = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(1)  # [E, B, out_dim]
+        return self.td_target(batch, value, self.smallest(chosen)[1])
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        return self.td_loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        now, after = rng.split(key)
+        if self.spec.discrete:
+            log_density = -self.probabilities(state.params["actor"], batch["observations"])[1]
+        else:
+            _, log_density = self.sample(state.params["actor"], batch["observations"], now)
+        state, entropy = self.descend(state, "entropy", self.entropy_loss, log_density)
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, now)
+        state, critic = self.train_critic(state, self.critic_loss, batch, after)
+        return self.polyak(state, "critic", self.config.polyak), {**entropy, **actor, **critic}
+
+
+@dataclass
+class ManyCriticsSettings(SoftSettings):
+    """Settings of SAC-N and EDAC; the defaults are the authors'."""
+
+    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
+    critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
+    init: str = setting(
+        "fixed_bias",
+        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
+        choices=("fixed_bias", "torch", "orthogonal", "small_head"),
+    )
+
+
+class ManyCritics(SoftActorCritic):
+    """SAC with N critics, and their gradients with respect to the action."""
+
+    def action_gradients(self, critic: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to them.
+
+        Both come from one forward pass, and both can be differentiated with respect to `critic`.
+        """
+        size = next(iter(critic.values())).shape[0]
+
+        def value(own: Tensor) -> tuple[Tensor, Tensor]:
+            inputs = torch.cat([observations.expand(size, *observations.shape), own], -1)
+            logits = self.apply("critic", critic, inputs)
+            return self.head.mean(logits), logits
+
+        # an action of its own for each critic: the sum of their values then has each critic's gradient apart
+        found: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)
+        values, pull, logits = found
+        return logits, pull(torch.ones_like(values))[0]
+
+    @staticmethod
+    def alignment(gradients: Tensor) -> Tensor:
+        """Mean cosine between the gradients [E, B, A] of two critics, over pairs and rows: []."""
+        size = gradients.shape[0]
+        unit = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
+        pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # over i != j, without making them all
+        return pairs.mean() / (size * (size - 1))

@@ -1,0 +1,268 @@
+"""Transformers over the steps of an episode: what the Decision Transformer and its descendants share.
+
+Shapes in comments: B batch, K steps of context, D width, E episodes side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, drawn_episodes
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families.return_conditioned import Asking, AskingSettings
+from offrl.nn import Transformer, make_policy
+from offrl.nn.policies import Policy
+from offrl.nn.transformer import Affine, Norm, Table, drop, interleave, visible
+from offrl.optim import Adam, Params
+from offrl.settings.field import setting
+
+OUTER = 1_000  # folded into the key of the dropout of embeddings; the transformer's layers have 0, 1, ...
+
+
+@dataclass
+class WindowSettings:
+    """Settings of transformers over steps; the defaults are DT's authors' for D4RL's locomotion tasks."""
+
+    learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
+    weight_decay: float = setting(1e-4, "AdamW's decay of all parameters", low=0.0)
+    warmup_steps: int = setting(10_000, "updates until the learning rate is reached", low=0)
+    clip_norm: float = setting(0.25, "largest norm of the gradient; 0: no clipping", low=0.0)
+    batch_size: int = setting(64, "windows in a batch", low=1)
+    context: int = setting(20, "steps that the policy looks back, this one included (K)", low=1)
+    width: int = setting(128, "width of the transformer", low=1)
+    layers: int = setting(3, "its blocks", low=1)
+    heads: int = setting(1, "its attention heads", low=1)
+    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99)
+    activation: str = setting("relu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
+    max_timestep: int | None = setting(
+        None,
+        "time steps with an embedding of their own; null: as long as the data's longest episode or the environment's limit",
+        low=1,
+    )
+    padding: str = setting(
+        "right", "where windows shorter than the context are filled up; no result depends on it", choices=("right", "left")
+    )
+    policy: str = setting(
+        "deterministic",
+        "deterministic: squared error; gaussian: negative log-likelihood (discrete actions: always categorical)",
+        choices=("deterministic", "gaussian"),
+    )
+
+
+class Steps(nn.Module):
+    """Several tokens a step, each embedded linearly; those of a step share a learnt embedding of its time."""
+
+    def __init__(self, sizes: Mapping[str, int], config: Any, post_norm: bool = False, hidden: str = "") -> None:
+        """sizes: numbers in each kind of token, in their order within a step. hidden: a kind to which no token attends, not even itself,
+        but for the one of a window's first step."""
+        super().__init__()
+        c, self.kinds, self.rate, self.hidden = config, tuple(sizes), config.dropout, hidden
+        self.embed = nn.ModuleDict({kind: Affine(size, c.width) for kind, size in sizes.items()})
+        self.time = Table(c.max_timestep or 1, c.width)  # it is found from the data, and a grid is checked before that
+        self.norm = Norm(c.width)
+        self.trunk: nn.Module = Transformer(c.width, c.layers, c.heads, dropout=c.dropout, activation=c.activation, post_norm=post_norm)
+
+    def forward(
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
+    ) -> dict[str, Tensor]:
+        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> what became of them, [B, K, D] by kind; of the kind `read` alone
+        where only that is wanted."""
+        many, time = len(self.kinds), self.time(timesteps)
+        x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
+        if key is not None:
+            x = drop(x, self.rate, key, OUTER)
+        if self.hidden and valid is None:
+            valid = torch.ones_like(timesteps, dtype=torch.bool)
+        mask = None
+        if valid is not None:
+            rows = valid.repeat_interleave(many, -1)
+            mask = visible(rows, x.shape[-2])
+            if self.hidden:
+                first = valid & (valid.cumsum(-1) == 1)
+                shown = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
+                # padding goes on seeing itself, so that no row of weights is empty
+                mask = mask & (shown.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
+        return self.became(x, mask, key, 0, read)
+
+    def became(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, read: str | None) -> dict[str, Tensor]:
+        """What the transformer makes of all tokens but the first `skip`, by kind, or of those of the kind `read`."""
+        many = len(self.kinds)
+        if read is not None:
+            return {read: self.trunk(x, mask, key, slice(skip + self.kinds.index(read), None, many))}
+        x = self.trunk(x, mask, key)[..., skip:, :].unflatten(-2, (-1, many))
+        return {kind: x[..., i, :] for i, kind in enumerate(self.kinds)}
+
+
+class StepPolicy(nn.Module):
+    """`Steps`, and the distribution of the action read from what became of one kind of token."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], config: Any, spec: Any, read: str = "observation", post_norm: bool = False, hidden: str = ""
+    ) -> None:
+        super().__init__()
+        self.read = read
+        self.steps = Steps(sizes, config, post_norm, hidden)
+        self.head = make_policy(config.policy, config.width, spec.action_dim, spec.num_actions, [], init="gpt")
+
+    def forward(
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Parameters of the actions' distribution [B, K, ...]."""
+        return self.head(self.steps(tokens, timesteps, valid, key, self.read)[self.read])
+
+
+@dataclass
+class SequenceSettings(AskingSettings, WindowSettings):
+    """Settings of DT and of its descendants that are asked for a return."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What a policy remembers of E episodes, all at the same time step: the last K steps as columns of a batch without padding."""
+
+    window: Batch  # [E, n, ...] observations, actions, rewards (in training units), returns_to_go, timesteps
+    remaining: Tensor  # [E] of the return asked for, in the units of the recorded rewards; 0 where none is asked for
+    t: int = 0
+
+
+class WindowAlgorithm(Algorithm):
+    """Learns to act from the last K steps. A subclass says what the tokens are.
+
+    The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows are padded and
+    masked; when acting, the first windows are as short as the episode.
+    """
+
+    def build(self) -> dict[str, nn.Module]:
+        return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        config = super().fit_config(config, dataset, grid)
+        if config.max_timestep is None:
+            longest = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
+            task = dataset.spec.task
+            limit = (task.max_episode_steps or 0) if task is not None else 0
+            config = dataclasses.replace(config, max_timestep=max(longest, limit))
+        return config
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """The kinds of tokens in their order, and how many numbers each has."""
+
+    @abstractmethod
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        """The tokens [B, K, size] by kind. Where the policy acts, the current step's action and reward are zeros."""
+
+    def sampler(self) -> Sampler:
+        return SequenceSampler(self.config.context, left=self.config.padding == "left")
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        return Adam(c.learning_rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm, warmup_steps=c.warmup_steps)
+
+    @property
+    def policy(self) -> Policy:
+        return cast(Policy, self.modules["actor"].head)
+
+    def weight(self, state: TrainState, batch: Batch) -> Tensor | None:
+        """How much each step's imitation counts, [B, K]; None: all alike."""
+        return None
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """Mean imitation loss over the steps that are no padding."""
+        dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
+        each, weight = self.policy.bc_loss(dist, batch["actions"]), self.weight(state, batch)
+        loss = masked_mean(each if weight is None else weight * each, batch[VALID])
+        return loss, {"actor/loss": loss}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
+    def start(self, batch: int) -> Carry:
+        spec = self.spec
+        window = {
+            "observations": torch.zeros(batch, 0, spec.observation_dim),
+            "actions": torch.zeros(batch, 0, dtype=torch.int64) if spec.discrete else torch.zeros(batch, 0, spec.action_dim),
+            "rewards": torch.zeros(batch, 0),
+            RETURNS: torch.zeros(batch, 0),
+            STEPS: torch.zeros(batch, 0, dtype=torch.int64),
+        }
+        return History(window, torch.zeros(batch))
+
+    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(state, carry, obs)
+        dist = self.last(state, window)
+        actions = self.policy.sample(dist, key) if explore else self.policy.mode(dist)
+        return actions, self.acted(carry, window, actions)
+
+    def enter(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
+        """The window once the episodes are at `obs` [E, O], where no action is chosen yet."""
+        back = self.config.context - 1
+        kept = {name: column[:, max(0, column.shape[1] - back) :] for name, column in carry.window.items()}
+        return {name: torch.cat([kept[name], x.unsqueeze(1)], 1) for name, x in self.now(state, carry, obs).items()}
+
+    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
+        """This step's entry in each column of the window, [E, ...]."""
+        actions = carry.window["actions"]
+        return {
+            "observations": obs,
+            "actions": actions.new_zeros(len(obs), *actions.shape[2:]),
+            "rewards": torch.zeros(len(obs)),
+            RETURNS: carry.remaining,
+            STEPS: torch.full((len(obs),), carry.t),
+        }
+
+    def last(self, state: TrainState, window: Batch) -> tuple[Tensor, ...]:
+        """The distribution of the action at the window's last step, [E, ...]."""
+        dist = self.apply("actor", state.params["actor"], self.tokens(window), window[STEPS])
+        return tuple(x[:, -1] for x in dist)
+
+    def acted(self, carry: History, window: Batch, actions: Tensor) -> History:
+        """The memory once `actions` were taken at the window's last step."""
+        return History(with_last(window, "actions", actions), carry.remaining, carry.t + 1)
+
+    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+        return dataclasses.replace(carry, window=with_last(carry.window, "rewards", rewards))
+
+
+class SequenceAlgorithm(Asking, WindowAlgorithm):
+    """Learns to act from the last K steps and the return asked for, with DT's tokens unless a subclass has others."""
+
+    def sizes(self) -> dict[str, int]:
+        return {"return": 1, "observation": self.spec.observation_dim, "action": self.encoded_action_dim}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        return {
+            "return": self.scaled(batch[RETURNS]).unsqueeze(-1),
+            "observation": batch["observations"],
+            "action": self.encode(batch["actions"]),
+        }
+
+    def scaled(self, returns: Tensor) -> Tensor:
+        """Returns as networks see them."""
+        return returns / self.config.return_scale
+
+    def start(self, batch: int) -> Carry:
+        return dataclasses.replace(super().start(batch), remaining=torch.full((batch,), float(self.config.target_return)))
+
+    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+        return dataclasses.replace(super().observe(carry, rewards), remaining=carry.remaining - self.recorded(rewards))
+
+
+def with_last(window: Batch, name: str, values: Tensor) -> Batch:
+    """A window with another last entry [E, ...] in one of its columns."""
+    return {**window, name: torch.cat([window[name][:, :-1], values.unsqueeze(1)], 1)}
+
+
+def masked_mean(values: Tensor, valid: Tensor) -> Tensor:
+    """The mean of values [B, K] where valid; [] ."""
+    return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)

@@ -1,0 +1,135 @@
+"""Subgoals from a trained goal-conditioned run, as vectors of a few numbers or as words: what to reach next on the way to a goal.
+
+    part = offrl.training.stages.load("runs/hiql-...", spec, "values")
+    provider = Subgoals.of(part)
+    wanted = provider.choose(part.state, observations, goals)            # [B, D]
+
+Of two levels (hiql, ota) a subgoal is the latent phi(s, w) that the high level asks for. An algorithm with V(s, g) alone (gcivl, gciql) has
+no high level: there a subgoal is a state itself, given as a goal, and is chosen among states of the data by the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from offrl.data.dataset import DataSpec
+from offrl.errors import UserError
+from offrl.families.goal_conditioned import GoalConditioned
+from offrl.families.hierarchical import TwoLevels
+
+if TYPE_CHECKING:
+    from offrl.training.stages import Part
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """N states of the data that may be chosen: [N, O] as observations, [N, G] as goals."""
+
+    states: Tensor
+    goals: Tensor
+
+
+@dataclass(frozen=True)
+class Subgoals:
+    """Says what to reach within `steps` steps. Methods are pure: `state` is the run's, of which only `params` are looked at, so that
+    whoever carries those of `modules` alone may hand them over as well.
+
+    Observations [B, O] are normalised, goals [B, G] as the algorithm takes them (`DataSpec.goal_dim`).
+    """
+
+    algorithm: GoalConditioned
+    steps: int
+
+    @classmethod
+    def of(cls, part: Part, steps: int = 25) -> Subgoals:
+        """Those of a trained run; of two levels the steps are the run's own. Raises UserError for a run that has none."""
+        return cls.from_algorithm(part.algorithm, steps)
+
+    @classmethod
+    def from_algorithm(cls, algorithm: Any, steps: int = 25) -> Subgoals:
+        """As `of`."""
+        if isinstance(algorithm, TwoLevels):
+            return cls(algorithm, int(algorithm.config.subgoal_steps))
+        if isinstance(algorithm, GoalConditioned) and callable(getattr(algorithm, "v", None)) and "value" in algorithm.modules:
+            return cls(algorithm, steps)
+        raise UserError(f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or gciql")
+
+    @property
+    def latent(self) -> bool:
+        """Whether subgoals are latents of a high level; else they are states of the data, of which it has to be told some."""
+        return isinstance(self.algorithm, TwoLevels)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Whose parameters it needs."""
+        return ("value", "high") if self.latent else ("value",)
+
+    @property
+    def width(self) -> int:
+        """D: how many numbers a subgoal has."""
+        algorithm: Any = self.algorithm
+        return int(algorithm.config.representation) if self.latent else int(algorithm.goal_dim)
+
+    def value(self, state: Any, observations: Tensor, goals: Tensor) -> Tensor:
+        """V(s, g) [B], the mean of twins."""
+        algorithm: Any = self.algorithm
+        found = algorithm.v(state.params["value"], observations, goals)
+        return found.mean(0) if found.ndim == 2 else found
+
+    def describe(self, state: Any, observations: Tensor, goals: Tensor) -> Tensor:
+        """The subgoals [B, D] that mean to be at `goals` [B, G], seen from `observations`."""
+        algorithm: Any = self.algorithm
+        return algorithm.represent(state.params["value"], observations, goals) if self.latent else goals
+
+    def choose(self, state: Any, observations: Tensor, goals: Tensor, candidates: Candidates | None = None) -> Tensor:
+        """What to reach next [B, D].
+
+        Without a high level: of the candidates, and the goal itself, the one from which V promises to be soonest at the goal, among
+        those that V takes to be at most `steps` steps away; the nearest where there is none. Raises ValueError where it is told none.
+        """
+        algorithm: Any = self.algorithm
+        if self.latent:
+            return algorithm.subgoals(state, observations, goals)
+        if candidates is None:
+            raise ValueError("without a high level, subgoals are chosen among candidates")
+        near = self._pairs(state, observations.unsqueeze(1), candidates.goals.unsqueeze(0))
+        onward = self._pairs(state, candidates.states.unsqueeze(0), goals.unsqueeze(1))
+        near = torch.cat([near, self.value(state, observations, goals).unsqueeze(1)], 1)  # [B, N + 1]
+        onward = torch.cat([onward, torch.zeros_like(onward[:, :1])], 1)
+        discount = float(algorithm.config.discount)
+        reach = -float(self.steps) if discount == 1.0 else -(1.0 - discount**self.steps) / (1.0 - discount)  # V of a goal so far away
+        within = near >= reach
+        score = torch.where(within.any(1, keepdim=True), torch.where(within, onward, -torch.inf), near)
+        best = score.argmax(1, keepdim=True)
+        every = torch.cat([candidates.goals.expand(len(goals), -1, -1), goals.unsqueeze(1)], 1)
+        return every.gather(1, best.unsqueeze(-1).expand(-1, 1, every.shape[-1])).squeeze(1)
+
+    def _pairs(self, state: Any, observations: Tensor, goals: Tensor) -> Tensor:
+        """V [B, N] of observations [B or 1, 1 or N, O] and goals [1 or B, N or 1, G]."""
+        shape = torch.broadcast_shapes(observations.shape[:2], goals.shape[:2])
+        pairs = (x.expand(*shape, x.shape[-1]).flatten(0, 1) for x in (observations, goals))
+        return self.value(state, *pairs).unflatten(0, shape)
+
+
+def nearest(provider: Subgoals, state: Any, observations: Tensor, subgoals: Tensor, candidates: Candidates) -> Tensor:
+    """Which of the candidates each subgoal [B, D] means, seen from observations [B, O]: int64 [B]."""
+    found = []
+    for here, wanted in zip(observations, subgoals, strict=True):
+        meant = provider.describe(state, here.expand(len(candidates.goals), -1), candidates.goals)
+        found.append((meant - wanted).square().sum(-1).argmin())
+    return torch.stack(found)
+
+
+def words(goals: Tensor, spec: DataSpec, names: Sequence[str] = (), digits: int = 2) -> list[str]:
+    """Goals [B, G] as text for a language model, such as "x 3.2, y 0.96", in the environment's units; the first entries, as many as `names`
+    has (none: all, numbered from 0)."""
+    values = goals.double()
+    if not spec.goal_dim and spec.observation_mean is not None and spec.observation_std is not None:
+        values = values * torch.tensor(spec.observation_std).double() + torch.tensor(spec.observation_mean).double()
+    called = list(names) or [str(i) for i in range(values.shape[1])]
+    return [", ".join(f"{name} {round(x, digits) + 0.0:g}" for name, x in zip(called, row, strict=False)) for row in values.tolist()]

@@ -1,0 +1,315 @@
+"""Pictures of runs. matplotlib is imported when one is drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError
+from offrl.runs.log import SCORE_COLUMNS, Result
+from offrl.settings.replicas import Values, number
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito: told apart by everybody
+GREY = "#666666"
+LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
+MOST_LINES = 12  # with more cells than this a grid is drawn as a heat map of cells and steps
+MOST_SPREADS = 3  # with more lines than this the seeds and the intervals are left out
+Curves = dict[int, dict[int, float]]  # seed -> step -> value
+
+
+def read_curves(path: Path, column: str) -> dict[Values, Curves]:
+    """One column of a scores.csv by cell of the grid, in the grid's order; without a grid the one key is ().
+
+    A seed without a value at a step has no entry there, and a cell without any value none at all.
+    """
+    try:
+        with open(path, newline="") as file:
+            reader = csv.DictReader(file)
+            fields = [name for name in reader.fieldnames or () if name not in SCORE_COLUMNS]
+            rows = list(reader)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    cells: dict[Values, Curves] = {}
+    for row in rows:
+        if row.get(column):
+            curves = cells.setdefault(tuple((field, float(row[field])) for field in fields), {})
+            curves.setdefault(int(row["seed"]), {})[int(row["step"])] = float(row[column])
+    return cells
+
+
+def learning_curve(
+    scores_csvs: Mapping[str, Path],
+    out: Path,
+    *,
+    behaviour: float | None = None,
+    ylabel: str = "",
+    title: str = "",
+    column: str | None = None,
+) -> bool:
+    """Draw evaluations over training steps, 900 x 550 pixels: the mean over seeds with its 95% interval, and every seed as a thin line.
+
+    A grid has a line for each cell, the means only where these are more than MOST_SPREADS, and more than MOST_LINES become a heat map.
+    `scores_csvs`: label -> scores.csv. `behaviour`: the data set's own mean, as a dashed line, in the unit of `column`, which is by
+    default "score" where every file has scores and "return_mean" otherwise. Returns False, and draws nothing, when there is no value.
+    Raises UserError when a file cannot be read or `out` cannot be written.
+    """
+    if column is None:
+        column = "score" if all(read_curves(path, "score") for path in scores_csvs.values()) else "return_mean"
+    files = {label: cells for label, path in scores_csvs.items() if (cells := read_curves(path, column))}
+    if not files:
+        return False
+    runs = {_line_name(label, values, len(files) > 1): curves for label, cells in files.items() for values, curves in cells.items()}
+    fields = [field for field, _ in next(iter(next(iter(files.values()))))]
+    heading = ylabel or unit(column)
+    if len(runs) > MOST_LINES:
+        return _heat_map_of_steps(runs, out, heading=f"{heading}, mean over seeds", fields=fields, title=title)
+
+    figure, axes = new_figure(title)
+    spread = len(runs) <= MOST_SPREADS or not fields
+    colours = COLOURS if len(runs) <= len(COLOURS) else ordered_colours(len(runs))
+    colon = ":" if fields else ""
+    lines = {label + colon: (curves, colours[i % len(colours)]) for i, (label, curves) in enumerate(runs.items())}
+    ends = draw_lines(axes, lines, spread=spread, behaviour=behaviour)
+    several = any(len(curves) > 1 for curves in runs.values())
+    note = ("mean over seeds, 95% interval; thin: each seed" if spread else "mean over seeds") if several else ""
+    if fields:
+        note += f"{'; ' if note else ''}lines: {', '.join(fields)}"
+    # The unit stands above the axis, where it is read without turning the head.
+    axes.set_title(heading + (f"  ({note})" if note else ""), loc="left", fontsize=9.5, color="#333333")
+    label_ends(axes, ends)
+    save(figure, out)
+    return True
+
+
+def draw_lines(
+    axes: Any, lines: Mapping[str, tuple[Curves, str]], *, spread: bool, behaviour: float | None = None, thin: bool = True
+) -> list[tuple[float, str, str]]:
+    """Learning curves {label: (values, colour)} and their axes; the data's own mean, `behaviour`, as a dashed line.
+
+    `spread`: with the 95% interval over seeds, and with `thin` every seed as a thin line. Returns what `label_ends` writes beside the ends.
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ends = [draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
+    if behaviour is not None and math.isfinite(behaviour):
+        axes.axhline(behaviour, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
+        ends.append((behaviour, f"data's mean {short(behaviour)}", GREY))
+    plain_axes(axes)
+    axes.margins(x=0.01, y=0.06)
+    # Two seeds have an interval twelve times as wide as themselves: the lines decide the range, and the band may leave it.
+    values = [v for curves, _ in lines.values() for curve in curves.values() for v in curve.values()] + [end[0] for end in ends]
+    clip_height(axes, values)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+    axes.set_xlabel("training steps", fontsize=9.5, color="#333333")
+    return ends
+
+
+def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bool:
+    """Draw the final means of a grid's cells, 900 x 550 pixels: over the values of its one field with their 95% intervals, or as a heat map
+    of its two fields with the numbers in the cells.
+
+    `results`: one row for each cell. Fields with a single value do not count. Returns False, and draws nothing, for fewer or more fields.
+    Raises UserError when `out` cannot be written.
+    """
+    given = [dict(r.values) for r in results]
+    varied = {field: levels for field in (given[0] if given else {}) if len(levels := list(dict.fromkeys(g[field] for g in given))) > 1}
+    if len(varied) not in (1, 2):
+        return False
+    heading = "normalised score" if all(r.score for r in results) else "return"
+    means = [(r.score if heading != "return" and r.score else r.returns) for r in results]
+    figure, axes = new_figure(title)
+    seeds = f"mean over {results[0].seeds} seeds" if results[0].seeds > 1 else "one seed"
+    if len(varied) == 1:
+        ((field, levels),) = varied.items()
+        _draw_values(axes, field, levels, means)
+        interval = ", 95% interval" if results[0].seeds > 1 else ""
+        axes.set_title(f"{heading} at the end  ({seeds}{interval})", loc="left", fontsize=9.5, color="#333333")
+    else:
+        (row, rows), (column, columns) = varied.items()
+        table = [[next(m[0] for g, m in zip(given, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns] for r in rows]
+        heat_map(axes, table, [number(c) for c in columns], [number(r) for r in rows], numbers=True)
+        axes.set_xlabel(column, fontsize=9.5, color="#333333")
+        axes.set_ylabel(row, fontsize=9.5, color="#333333")
+        axes.set_title(f"{heading} at the end  ({seeds})", loc="left", fontsize=9.5, color="#333333")
+    save(figure, out)
+    return True
+
+
+def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence[tuple[float, float, float]]) -> None:
+    """Means with their intervals over the values of one field."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+    points = sorted(zip(levels, means, strict=True))
+    places, middle = [level for level, _ in points], [m[0] for _, m in points]
+    if not all(map(math.isfinite, places)):  # an infinite value has no place on a line
+        places = [float(i) for i in range(len(points))]
+    elif places[0] > 0.0 and places[-1] / places[0] >= 10.0:
+        axes.set_xscale("log")
+    bars = [[m[0] - m[1] for _, m in points], [m[2] - m[0] for _, m in points]]
+    if all(map(math.isfinite, bars[0] + bars[1])):
+        axes.errorbar(places, middle, bars, color=COLOURS[0], capsize=4, linewidth=1.2, zorder=3)
+    axes.plot(places, middle, color=COLOURS[0], linewidth=2.2, marker="o", zorder=4)
+    plain_axes(axes)
+    axes.margins(x=0.04, y=0.08)
+    clip_height(axes, middle)
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_minor_locator(NullLocator())
+    texts = dict(zip(places, (number(level) for level, _ in points), strict=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: texts.get(x, "")))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel(field, fontsize=9.5, color="#333333")
+
+
+def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, fields: Sequence[str], title: str) -> bool:
+    """The mean over seeds of each line (top to bottom) at each evaluation (left to right)."""
+    from offrl.statistics.intervals import mean_interval
+
+    steps = sorted({step for curves in runs.values() for curve in curves.values() for step in curve})
+    table = [[mean_interval([c[s] for c in curves.values() if s in c])[0] for s in steps] for curves in runs.values()]
+    figure, axes = new_figure(title, height=max(4.4, min(24.0, 1.2 + 0.2 * len(runs))))
+    heat_map(axes, table, [thousands(s) for s in steps], list(runs), numbers=len(steps) <= 12 and len(runs) <= 110)
+    axes.set_xlabel("training steps", fontsize=9.5, color="#333333")
+    axes.set_title(f"{heading}; rows: {', '.join(fields)}", loc="left", fontsize=9.5, color="#333333")
+    save(figure, out)
+    return True
+
+
+def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str], rows: Sequence[str], *, numbers: bool) -> None:
+    """Colours, and the numbers themselves if asked. A cell without a value stays white."""
+    image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0, labelsize=9 if len(rows) <= 20 else 7, colors="#333333")
+    for axis, texts, most in ((axes.xaxis, columns, 12), (axes.yaxis, rows, 110)):
+        places = range(0, len(texts), math.ceil(len(texts) / most))
+        axis.set_ticks(list(places), [texts[i] for i in places])
+    if not numbers:
+        axes.figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).outline.set_visible(False)
+        return
+    for i, row in enumerate(table):
+        for j, value in enumerate(row):
+            if math.isfinite(value):
+                dark = image.norm(value) < 0.6
+                axes.text(j, i, short(value), ha="center", va="center", fontsize=9 if len(rows) <= 20 else 7, color="w" if dark else "k")
+
+
+def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: bool = True) -> tuple[Any, Any]:
+    """An empty figure (`height` and `width` in inches of 125 pixels) and its axes, which make room for all that is written unless `fitted`
+    is off (to make it takes as long as to draw)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
+    return figure, figure.add_subplot()
+
+
+def plain_axes(axes: Any) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color("#aaaaaa")
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=9, colors="#333333")
+
+
+def clip_height(axes: Any, values: Sequence[float]) -> None:
+    """Let the lines decide the range of the axis, and wide intervals leave it."""
+    room = 0.5 * (max(values) - min(values)) or 1.0
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, min(values) - room), min(top, max(values) + room))
+
+
+def unit(column: str) -> str:
+    return {"score": "normalised score", "return_mean": "return"}.get(column, column)
+
+
+def _line_name(label: str, values: Values, several: bool) -> str:
+    """`3, 0.7` for a cell of the only run, `iql 3, 0.7` beside other runs; without a grid the run's own label."""
+    cell = ", ".join(number(value) for _, value in values)
+    return f"{label} {cell}" if cell and several else cell or label
+
+
+def ordered_colours(count: int) -> list[str]:
+    """Colours from dark to light in the order of the cells."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis"](0.9 * i / (count - 1))) for i in range(count)]
+
+
+def save(figure: Any, out: Path) -> None:
+    """Write a PNG in one piece. Raises UserError."""
+    part = out.with_name(out.name + ".part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script; a box stands for the letter
+            figure.savefig(part, format="png")
+        os.replace(part, out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise UserError(f"cannot write {out}: {error.strerror}") from None
+
+
+def draw_curves(axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True) -> tuple[float, str, str]:
+    """One line, with its interval if `spread`, and its seeds if also `thin`. Returns where its label belongs, the label and its colour."""
+    from offrl.statistics.intervals import mean_interval
+
+    steps = sorted({step for curve in curves.values() for step in curve})
+    marker = "o" if len(steps) == 1 else None
+    if len(curves) > 1 and spread and thin:
+        for curve in curves.values():
+            axes.plot(list(curve), list(curve.values()), color=colour, alpha=0.3, linewidth=0.9, marker=marker, markersize=3, zorder=2)
+    middle, low, high = zip(*(mean_interval([c[step] for c in curves.values() if step in c]) for step in steps), strict=True)
+    if spread and all(map(math.isfinite, low + high)) and low != high:
+        if len(steps) == 1:
+            axes.errorbar(steps, middle, [[middle[0] - low[0]], [high[0] - middle[0]]], color=colour, capsize=4, zorder=3)
+        else:
+            axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0, zorder=2)
+    axes.plot(steps, middle, color=colour, linewidth=2.2, marker=marker, solid_capstyle="round", zorder=4)
+    at_end = sum(steps[-1] in curve for curve in curves.values())
+    lost = f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""  # the others diverged: their lines end early
+    return float(middle[-1]), f"{label} {short(middle[-1])}{lost}", colour
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = LABEL_GAP) -> None:
+    """Names beside the ends of the lines, moved apart by at least `gap` (in heights of the axes) where they would lie on one another."""
+    low, high = axes.get_ylim()
+    ordered = sorted(ends)
+    placed: list[float] = []
+    for value, _, _ in ordered:
+        height = (value - low) / (high - low)
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    ceiling = 1.0
+    for i in reversed(range(len(placed))):  # back down from the top edge
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - gap
+    for (_, text, colour), height in zip(ordered, placed, strict=True):
+        axes.annotate(
+            text, (1.0, height), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
+            va="center", color=colour, fontsize=9.5, fontweight="bold" if colour != GREY else "normal", annotation_clip=False,
+            parse_math=False,
+        )  # fmt: skip
+
+
+def short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def thousands(x: float) -> str:
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if abs(x) >= size:
+            return f"{x / size:,.10g}{unit}"
+    return f"{x:.10g}"

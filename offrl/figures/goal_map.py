@@ -1,0 +1,344 @@
+"""A picture of what a goal-conditioned algorithm learnt in a maze: how far every place is from a goal, the subgoals that it would choose on
+the way there, and the way that its policy takes. matplotlib is imported when one is drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.goals import ACHIEVED
+from offrl.errors import UserError, warn
+from offrl.evaluation.evaluator import goal_of, reset_seed
+from offrl.figures import curves as plots
+from offrl.settings.evaluation import EvalConfig
+from offrl.tasks.environments import flattener, make_env, resolve_task, time_limit
+from offrl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from offrl.algorithm import TrainState
+    from offrl.evaluation.policy import TrainedPolicy
+    from offrl.families.goal_conditioned import GoalConditioned
+    from offrl.settings.replicas import Replica
+
+PICTURE = "goal_map.png"
+MAZE = re.compile("maze", re.IGNORECASE)
+PANELS = 5
+STATES = 6_000  # of the data, in each panel
+CANDIDATES = 2_000  # of them: a subgoal is shown as the one that it means
+SUBGOALS = 20  # one after another, at most
+STEPS = 1_000  # of the policy, at most
+CHUNK = 2_048  # rows that the networks are given at once
+START, GOAL, SUBGOAL, WAY, WALL = "#ffffff", "#d7191c", "#ff7f0e", "#000000", "#d5d8dd"
+
+
+@dataclass
+class Panel:
+    """One start and one goal, as the environment or the data give them."""
+
+    title: str
+    start: np.ndarray  # [O]
+    goal: np.ndarray  # [G]
+    begin: np.ndarray  # [2] where the start is
+    way: np.ndarray | None = None  # [T, 2] where the policy, or the data, went from there
+    subgoals: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    distances: np.ndarray | None = None  # [N] of the states that are drawn
+
+
+@dataclass
+class Scene:
+    """What is drawn: panels, and the maze's walls, [W, 4]: left, bottom, width, height."""
+
+    panels: list[Panel]
+    walls: np.ndarray
+    way: str  # what `Panel.way` is
+
+
+def is_maze(spec: DataSpec) -> bool:
+    """Whether observations of the data begin with a place in a maze: a flat observation, and a task with such a name."""
+    task = spec.task
+    names = f"{spec.name} {task.name} {task.env_id}" if task is not None else ""
+    return len(spec.observation_shape) == 1 and spec.observation_dim >= 2 and MAZE.search(names) is not None
+
+
+def deliver(
+    run_dir: Path, algorithm: GoalConditioned, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, policies: Sequence[Any]
+) -> None:
+    """Draw the first of the replicas to goal_map.png where the data are of a maze. A warning, and no error, where it cannot be drawn.
+
+    state: of `replicas`, on the CPU; policies: theirs.
+    """
+    if not replicas or not is_maze(dataset.spec):
+        return
+    from offrl.runs.record import read_record
+    from offrl.training.step import select
+
+    try:
+        env = str(read_record(run_dir).get("env", "auto"))
+        draw(run_dir / PICTURE, algorithm, select(state, 0), policies[0], dataset, str(replicas[0]), env)
+    except Exception as error:  # whatever the environment, the fonts or the disk do: the run is finished and stays so
+        text = " ".join(str(error).split())
+        warn(f"no {PICTURE}: {text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'}")
+
+
+@torch.no_grad()
+def draw(
+    out: Path, algorithm: GoalConditioned, state: TrainState, policy: TrainedPolicy, dataset: Dataset, label: str, env: str = "auto"
+) -> None:
+    """Draw one replica's picture. env: `eval.env`. Raises UserError when `out` cannot be written."""
+    spec = dataset.spec
+    scene = _scene_of_environment(policy, spec, env) or _scene_of_data(dataset)
+    rows = torch.randint(len(dataset), (min(STATES, len(dataset)),), generator=torch.Generator().manual_seed(0))
+    observations, goals = dataset.columns["observations"][rows].float(), _goal_column(dataset)[rows].float()
+    places = _places(dataset, rows)
+    for panel in scene.panels:
+        goal = _as_input(spec, panel.goal, not spec.goal_dim)
+        parts = [algorithm.distances(state, o, goal.expand(len(o), -1)) for o in observations.split(CHUNK)]
+        known = [part for part in parts if part is not None]
+        panel.distances = torch.cat(known).double().numpy() if known else None
+        chosen = subgoals(algorithm, state, _as_input(spec, panel.start, True), goal, observations[:CANDIDATES], goals[:CANDIDATES])
+        panel.subgoals = places[chosen]
+    name = algorithm.config.name
+    _picture(out, scene, places, f"{name} on {spec.name}, {label}, {int(state.step):,} updates")
+
+
+def subgoals(algorithm: GoalConditioned, state: TrainState, start: Tensor, goal: Tensor, observations: Tensor, goals: Tensor) -> list[int]:
+    """Which of the candidates [N, O], which as goals are [N, G], two levels would pass on the way from `start` [O] to `goal` [G].
+
+    A subgoal is a latent: the candidate is taken whose own latent is nearest. From there the next one is asked for, until that is the goal
+    itself or a candidate that was passed already. Empty for algorithms of one level.
+    """
+    from offrl.families.hierarchical import TwoLevels
+    from offrl.families.subgoals import Candidates, Subgoals, nearest
+
+    passed: list[int] = []
+    if not isinstance(algorithm, TwoLevels):
+        return passed
+    here, provider = start, Subgoals.from_algorithm(algorithm)
+    every = Candidates(observations, torch.cat([goals, goal.unsqueeze(0)]))
+    while len(passed) < SUBGOALS:
+        wanted = provider.choose(state, here.unsqueeze(0), goal.unsqueeze(0))
+        best = int(nearest(provider, state, here.unsqueeze(0), wanted, every))
+        if best == len(goals) or best in passed:
+            break
+        passed.append(best)
+        here = observations[best]
+    return passed
+
+
+def _as_input(spec: DataSpec, raw: np.ndarray, observation: bool) -> Tensor:
+    """What networks see: observations as they were normalised."""
+    values = torch.as_tensor(np.asarray(raw, np.float32))
+    if observation and spec.observation_mean is not None:
+        return (values - torch.tensor(spec.observation_mean)) / torch.tensor(spec.observation_std)
+    return values
+
+
+def _goal_column(dataset: Dataset) -> Tensor:
+    return dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
+
+
+def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
+    """Where the rows are, [N, 2], in the environment's units."""
+    spec, column = dataset.spec, _goal_column(dataset)
+    found = column[rows].float()[:, :2].numpy()
+    if spec.goal_dim or spec.observation_mean is None or spec.observation_std is None:
+        return np.asarray(found, np.float64)
+    return np.asarray(found * np.asarray(spec.observation_std[:2]) + np.asarray(spec.observation_mean[:2]), np.float64)
+
+
+# -------------------------------------------------------------------------------------------- starts, goals, ways, walls
+
+
+def _scene_of_environment(policy: TrainedPolicy, spec: DataSpec, name: str) -> Scene | None:
+    """The first episodes of an evaluation; None where there is no environment or it tells no goal."""
+    task = resolve_task(spec.task, EvalConfig(env=name), goals=True)
+    if task is None:
+        return None
+    envs: list[Any] = []
+    try:
+        try:
+            envs = [make_env(task) for _ in range(PANELS)]
+        except UserError:  # a package that is not installed: an evaluation would have said so
+            return None
+        resets = [_reset(task, env, policy.seed, e) for e, env in enumerate(envs)]
+        if any(goal is None or np.size(goal) != (spec.goal_dim or spec.observation_dim) for _, goal in resets):
+            return None
+        flatten, shape, _ = flattener(envs[0], task.observation_keys)
+        if shape != tuple(spec.observation_shape):
+            return None
+        panels = [
+            Panel(f"goal {e + 1}", flatten(first), np.asarray(goal), _place(first, flatten)) for e, (first, goal) in enumerate(resets)
+        ]
+        walls = _walls(envs[0], panels[0].begin)
+        _follow(policy, envs, panels, flatten, min(STEPS, task.max_episode_steps or time_limit(envs[0]) or STEPS))
+        return Scene(panels, walls, "the policy's way")
+    finally:
+        for env in envs:
+            env.close()
+
+
+def _reset(task: Task, env: Any, seed: int, episode: int) -> tuple[Any, np.ndarray | None]:
+    options = dict(task.starts[episode % len(task.starts)]) if task.starts else None
+    first, info = env.reset(seed=reset_seed(0, seed, episode), options=options)
+    return first, goal_of(first, info)
+
+
+def _place(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
+    """[2]: where an observation is."""
+    there = observation["achieved_goal"] if isinstance(observation, Mapping) and "achieved_goal" in observation else flatten(observation)
+    return np.asarray(there, np.float64).ravel()[:2]
+
+
+def _follow(policy: TrainedPolicy, envs: Sequence[Any], panels: Sequence[Panel], flatten: Callable[[Any], np.ndarray], limit: int) -> None:
+    """Let the policy play each panel once; its way goes there, and how it ended into the title."""
+    carry = policy.aim(policy.start(len(envs)), np.stack([p.goal for p in panels]))
+    rows = np.stack([np.asarray(p.start, np.float32) for p in panels])
+    ways, running = [[p.begin] for p in panels], list(range(len(envs)))
+    bounds = [env.action_space for env in envs]
+    for t in range(limit):
+        actions, carry = policy.step(carry, rows, t)
+        for e in tuple(running):
+            space, action = bounds[e], actions[e]
+            if hasattr(space, "low"):
+                action = np.clip(action, space.low.ravel(), space.high.ravel()).astype(space.dtype).reshape(space.shape)
+            observation, _, terminated, truncated, info = envs[e].step(action if hasattr(space, "low") else int(action) + int(space.start))
+            ways[e].append(_place(observation, flatten))
+            rows[e] = flatten(observation)
+            there = float(info.get("success", info.get("is_success", 0.0))) >= 1.0
+            if there or terminated or truncated:
+                panels[e].title += f": {'' if there else 'not '}reached in {t + 1:,} steps"
+                running.remove(e)
+                rows[e] = 0
+        if not running:
+            break
+    for e, (panel, way) in enumerate(zip(panels, ways, strict=True)):
+        panel.way = np.stack(way)
+        if e in running:
+            panel.title += f": not reached in {limit:,} steps"
+
+
+def _walls(env: Any, begin: np.ndarray) -> np.ndarray:
+    """The boxes that stand in MuJoCo's world, [W, 4], in the observations' coordinates, in which the agent now is at `begin`."""
+    base = env.unwrapped
+    inner: tuple[Any, ...] = (base, getattr(base, "point_env", None), getattr(base, "ant_env", None))
+    simulated: Any = next((x for x in inner if hasattr(x, "model") and hasattr(x, "data") and hasattr(x.model, "geom_type")), None)
+    if simulated is None:
+        return np.zeros((0, 4))
+    import mujoco
+
+    model, data = simulated.model, simulated.data
+    shift = data.xpos[model.jnt_bodyid[0]][:2] - begin  # some models' joints count from elsewhere
+    boxes = np.flatnonzero((model.geom_type == int(mujoco.mjtGeom.mjGEOM_BOX)) & (model.geom_bodyid == 0))
+    half = model.geom_size[boxes][:, :2]
+    return np.concatenate([model.geom_pos[boxes][:, :2] - shift - half, 2.0 * half], axis=1)
+
+
+def _scene_of_data(dataset: Dataset) -> Scene:
+    """Without an environment: the episodes of the data, of some hundreds, whose ends lie farthest apart."""
+    start, last = dataset.episode_start.cpu(), dataset.episode_end.cpu() - 1
+    some = torch.linspace(0, len(start) - 1, min(500, len(start))).long().unique()
+    apart = np.linalg.norm(_places(dataset, last[some]) - _places(dataset, start[some]), axis=1)
+    panels = []
+    for number, e in enumerate(some[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
+        rows = torch.arange(int(start[e]), int(last[e]) + 1)
+        way = _places(dataset, rows)
+        spec, first, goal = dataset.spec, dataset.columns["observations"][rows[0]].float(), _goal_column(dataset)[rows[-1]].float()
+        raw = [_raw(spec, first.numpy()), goal.numpy() if spec.goal_dim else _raw(spec, goal.numpy())]
+        panels.append(Panel(f"goal {number + 1}: the end of episode {e}", raw[0], raw[1], way[0], way))
+    return Scene(panels, np.zeros((0, 4)), "the episode's way")
+
+
+def _raw(spec: DataSpec, observation: np.ndarray) -> np.ndarray:
+    if spec.observation_mean is None or spec.observation_std is None:
+        return observation
+    return observation * np.asarray(spec.observation_std, np.float32) + np.asarray(spec.observation_mean, np.float32)
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
+    from matplotlib.colors import Normalize
+
+    seen = np.concatenate([places, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)])
+    low, high = seen.min(0), seen.max(0)
+    low, high = low - 0.09 * (high - low), high + 0.09 * (high - low)  # of walls around the maze a part is enough
+    width, height = high - low
+    columns = min(3, len(scene.panels) + 1)
+    lines = math.ceil((len(scene.panels) + 1) / columns)
+    side = 3.3  # inches
+    tall = side * float(np.clip(height / max(width, 1e-9), 0.4, 1.6)) + 0.3
+    figure, alone = plots.new_figure(title, height=lines * tall + 0.4, width=columns * side)
+    alone.remove()
+    every = figure.subplots(lines, columns, squeeze=False).ravel()
+    known = [p.distances[np.isfinite(p.distances)] for p in scene.panels if p.distances is not None]
+    all_known = np.concatenate(known) if known else np.zeros(0)
+    norm = Normalize(*np.percentile(all_known, (1, 99))) if len(all_known) else None
+    for axes, panel in zip(every, scene.panels, strict=False):
+        _draw_panel(axes, panel, scene, places, norm, side / max(width, 1e-9))
+        axes.set_xlim(low[0], high[0])
+        axes.set_ylim(low[1], high[1])
+    for axes in every[len(scene.panels) :]:
+        axes.axis("off")
+    _legend(figure, every[len(scene.panels)], scene, norm)
+    plots.save(figure, out)
+
+
+def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm: Any, scale: float) -> None:
+    """scale: inches of one unit of length."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    boxes = [Rectangle((x, y), w, h) for x, y, w, h in scene.walls.tolist()]
+    axes.add_collection(PatchCollection(boxes, facecolor=WALL, edgecolor="none", zorder=1))
+    coloured = panel.distances is not None and norm is not None
+    colours = {"c": panel.distances, "cmap": "viridis_r", "norm": norm} if coloured else {"c": "#c8ccd4"}
+    axes.scatter(*places.T, s=7, linewidths=0, zorder=2, **colours)
+    if panel.way is not None:
+        axes.plot(*panel.way.T, color="#ffffff", linewidth=3.0, alpha=0.75, zorder=3)
+        axes.plot(*panel.way.T, color=WAY, linewidth=1.3, zorder=4)
+    if len(panel.subgoals):
+        chain = np.vstack([panel.begin, panel.subgoals])
+        axes.plot(*chain.T, color=SUBGOAL, linewidth=1.0, linestyle=(0, (2, 2)), zorder=5)
+        axes.scatter(*panel.subgoals.T, s=46, color=SUBGOAL, edgecolors="#ffffff", linewidths=0.8, zorder=6)
+        for number, (x, y) in enumerate(panel.subgoals.tolist(), 1):
+            axes.text(x, y - 0.008 / scale, str(number), fontsize=5, ha="center", va="center", color="#ffffff", fontweight="bold", zorder=7)
+    axes.scatter(*panel.begin, s=60, color=START, edgecolors="#000000", linewidths=1.6, zorder=8)
+    axes.scatter(*panel.goal[:2], s=190, marker="*", color=GOAL, edgecolors="#ffffff", linewidths=0.9, zorder=9)
+    axes.set_title(panel.title, loc="left", fontsize=9.5, color="#333333")
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _legend(figure: Any, axes: Any, scene: Scene, norm: Any) -> None:
+    """In the place that the panels leave: what the signs mean, and the colours' scale."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.lines import Line2D
+
+    def sign(marker: str, size: float, face: str, edge: str, name: str) -> Any:
+        return Line2D([], [], linestyle="", marker=marker, markersize=size, markerfacecolor=face, markeredgecolor=edge, label=name)
+
+    signs = [sign("o", 7, START, "#000000", "start"), sign("*", 13, GOAL, "#ffffff", "goal")]
+    signs.append(Line2D([], [], color=WAY, linewidth=1.3, label=scene.way))
+    if any(len(p.subgoals) for p in scene.panels):
+        signs.append(sign("o", 7, SUBGOAL, "#ffffff", "subgoals, one after another:\nthe data's states that are meant"))
+    axes.legend(handles=signs, loc="upper left", frameon=False, fontsize=9.5, labelcolor="#333333", borderaxespad=0.0, labelspacing=0.9)
+    if norm is None:
+        axes.text(0.0, 0.1, "it learns no distances:\ngrey are states of the data", fontsize=9.5, color="#333333", transform=axes.transAxes)
+        return
+    bar = axes.inset_axes((0.03, 0.14, 0.8, 0.06))
+    figure.colorbar(ScalarMappable(norm, "viridis_r"), cax=bar, orientation="horizontal").outline.set_visible(False)
+    bar.tick_params(length=0, labelsize=9, colors="#333333")
+    bar.set_title("learnt distance to the goal", loc="left", fontsize=9.5, color="#333333")

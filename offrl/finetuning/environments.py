@@ -1,0 +1,255 @@
+"""The environments that the replicas learn in: one action for each, what came of it, and how to come back to the middle of an episode.
+
+Where a run was stopped inside an episode it is played again from its start, with the actions that were recorded: an environment that is
+decided by its seed is then where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.data.dataset import DataSpec
+from offrl.errors import UserError, warn
+from offrl.evaluation.evaluator import ENDLESS
+from offrl.evaluation.steppers import StepFailed, fast_stepper, mujoco_warnings
+from offrl.tasks.environments import action_kind, check_fit, flattener, make_env, time_limit
+from offrl.tasks.task import Task
+
+
+def start_seed(seed: int, replica_seed: int, env: int, episode: int) -> int:
+    """The environment seed, 31 bits, of one episode: a hash, so that neighbours share no start state, nor any with evaluation."""
+    text = f"offrl finetune {seed} {replica_seed} {env} {episode}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
+
+
+@dataclass
+class Seat:
+    """One environment and its running episode."""
+
+    env: Any
+    replica: int
+    seed: int  # of the replica
+    number: int  # of the environment among the replica's
+    episode: int = -1  # of this environment, from 0
+    handle: Any = None  # for the fast physics
+    total: float = 0.0  # of the rewards so far, as the environment gave them
+    actions: list[np.ndarray] = field(default_factory=list)  # in [-1, 1], or choices: of the steps so far
+
+    def where(self, step: int | None = None) -> str:
+        at = "" if step is None else f", step {step}"
+        return f"(seed {self.seed}, environment {self.number}, episode {self.episode}{at})"
+
+
+@dataclass
+class Turn:
+    """What one action each brought: K = replicas x envs rows, replica after replica."""
+
+    observations: np.ndarray  # [K, *O] before the action, as the environment gave them
+    actions: np.ndarray  # [K, A] in [-1, 1], or [K] int64
+    rewards: np.ndarray  # [K] float64, as the environment gave them
+    next_observations: np.ndarray  # [K, *O]: after the last step of an episode the true one, not the next episode's first
+    terminated: np.ndarray  # [K] bool
+    over: np.ndarray  # [K] bool: terminated or truncated
+    valid: np.ndarray  # [K] bool: False where the physics blew up, after which there is no transition
+    ended: list[tuple[int, float, int]]  # (replica, return, length) of the episodes that ended
+
+
+class Play:
+    """N x E environments. Use as a context manager, or call `close`."""
+
+    def __init__(
+        self, task: Task, spec: DataSpec, seeds: Sequence[int], envs: int, seed: int, max_steps: int | None, margin: float = 0.0
+    ) -> None:
+        """seeds: of the replicas. seed: of the start states. margin: actions stay in +-(1 - margin), as the data's.
+
+        Raises UserError where the environment cannot be made or does not fit `spec`.
+        """
+        self.task, self.spec, self.seed, self.margin = task, spec, seed, margin
+        self.name = task.env_id or task.name
+        self._stack = contextlib.ExitStack()
+        first = make_env(task)
+        self._stack.callback(first.close)
+        try:
+            check_fit(spec, task, first)
+            self.flatten, self.shape, kind = flattener(first, task.observation_keys)
+            self.discrete, self.choices = action_kind(first)
+            self.kind = np.dtype(kind)
+            limits = [n for n in (max_steps, task.max_episode_steps, time_limit(first)) if n is not None]
+            self.limit = min(limits) if limits else ENDLESS
+            if not limits:
+                warn(f"nothing limits the episodes of {self.name}: they are cut after {ENDLESS:,} steps; set max_steps=")
+            self.fast = fast_stepper(first, self._make, self.flatten)
+            self.seats = [Seat(self._make(), n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
+        except BaseException:
+            self.close()
+            raise
+        self.per_replica = envs
+        self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        self.current = np.zeros((len(self.seats), *self.shape), self.kind)
+        self.unstable: list[str] = self._stack.enter_context(mujoco_warnings())
+
+    def _make(self) -> Any:
+        env = make_env(self.task)
+        self._stack.callback(env.close)
+        return env
+
+    def __enter__(self) -> Play:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._stack.close()
+
+    def begin(self) -> None:
+        """The first episode of every environment."""
+        for k, seat in enumerate(self.seats):
+            self._reset(k, seat)
+
+    def step(self, actions: np.ndarray) -> Turn:
+        """One step of every environment, and a new episode where one is over. actions [K, A] in [-1, 1], finite, or [K] choices.
+
+        Raises UserError where an environment fails, or gives what is not finite; nothing of the step counts then.
+        """
+        everyone = list(range(len(self.seats)))
+        stored = self._stored(actions)
+        rows, rewards, terminated, truncated, unstable = self._advance(everyone, stored)
+        valid = np.ones(len(everyone), bool)
+        for k, text in unstable.items():
+            seat = self.seats[k]
+            warn(f"the physics of {self.name} became unstable {seat.where(len(seat.actions))}: {text}; the episode is cut before that step")
+            valid[k], truncated[k], terminated[k] = False, True, False
+        good = np.isfinite(rewards) & np.isfinite(rows.reshape(len(rows), -1)).all(1) | ~valid
+        if not good.all():
+            seat = self.seats[int(np.flatnonzero(~good)[0])]
+            raise UserError(f"{self.name} gave a reward or observation that is not finite {seat.where(len(seat.actions))}")
+        before, ended = self.current.copy(), []
+        self.current[:] = rows
+        for k, seat in enumerate(self.seats):
+            if valid[k]:
+                seat.actions.append(stored[k])
+                seat.total += float(rewards[k])
+            truncated[k] |= not terminated[k] and len(seat.actions) >= self.limit
+            if terminated[k] or truncated[k]:
+                ended.append((seat.replica, seat.total, len(seat.actions)))
+                self._reset(k, seat)
+        return Turn(before, stored, rewards, rows, terminated, terminated | truncated, valid, ended)
+
+    # ---- in the middle of an episode
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What `resume` needs: which episodes run, their actions so far, and the last observations."""
+        lengths = [len(seat.actions) for seat in self.seats]
+        actions = [np.stack(seat.actions) for seat in self.seats if seat.actions]
+        empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
+        return {
+            "episode": torch.tensor([seat.episode for seat in self.seats]),
+            "length": torch.tensor(lengths),
+            "actions": torch.from_numpy(np.concatenate([empty, *actions])),
+            "current": torch.from_numpy(self.current.copy()),
+        }
+
+    def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
+        """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows whose episode was
+        shorter, which are not `valid`; the environments that did not come back to where they were, and begin a new episode)."""
+        lengths = state["length"].tolist()
+        parts = np.split(state["actions"].numpy(), np.cumsum(lengths)[:-1])
+        for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
+            seat.episode = episode - 1
+            self._reset(k, seat)
+        turns, lost = [], set()
+        for t in range(max(lengths)):
+            at = [k for k, n in enumerate(lengths) if n > t and k not in lost]
+            rows, rewards, terminated, truncated, unstable = self._advance(at, np.stack([parts[k][t] for k in at])) if at else _NOTHING
+            turn = self._blank()
+            for i, k in enumerate(at):
+                seat = self.seats[k]
+                if i in unstable or terminated[i] or truncated[i] or not np.isfinite(rows[i]).all():
+                    lost.add(k)
+                    continue
+                seat.actions.append(parts[k][t])
+                seat.total += float(rewards[i])
+                turn.observations[k], turn.next_observations[k] = self.current[k], rows[i]
+                turn.actions[k], turn.rewards[k], turn.valid[k] = parts[k][t], rewards[i], True
+                self.current[k] = rows[i]
+            turns.append(turn)
+        saved = state["current"].numpy()
+        lost |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
+        for k in sorted(lost):
+            self._reset(k, self.seats[k])
+        return turns, sorted(lost)
+
+    # ---- one environment
+
+    def _blank(self) -> Turn:
+        many = len(self.seats)
+        actions = np.zeros(many, np.int64) if self.discrete else np.zeros((many, self.choices), np.float32)
+        rows, flags = np.zeros_like(self.current), np.zeros(many, bool)
+        return Turn(rows, actions, np.zeros(many), rows.copy(), flags, flags.copy(), flags.copy(), [])
+
+    def _reset(self, k: int, seat: Seat) -> None:
+        seat.episode += 1
+        seat.total, seat.actions = 0.0, []
+        try:
+            observation, _ = seat.env.reset(seed=start_seed(self.seed, seat.seed, seat.number, seat.episode))
+        except Exception as error:  # a stranger's environment
+            raise UserError(f"{self.name} failed on reset {seat.where()}: {type(error).__name__}: {error}") from error
+        row = np.asarray(self.flatten(observation))
+        if row.shape != self.shape or not np.isfinite(row).all():
+            fault = f"of shape {row.shape}, its space says {self.shape}" if row.shape != self.shape else "that is not finite"
+            raise UserError(f"{self.name}: reset gave an observation {fault} {seat.where()}")
+        self.current[k] = row
+        seat.handle = self.fast.handle(seat.env) if self.fast is not None else None
+
+    def _stored(self, actions: np.ndarray) -> np.ndarray:
+        """Actions as a data set has them."""
+        if self.discrete:
+            return np.asarray(actions, np.int64)
+        return np.clip(np.asarray(actions, np.float32), self.margin - 1.0, 1.0 - self.margin).astype(np.float32)
+
+    def _advance(self, at: Sequence[int], stored: np.ndarray) -> Any:
+        """One step of the environments `at`: (observations, rewards, terminated, truncated by the environment, {row: unstable physics})."""
+        seats = [self.seats[k] for k in at]
+        space = seats[0].env.action_space
+        if self.discrete:
+            sent = stored + int(space.start)
+        else:
+            scaled = np.clip(self.low + (stored + np.float32(1.0)) * np.float32(0.5) * (self.high - self.low), self.low, self.high)
+            sent = np.clip(scaled, space.low.reshape(-1), space.high.reshape(-1)).astype(space.dtype).reshape(len(at), *space.shape)
+        self.unstable.clear()
+        if self.fast is not None and all(seat.handle is not None for seat in seats):
+            try:  # t=-1: no time limit there; `over` is then the end of the task alone
+                steps = self.fast.step([seat.handle for seat in seats], sent, -1, self.unstable)
+            except StepFailed as failure:
+                raise self._failed(seats[failure.index], failure.__cause__) from failure.__cause__
+            rows = np.asarray(steps.observations).astype(self.kind)
+            return rows, steps.rewards, steps.over.copy(), np.zeros(len(at), bool), steps.unstable
+        rows = np.zeros((len(at), *self.shape), self.kind)
+        rewards, terminated, truncated = np.zeros(len(at)), np.zeros(len(at), bool), np.zeros(len(at), bool)
+        unstable: dict[int, str] = {}
+        for i, seat in enumerate(seats):
+            try:
+                observation, reward, terminal, cut, _ = seat.env.step(int(sent[i]) if self.discrete else sent[i])
+                rows[i], rewards[i] = self.flatten(observation), float(reward)
+            except Exception as error:  # a stranger's environment
+                raise self._failed(seat, error) from error
+            terminated[i], truncated[i] = bool(terminal), bool(cut) and not bool(terminal)
+            if self.unstable:
+                unstable[i] = self.unstable[0]
+                self.unstable.clear()
+        return rows, rewards, terminated, truncated, unstable
+
+    def _failed(self, seat: Seat, error: BaseException | None) -> UserError:
+        return UserError(f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}")
+
+
+_NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {})

@@ -1,0 +1,91 @@
+"""The directory of a fine-tuning run: its name, and what it says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError
+from offrl.finetuning.setup import KIND, Start, identity
+from offrl.runs import record as runs
+from offrl.settings.diff import difference
+from offrl.system import files as checkpoint
+
+
+def directory(start: Start) -> Path:
+    """A name given by hand, or one made of algorithm, environment and a hash of the settings: the same command finds its own run."""
+    config = start.config
+    if start.run_dir is not None:
+        return start.run_dir
+    if config.name is not None:
+        if config.name in ("", ".", "..") or "/" in config.name or "\\" in config.name:
+            raise UserError(f"name={config.name} must be a plain name; where run directories are made is runs_dir=")
+        return Path(config.runs_dir) / config.name
+    values = {**identity(start), "data": start.described.get("fingerprint")}
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
+    env = "".join(c if c.isalnum() or c in "-_." else "-" for c in values["env"])
+    return Path(config.runs_dir) / f"finetune-{start.label}-{env}-{digest}"
+
+
+def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
+    """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the step, which a run keeps.
+
+    Raises UserError where anything else is there.
+    """
+    old = runs.read_record(run_dir) if (run_dir / runs.RECORD).exists() else None
+    mine = identity(start)
+    if old is None:
+        if others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith(".")) if run_dir.exists() else []:
+            raise UserError(f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name=")
+    else:
+        if old.get("kind") != KIND:
+            raise UserError(f"{run_dir} holds a run of `offrl train`; choose another name=")
+        if old["data"].get("fingerprint") != start.described.get("fingerprint"):
+            raise UserError(f"{run_dir} was begun with other data ({old['data']['name']}); choose another name=")
+        if old["identity"]["parent"] != mine["parent"]:
+            raise UserError(
+                f"{run_dir} began from another state ({_words(old['identity']['parent'])}) than {_words(mine['parent'])}, which has "
+                f"changed since: offrl finetune resume={run_dir} goes on with the old one, another name= begins anew"
+            )
+        changed = difference(old["identity"], mine)
+        if changed:
+            name, (there, here) = next(iter(changed.items()))
+            raise UserError(f"{run_dir} holds another run ({name}: {there} there, {here} here); choose another name=")
+        if not checkpoint.steps(run_dir) and (run_dir / "policies").exists():
+            raise UserError(f"{run_dir} holds a finished run without checkpoints; remove that folder, or choose another name=")
+        if old["device"] == device and start.config.compile == "auto":
+            mode = old["mode"]
+    record = {
+        "kind": KIND,
+        "label": f"{start.label}+online",
+        "identity": mine,
+        "replicas": [{"seed": r.seed, **dict(r.values)} for r in start.replicas],
+        "data": start.described,
+        "spec": start.spec.to_json(),
+        "env": start.task.env_id or "auto",
+        "mode": mode,
+        "group": len(start.replicas),
+        "device": device,
+        "online": {"label": start.label, "parent": start.parent, "fixed": start.fixed, "anneal": start.anneal},
+        "packages": {name: runs.installed(name) for name in runs.PACKAGES},
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+    checkpoint.write_text(run_dir / runs.RECORD, json.dumps(record, indent=1, default=str) + "\n")
+    from omegaconf import OmegaConf
+
+    saved: dict[str, Any] = dataclasses.asdict(dataclasses.replace(start.config, name=run_dir.name, resume=None))
+    saved["eval"].pop("env")
+    saved |= {"algo": dataclasses.asdict(start.algorithm.config), "dataset": None, "given": start.given}
+    if start.data is not None:
+        saved["dataset"] = dataclasses.asdict(start.data)
+    checkpoint.write_text(run_dir / runs.CONFIG, OmegaConf.to_yaml(OmegaConf.create(saved)))
+    return mode
+
+
+def _words(parent: dict[str, Any] | None) -> str:
+    return "fresh parameters" if parent is None else f"step {parent['step']:,} of a run, {parent['sha256'][:12]}"

@@ -1,0 +1,341 @@
+"""What fine-tuning begins from: a run's states and settings, fresh parameters, or a fine-tuning run that was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offrl import registry
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.load import load_dataset
+from offrl.data.transforms import apply_transforms
+from offrl.errors import UserError, nearest, warn
+from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
+from offrl.finetuning.transitions import columns_for
+from offrl.runs import record as runs
+from offrl.settings.compose import compose, fill, flatten
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.presets import algorithm_group, base_algorithm, read_yaml
+from offrl.settings.replicas import Replica, expand
+from offrl.settings.train import TrainConfig, seed_list
+from offrl.system import files as checkpoint
+from offrl.tasks.environments import action_kind, flattener, make_env, resolve_task
+from offrl.tasks.task import Task
+from offrl.training.engine import first_state
+from offrl.training.loop import make_algorithm, pick_device
+
+KIND = "finetune"  # of a run's record
+Factory = Callable[[], Any]
+
+
+@dataclass
+class Start:
+    """All that decides a fine-tuning run but its settings."""
+
+    config: FinetuneConfig  # without open ends
+    algorithm: Algorithm  # with its settings as they are online
+    replicas: list[Replica]
+    grid: dict[str, list[float]]
+    spec: DataSpec
+    task: Task
+    label: str
+    data: DatasetConfig | None  # settings of the data; None: there are none
+    described: dict[str, Any]  # the data in the record
+    dataset: Dataset | None = None  # None where no batch needs it
+    state: TrainState | None = None  # on the CPU; None: of the run's own checkpoint
+    parent: dict[str, Any] | None = None  # the run that it began from; None: fresh parameters
+    fixed: dict[str, float] = field(default_factory=dict)  # `Algorithm.online`, where a grid has another value
+    anneal: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    run_dir: Path | None = None  # of a run that goes on
+
+
+def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Factory | None = None) -> Start:
+    """From the settings of a command (see `offrl finetune --help`) to what will run. Raises UserError for whatever is wrong with them."""
+    given = flatten(values)
+    fields = {f.name for f in dataclasses.fields(FinetuneConfig)}
+    other = {k: given[k] for k in given if k.partition(".")[0] not in fields}
+    known = ("algo", "dataset", "seeds", "grid", "experiment", "from")
+    for name in other:
+        if name.partition(".")[0] not in known:
+            options = [*fields, *known]
+            raise UserError(f"offrl finetune has no setting '{name}'.{nearest(name, options)} Settings: {', '.join(sorted(options))}")
+    if "eval.env" in given:
+        raise UserError(f"eval.env={given['eval.env']}: policies are scored where they learn; write env=")
+    config = fill(FinetuneConfig(), {k: v for k, v in given.items() if k not in other}, "finetune")
+    source = other.pop("from", None)
+    if source is not None and source != "none":
+        if run is not None:
+            raise UserError(f"{run} and from={source} are both given; leave one of them out")
+        run = str(source)
+    if config.resume is not None:
+        start = _resumed(config, given, other, run, dataset, env)
+    else:
+        start = _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
+        start.given = {k: v for k, v in given.items() if k not in ("name", "runs_dir")}
+    columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)  # refuses what is not played
+    # a policy's file says where it learnt
+    start.spec = start.algorithm.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
+    return start
+
+
+# ---- a trained run
+
+
+def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | None, env: Factory | None) -> Start:
+    run = runs.Run(path)
+    if run.record.get("kind") == KIND:
+        raise UserError(f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more")
+    kind = _kind(run.record["identity"]["algo"]["name"], str(path))
+    for name in other:
+        if name.partition(".")[0] in ("algo", "seeds", "grid", "experiment") and not name.startswith("algo."):
+            raise UserError(f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a setting")
+    parent = compose({**{k: v for k, v in other.items() if v is not None}, "resume": str(path)})
+    config = choose(config, kind.online or {}, fresh=False)
+    if not kind.vectorized and len(run.replicas) > 1:
+        raise UserError(f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds")
+    algo, fixed, anneal = _online(kind, parent.algo, other)
+    own = str(run.record.get("env", "auto"))
+    record_spec = DataSpec.from_json(run.record["spec"])
+    task = _task(record_spec, config, own, env, f"offrl finetune {path} env=ID")
+    data, spec = None, record_spec
+    _one_kind_of_rewards(parent.dataset, config)
+    if config.mixing != 0.0 or dataset is not None:
+        data = _data(parent, config, dataset, run.record, path)
+        spec = data.spec
+    algorithm = kind(algo, spec)
+    found = checkpoint.load_latest(path)
+    if found is None:
+        raise UserError(f"{path} has no checkpoint, so its critics are gone: a policy file alone cannot learn on; train it again")
+    tensors, meta = found
+    where = f"the checkpoint of step {meta['step']:,} in {path}"
+    state = checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
+    notes = []
+    if meta["step"] < parent.steps:
+        notes.append(f"{path} was stopped at step {meta['step']:,} of {parent.steps:,}: going on from there")
+    dead = [str(r) for r, ok in zip(run.replicas, tensors["alive"].tolist(), strict=True) if not ok]
+    if dead:
+        warn(f"{', '.join(dead)} of {path} had diverged: going on from the last finite parameters")
+    came = {"run": str(path), "step": int(meta["step"]), "sha256": str(meta["sha256"])}
+    described = run.record["data"] if data is None else data.describe()
+    return Start(config, algorithm, run.replicas, run.grid, spec, task, run.algorithm, parent.dataset, described, data, state, came,
+                 fixed, anneal, notes=notes)  # fmt: skip
+
+
+def _one_kind_of_rewards(settings: DatasetConfig, config: FinetuneConfig) -> None:
+    """Raise UserError where batches would mix labelled rewards with the environment's."""
+    if getattr(settings, "reward_labels", None) and config.mixing != 0.0:
+        raise UserError(
+            "the data's rewards are labels (dataset.reward_labels), and the environment gives its own: batches would mix two kinds of "
+            "rewards; mixing=0 learns from the environment's alone"
+        )
+
+
+def _data(parent: TrainConfig, config: FinetuneConfig, dataset: Dataset | None, record: dict[str, Any], path: Path) -> Dataset:
+    """The run's own data again. Raises UserError where they are gone or others."""
+    name = record["data"]["name"]
+    if dataset is None and record["spec"]["source"] == "arrays" and parent.dataset.name not in registry.names("dataset"):
+        raise UserError(
+            f"{path} was trained on arrays from Python: give them, offrl.finetune(run, dataset=...), or leave them out, mixing=0"
+        )
+    try:
+        data = _load(parent.dataset, config, dataset)
+    except UserError as error:
+        raise UserError(f"{error} (the data of {path}, which mixing={_word(config.mixing)} needs; dataset=PATH says where they are, "
+                        "mixing=0 goes on without them)") from None  # fmt: skip
+    if data.fingerprint != record["data"]["fingerprint"]:
+        raise UserError(f"{path} was trained on {name} ({record['data']['fingerprint'][:12]}) and this is {data.spec.name} "
+                        f"({data.fingerprint[:12]}): give its own data, or mixing=0")  # fmt: skip
+    return data
+
+
+def _load(settings: DatasetConfig, config: FinetuneConfig, dataset: Dataset | None) -> Dataset:
+    device = str(pick_device(config.device))
+    return load_dataset(settings, device) if dataset is None else apply_transforms([dataset], settings)
+
+
+def _word(value: float | None) -> str:
+    return "null" if value is None else f"{value:g}"
+
+
+# ---- fresh parameters
+
+
+def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | None, env: Factory | None) -> Start:
+    name = other.get("algo")
+    if name is None:
+        raise UserError("usage: offrl finetune RUN env=ID steps=N, or from fresh parameters: offrl finetune algo=sac_n dataset=NAME env=ID")
+    kind = _kind(base_algorithm(algorithm_group(str(name))), "")
+    config = choose(config, kind.online or {}, fresh=True)
+    named = other.get("dataset") is not None or dataset is not None
+    if not named and config.mixing != 0.0:
+        raise UserError(f"mixing={_word(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, mixing=0")
+    extra = {"dataset": dataset.spec.name} if dataset is not None else {} if named else {"experiment": "none"}
+    parent = compose({k: v for k, v in other.items() if v is not None} | extra)
+    algo, _, anneal = _online(kind, parent.algo, other)
+    data = None
+    if named:
+        _one_kind_of_rewards(parent.dataset, config)
+        data = _load(parent.dataset, config, dataset)
+        parent = dataclasses.replace(parent, algo=algo)
+        parent = runs.fit(parent, data)
+        algo, spec = parent.algo, data.spec
+        task = _task(spec, config, "auto", env, "env=ID")
+        described = data.describe()
+    else:
+        if config.env is None and env is None:
+            raise UserError("without data the environment must be named: offrl finetune algo=sac_n env=ID mixing=0")
+        task = Task(name=config.env or "environment", env_id=config.env, env_factory=env)
+        spec = spec_of(task)
+        described = {"name": spec.name, "source": "environment", "fingerprint": "", "transforms": [], "notes": []}
+    algorithm = make_algorithm(dataclasses.replace(parent, algo=algo), data) if data is not None else kind(algo, spec)
+    if spec.discrete and not kind.discrete:
+        raise UserError(f"{algo.name} needs continuous actions, and {task.name} has discrete ones")
+    seeds = seed_list(parent.seeds)
+    them = expand(parent.grid, seeds)
+    if not kind.vectorized and len(them) > 1:
+        raise UserError(f"{algo.name} trains one replica at a time: seeds=1")
+    return Start(config, algorithm, them, parent.grid, spec, task, parent.label or algo.name, parent.dataset if named else None,
+                 described, data if config.mixing != 0.0 else None, first_state(algorithm, them), None, {}, anneal)  # fmt: skip
+
+
+def spec_of(task: Task) -> DataSpec:
+    """What an environment says of itself, where no data say it. Raises UserError for unbounded actions."""
+    import numpy as np
+
+    env = make_env(task)
+    try:
+        _, shape, _ = flattener(env, task.observation_keys)
+        discrete, size = action_kind(env)
+        low, high = (), ()
+        if not discrete:
+            low, high = (tuple(np.asarray(b, np.float32).reshape(-1).tolist()) for b in (env.action_space.low, env.action_space.high))  # type: ignore[attr-defined]
+            if not np.isfinite([low, high]).all():
+                raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
+    finally:
+        env.close()
+    return DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
+                    task=dataclasses.replace(task, env_factory=None))  # fmt: skip
+
+
+# ---- a fine-tuning run that goes on
+
+
+def _resumed(
+    config: FinetuneConfig, given: dict[str, Any], other: dict[str, Any], run: Any, dataset: Dataset | None, env: Factory | None
+) -> Start:
+    path = Path(str(config.resume))
+    record = runs.read_record(path)
+    if record.get("kind") != KIND:
+        raise UserError(f"{path} is no fine-tuning run: offrl finetune {path} begins one from it")
+    if run is not None:
+        raise UserError(f"resume={path} goes on with what it began from; leave out {run}")
+    saved = read_yaml(path / runs.CONFIG)
+    if changed := [k for k in other if k not in ("dataset",) and not k.startswith(("dataset.cache", "dataset.memory"))]:
+        raise UserError(f"resume={path} goes on with its own settings; leave out {changed[0]}=")
+    identity = record["identity"]
+    try:
+        kind = registry.get("algo", identity["algo"]["name"])
+        algo = kind.Config(**saved["algo"])
+        settings = None if saved.get("dataset") is None else DatasetConfig(**saved["dataset"])
+        own = {k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"}
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path / runs.CONFIG} does not fit this version of offrl ({error}); continue with the version that wrote it"
+        ) from None
+    own.update({"runs_dir": str(path.resolve().parent), "name": path.resolve().name, "quiet": False})
+    merged = {**flatten(own), **{k: v for k, v in given.items() if k not in other}}
+    merged.pop("eval.env", None)
+    config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
+    for name, value in given.items():
+        if name in identity["finetune"] and identity["finetune"][name] != getattr(config, name):
+            raise UserError(f"{path} began with {name}={identity['finetune'][name]}, not {value}; begin another run, with another name=")
+    spec = DataSpec.from_json(record["spec"])
+    data = None
+    if config.mixing != 0.0 and settings is not None:
+        if other.get("dataset") is not None:
+            settings = dataclasses.replace(settings, name=str(other["dataset"]))
+        stand_in = TrainConfig(algo=algo, dataset=settings)
+        data = _data(stand_in, config, dataset, record, path)
+    if checkpoint.load_latest(path) is None:
+        raise UserError(f"{path} has no checkpoint yet; run the command that began it again")
+    task = _task(spec, dataclasses.replace(config, env=None), str(record.get("env", "auto")), env, f"offrl finetune resume={path} env=ID")
+    grid = dict(identity.get("grid", []))
+    more = record["online"]
+    return Start(config, kind(algo, spec), expand(grid, identity["seeds"]), grid, spec, task, more["label"], settings, record["data"], data,
+                 None, more["parent"], more["fixed"], {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()}, saved.get("given") or {},
+                 run_dir=path)  # fmt: skip
+
+
+# ---- all three
+
+
+def _kind(name: str, where: str) -> type[Algorithm]:
+    """The algorithm's class. Raises UserError for one that cannot learn from an environment's rewards."""
+    kind = registry.get("algo", name)
+    able = ", ".join(n for n, k in registry.names("algo").items() if k.valuing and "actor" in k.acting and k.online is not None)
+    if "actor" not in kind.acting or not kind.valuing:
+        raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it nothing; "
+                        f"those that can be fine-tuned: {able}")  # fmt: skip
+    if kind.online is None:
+        raise UserError(f"{where or name}: {name} learns from demonstrations, not from an environment's rewards; those that can be "
+                        f"fine-tuned: {able}")  # fmt: skip
+    return kind
+
+
+def _online(
+    kind: type[Algorithm], algo: Any, other: Mapping[str, Any]
+) -> tuple[Any, dict[str, float], dict[str, tuple[float, float, float]]]:
+    """(settings as they are online, those that a grid must not override, annealed ones). What the command names stays as it says."""
+    fields = {f.name for f in dataclasses.fields(algo)}
+    for name in kind.online or {}:
+        if name not in fields and name not in CONVENTIONS:
+            raise UserError(f"{algo.name}.online names '{name}', which is no setting of it nor one of {', '.join(CONVENTIONS)}")
+    fixed = {k: v for k, v in (kind.online or {}).items() if k in fields and f"algo.{k}" not in other}
+    anneal = {k: v for k, v in kind.anneal.items() if k in fields and f"algo.{k}" not in other}
+    numbers = {k: float(v) for k, v in fixed.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return dataclasses.replace(algo, **fixed), numbers, anneal
+
+
+def _task(spec: DataSpec, config: FinetuneConfig, own: str, env: Factory | None, cure: str) -> Task:
+    """Where to learn. Raises UserError where there is no environment."""
+    if env is not None:
+        return runs.with_factory(spec.task, env, spec.name)
+    name = config.env if config.env is not None else "auto" if own == "none" else own
+    task = resolve_task(spec.task, EvalConfig(env=name)) if name != "none" else None
+    if task is None:
+        raise UserError(f"there is no environment to learn in; name one: {cure}")
+    return task
+
+
+def identity(start: Start) -> dict[str, Any]:
+    """The settings that decide what comes out; two fine-tuning runs that agree in these are the same one."""
+    from offrl.finetuning.config import FREE
+
+    algo = dataclasses.asdict(start.algorithm.config)
+    values: dict[str, Any] = {
+        "algo": {k: v for k, v in algo.items() if k not in start.grid},
+        "seeds": list(dict.fromkeys(r.seed for r in start.replicas)),
+        "dataset": {},
+        "env": start.task.env_id or start.task.name,
+        "parent": None if start.parent is None else {k: v for k, v in start.parent.items() if k != "run"},  # wherever it lies
+        "finetune": {k: v for k, v in dataclasses.asdict(start.config).items() if k not in (*FREE, "precision")},
+    }
+    if start.data is not None:
+        values["dataset"] = {k: v for k, v in dataclasses.asdict(start.data).items() if k not in DatasetConfig.PLACES}
+    if start.anneal:
+        values["steps"] = start.config.steps  # over which settings are annealed
+    if start.config.precision != "float32":
+        values["precision"] = start.config.precision
+    if start.grid:
+        values["grid"] = [[name, cells] for name, cells in start.grid.items()]
+    return json.loads(json.dumps(values, default=str))

@@ -1,0 +1,142 @@
+"""What fine-tuning brought: the score before and after, the regret, and whether it collapsed at first."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from offrl.figures import curves as plots
+from offrl.runs.log import interval_text, print_table
+from offrl.runs.record import SCORES, Run
+from offrl.settings.replicas import by_cell, cell_name
+from offrl.statistics.intervals import mean_interval
+from offrl.system import files as checkpoint
+
+PICTURE, FILE = "finetune.png", "finetune.json"
+EARLY = 0.1  # share of the steps in which a collapse is looked for
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one cell of the grid (all of a run without one): numbers for each seed, in scores where there are reference returns."""
+
+    cell: str
+    seeds: list[int]
+    unit: str  # score or return
+    offline: list[float]  # at step 0
+    final: list[float]
+    online: list[float]  # mean over the evaluations after step 0
+    lowest: list[float] | None  # over the evaluations of the first tenth; None where there was none
+    regret: list[float] | None  # 1 - online / 100; None without reference returns
+
+
+def outcomes(run: Run, steps: int) -> list[Outcome]:
+    """Of a fine-tuning run of `steps` steps, from its scores.csv; none where it was not scored after step 0.
+
+    Regret is that of Cal-QL (arXiv 2303.05479, section 7): 1 less the mean normalised score, here over the evaluations after step 0.
+    """
+    rows = run.scores
+    unit = "score" if rows and all(r["score"] is not None for r in rows) else "return"
+    key = "score" if unit == "score" else "return_mean"
+    found = []
+    for values, where in by_cell(run.replicas).items():
+        curves = [
+            {r["step"]: float(r[key]) for r in rows if r["seed"] == run.replicas[i].seed and all(r[k] == v for k, v in values)}
+            for i in where
+        ]
+        if any(0 not in curve or len(curve) < 2 for curve in curves):
+            continue
+        online = [math.fsum(v for t, v in c.items() if t > 0) / (len(c) - 1) for c in curves]
+        early = [[v for t, v in c.items() if 0 < t <= EARLY * steps] for c in curves]
+        found.append(
+            Outcome(
+                cell_name(values),
+                [run.replicas[i].seed for i in where],
+                unit,
+                [c[0] for c in curves],
+                [c[max(c)] for c in curves],
+                online,
+                [min(e) for e in early] if all(early) else None,
+                [1.0 - m / 100.0 for m in online] if unit == "score" else None,
+            )
+        )
+    return found
+
+
+def write(run: Run, steps: int) -> list[Outcome]:
+    """Write finetune.json and finetune.png; returns what is in them."""
+    found = outcomes(run, steps)
+    if found:
+        checkpoint.write_text(run.dir / FILE, json.dumps([asdict(o) for o in found], indent=1) + "\n")
+        picture({run.algorithm: run.dir / SCORES}, run.dir / PICTURE, title=f"{run.record['online']['label']} in {run.record['env']}")
+    return found
+
+
+def report(run: Run, found: Sequence[Outcome]) -> None:
+    """Print the final table."""
+    if not found:
+        return
+    unit = found[0].unit
+
+    def cells(values: list[float] | None, digits: int = 1) -> str:
+        return "" if values is None else interval_text(mean_interval(values), digits)
+
+    columns: dict[str, list[str]] = {
+        "algorithm": [run.record["online"]["label"]] * len(found),
+        "cell": [o.cell for o in found],
+        f"offline {unit} [95% interval]": [cells(o.offline) for o in found],
+        "at the end": [cells(o.final) for o in found],
+        "mean online": [cells(o.online) for o in found],
+        "lowest in the first tenth": [cells(o.lowest) for o in found],
+        "regret": [cells(o.regret, 2) for o in found],
+        "seeds": [str(len(o.seeds)) for o in found],
+    }
+    columns = {name: column for name, column in columns.items() if any(column)}
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), run.final_scores[0]["environment"])
+
+
+def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str | None = None) -> bool:
+    """Draw scores over environment steps: mean over seeds and 95% interval, a dashed line at the score of step 0 ("offline").
+
+    files: label -> scores.csv. Returns False, and draws nothing, where there is no value. Raises UserError.
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if column is None:
+        column = "score" if all(plots.read_curves(path, "score") for path in files.values()) else "return_mean"
+    lines: dict[str, Any] = {}
+    for label, path in files.items():
+        for values, curves in plots.read_curves(path, column).items():
+            cell = cell_name(values)
+            lines[f"{label} {cell}".strip() if len(files) > 1 or not cell else cell] = curves
+    if not lines:
+        return False
+    figure, axes = plots.new_figure(title)
+    colours = plots.COLOURS if len(lines) <= len(plots.COLOURS) else plots.ordered_colours(len(lines))
+    ends, seen = [], []
+    for i, (label, curves) in enumerate(lines.items()):
+        ends.append(plots.draw_curves(axes, curves, colours[i], label, True, len(lines) <= plots.MOST_SPREADS))
+        before = [curve[0] for curve in curves.values() if 0 in curve]
+        if before:
+            mean = math.fsum(before) / len(before)
+            axes.axhline(mean, color=colours[i], linestyle=(0, (5, 4)), linewidth=1.1, zorder=1)
+            seen.append(mean)
+            if len(lines) == 1:
+                ends.append((mean, f"offline {plots.short(mean)}", plots.GREY))
+        seen += [v for curve in curves.values() for v in curve.values()]
+    plots.plain_axes(axes)
+    axes.margins(x=0.01, y=0.06)
+    plots.clip_height(axes, seen)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: plots.thousands(x)))
+    axes.set_xlabel("environment steps", fontsize=9.5, color="#333333")
+    several = any(len(curves) > 1 for curves in lines.values())
+    note = ("mean over seeds, 95% interval; " if several else "") + "dashed: before fine-tuning"
+    axes.set_title(f"{plots.unit(column)}  ({note})", loc="left", fontsize=9.5, color="#333333")
+    plots.label_ends(axes, ends)
+    plots.save(figure, out)
+    return True

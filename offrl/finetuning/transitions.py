@@ -1,0 +1,111 @@
+"""From what was played to rows as the offline sampler gives them: normalised, rewards transformed, and what is known only later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.data.dataset import DataSpec
+from offrl.data.samplers.transitions import TransitionSampler
+from offrl.data.transforms import returns_to_go
+from offrl.errors import UserError
+from offrl.finetuning.environments import Turn
+from offrl.finetuning.replay_buffer import Column
+
+LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
+Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # (rewards, terminations, first rows, last + 1) -> [R]
+
+
+def returns_of(sampler: Any, discount: float) -> Returns:
+    """How returns_to_go are made: as the algorithm's sampler does itself (Cal-QL's), or with the discount of the data's column."""
+    own = getattr(sampler, "returns", None)
+    if own is not None:
+        return own
+
+    def returns(rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return returns_to_go(rewards, terminations, start, end, discount)
+
+    return returns
+
+
+def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, name: str) -> dict[str, Column]:
+    """The columns of a row that `sampler`, that of the algorithm `name`, asks for. Raises UserError for what playing cannot give."""
+    if not isinstance(sampler, TransitionSampler):
+        raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of single transitions: "
+                        "offrl finetune cannot go on with it")  # fmt: skip
+    if unknown := [column for column in sampler.extra if column not in LATE]:
+        raise UserError(f"{name} learns from the data's column '{unknown[0]}', which an environment does not give")
+    observation: Column = tuple(spec.observation_shape), observation_type
+    action: Column = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
+    number: Column = (), torch.float32
+    columns = {"observations": observation, "actions": action, "rewards": number, "next_observations": observation, "masks": number}
+    return columns | {column: action if column == "next_actions" else number for column in sampler.extra}
+
+
+class Rows:
+    """Turns into rows. Those of which something is not known yet wait: for one step (next_actions), or for the end of the episode.
+
+    The last row of an episode that was cut has no next action, and is left out where one is asked for, as in the data.
+    """
+
+    def __init__(self, spec: DataSpec, columns: Mapping[str, Column], replicas: int, envs: int, returns: Returns) -> None:
+        """returns: what returns_to_go of whole episodes are; see `returns_of`."""
+        self.spec, self.columns, self.returns = spec, columns, returns
+        self.owner = np.repeat(np.arange(replicas), envs)
+        self.whole, self.following = "returns_to_go" in columns, "next_actions" in columns
+        self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
+        self.mean = None if spec.observation_mean is None else np.asarray(spec.observation_mean, np.float32)
+        self.std = None if spec.observation_std is None else np.asarray(spec.observation_std, np.float32)
+
+    def normal(self, observations: np.ndarray) -> np.ndarray:
+        """Observations [K, *O] of the environment as the algorithm sees them: with the data's statistics, which stay as they are."""
+        if self.mean is None or self.std is None:
+            return observations
+        flat = observations.astype(np.float32).reshape(len(observations), -1)
+        return ((flat - self.mean) / self.std).reshape(observations.shape)
+
+    def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(whose [R], rows [R, ...]): what is known completely now, in order."""
+        ready = {
+            "observations": self.normal(turn.observations),
+            "actions": turn.actions,
+            "rewards": (turn.rewards * self.spec.reward_scale + self.spec.reward_shift).astype(np.float32),
+            "next_observations": self.normal(turn.next_observations),
+            "masks": (~turn.terminated).astype(np.float32),
+        }
+        if not (self.whole or self.following):
+            return self.owner[turn.valid], {name: column[turn.valid] for name, column in ready.items()}
+        out: list[tuple[int, dict[str, Any]]] = []
+        for k, owner in enumerate(self.owner.tolist()):
+            if turn.valid[k]:
+                self.waiting[k].append({name: column[k] for name, column in ready.items()})
+            if turn.over[k] or (self.following and not self.whole and len(self.waiting[k]) > 1):
+                out += [(owner, row) for row in self._known(k, bool(turn.over[k]))]
+        rows = {name: np.stack([row[name] for _, row in out]) if out else np.zeros(0) for name in self.columns}
+        return np.array([owner for owner, _ in out], np.int64), rows
+
+    def drop(self, k: int) -> None:
+        """Forget what waits of the episode of environment k."""
+        self.waiting[k].clear()
+
+    def _known(self, k: int, over: bool) -> list[dict[str, Any]]:
+        """The rows of environment k that are complete, which wait no longer."""
+        rows = self.waiting[k]
+        if not rows:
+            return []
+        if self.whole:
+            rewards, ended = np.array([r["rewards"] for r in rows]), np.array([r["masks"] == 0 for r in rows])
+            start, end = np.zeros(1, np.int64), np.full(1, len(rows), np.int64)
+            for row, value in zip(rows, self.returns(rewards, ended, start, end), strict=True):
+                row["returns_to_go"] = np.float32(value)
+        if self.following:
+            for row, later in zip(rows, rows[1:], strict=False):
+                row["next_actions"] = later["actions"]
+            if over and rows[-1]["masks"] == 0:
+                rows[-1]["next_actions"] = rows[-1]["actions"]  # never looked at, as the data's
+        known = rows[:-1] if self.following and "next_actions" not in rows[-1] else rows
+        self.waiting[k] = [] if over else rows[len(known) :]
+        return list(known)

@@ -1,0 +1,237 @@
+"""Policies from elsewhere, by name: Stable-Baselines3 zips, offrl runs and policy files, Python functions. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.errors import UserError, nearest
+from offrl.evaluation.evaluator import Policy, observe
+
+FORMS = "an SB3 .zip, an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
+
+
+def load_agents(
+    text: str, *, observation_dim: int, action_low: np.ndarray | None, action_high: np.ndarray | None, discrete: bool
+) -> dict[str, Policy]:
+    """The policies that `text` names, by their own names: one, or all replicas of a run.
+
+    `text`: a Stable-Baselines3 zip (SAC, TQC, TD3, DDPG, PPO, A2C, DQN), an offrl run directory, an offrl policy file (.safetensors), or
+    "file.py:name" / "package.module:name": a function act(observations [E, O], rng) -> actions [E, A] or [E], an object with `start` and
+    `step` as `offrl.evaluation.evaluator.Policy` has them, or a dict {name: either}.
+    `observation_dim`: numbers in a flat observation. `action_low`, `action_high` [A]: the environment's range, None where unknown or
+    discrete. All policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their noise.
+
+    Raises UserError for what cannot be found, read or run, and for a policy of other observations or actions than these.
+    """
+    low, high = (None if b is None else np.asarray(b, np.float32).reshape(-1) for b in (action_low, action_high))
+    agents = _load(text, low, high)
+    for name, agent in agents.items():
+        _check_fit(agent, f"{text}" + (f" ({name})" if len(agents) > 1 else ""), observation_dim, low, discrete)
+    return agents
+
+
+def reseeded(policy: Policy, seed: int) -> Policy:
+    """A copy whose noise (under `explore`) is another for every `seed`, and the same for the same one."""
+    from offrl import rng
+    from offrl.evaluation.policy import TrainedPolicy
+
+    if isinstance(policy, TrainedPolicy):
+        other = copy.copy(policy)
+        other.state = policy.state._replace(key=rng.fold_in(policy.state.key, seed))
+        other._ready = None
+        return other
+    if dataclasses.is_dataclass(policy) and not isinstance(policy, type) and hasattr(policy, "seed"):
+        return dataclasses.replace(policy, seed=seed)
+    return policy
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionPolicy:
+    """A user's function act(observations [E, O], rng) as a policy. It gets `explore` where it has an argument of that name."""
+
+    function: Callable[..., Any]
+    where: str
+    seed: int = 0
+
+    def start(self, episodes: int) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
+
+    def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+        extra = {"explore": explore} if "explore" in _parameters(self.function) else {}
+        actions = np.asarray(guarded(self.where, self.function, np.array(observations), carry, **extra))
+        if actions.ndim == 0 or len(actions) != len(observations):
+            raise UserError(
+                f"{self.where} gave actions of shape {actions.shape} for {len(observations)} observations; one action for each is due: "
+                f"[{len(observations)}, A], or [{len(observations)}] choices"
+            )
+        return actions, carry
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectPolicy:
+    """A user's object with `start` and `step`, which may lack the argument `explore`."""
+
+    policy: Any
+    where: str
+
+    def start(self, episodes: int) -> Any:
+        return guarded(self.where, self.policy.start, episodes)
+
+    def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+        extra = {"explore": explore} if "explore" in _parameters(self.policy.step) else {}
+        result = guarded(self.where, self.policy.step, carry, observations, t, **extra)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise UserError(f"{self.where}: step must return (actions, carry), it returned a {type(result).__name__}")
+        return np.asarray(result[0]), result[1]
+
+    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
+        return guarded(self.where, observe, self.policy, carry, rewards)
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in
+        return {}
+
+
+def guarded(where: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a stranger's code; what it raises is told in one line that names its place."""
+    try:
+        return function(*args, **kwargs)
+    except UserError:
+        raise
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        reason = " ".join(str(error).split())
+        raise UserError(f"{where} failed{at}: {type(error).__name__}: {reason}") from error
+
+
+def _load(text: str, low: np.ndarray | None, high: np.ndarray | None) -> dict[str, Policy]:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _run_policies(path)
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix in (".pkl", ".pickle", ".pt", ".pth"):
+        from offrl.interop.sb3 import vecnormalize_error
+
+        if "vecnorm" in path.name.lower():
+            raise vecnormalize_error(path)
+        raise UserError(f"{path} may hold a pickle, which is not read; give {FORMS}")
+    if path.is_file() and suffix == ".zip":
+        from offrl.interop.sb3 import read_zip
+
+        return {path.stem: read_zip(path, low, high)}
+    if path.is_file() and suffix == ".safetensors":
+        from offrl.evaluation.policy import TrainedPolicy
+
+        return {path.stem: TrainedPolicy.load(path)}
+    if path.is_file():
+        cure = f"; name what is in it: {text}:NAME" if suffix == ".py" else f"; a policy is {FORMS}"
+        raise UserError(f"{path} is not a policy{cure}")
+    place, colon, name = text.rpartition(":")
+    if colon and place and name.replace(".", "").isidentifier():
+        return _python(place, name, text)
+    there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UserError(f"there is no policy {text}: a policy is {FORMS}.{nearest(path.name, there)}")
+
+
+def _run_policies(path: Path) -> dict[str, Policy]:
+    """All replicas of a run."""
+    from offrl.runs.record import RECORD, Run
+
+    if not (path / RECORD).exists():
+        zips = sorted(p.name for p in path.iterdir() if p.suffix in (".zip", ".safetensors"))
+        hint = f"; it holds the policies {', '.join(zips[:5])}: name one of them" if zips else ""
+        raise UserError(f"{path} is not a run directory (it has no {RECORD}){hint}")
+    run = Run(path)
+    return {replica.name: run._load(replica) for replica in run.replicas}
+
+
+def _python(place: str, name: str, text: str) -> dict[str, Policy]:
+    """The policies that the Python file or module `place` calls `name`."""
+    value = python_object(place, name, text)[0]
+    if isinstance(value, Mapping):
+        if not value:
+            raise UserError(f"{text} is an empty dict; it must hold policies by name")
+        return {str(k): _wrap(v, f"{text}[{k!r}]") for k, v in value.items()}
+    return {name: _wrap(value, text)}
+
+
+def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
+    """What the Python file (.py) or module `place` calls `name`, and the file it was read from. `text`: both, for messages.
+
+    Raises UserError.
+    """
+    if place.endswith(".py"):
+        path = Path(place).expanduser()
+        if not path.is_file():
+            there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            raise UserError(f"there is no file {path}.{nearest(path.name, there)}")
+        spec = importlib.util.spec_from_file_location(f"_offrl_agent_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses and the like look their module up
+        sys.path.insert(0, str(path.parent.resolve()))
+        try:
+            guarded(f"importing {path}", spec.loader.exec_module, module)
+        finally:
+            sys.path.pop(0)
+    else:
+        try:
+            found = importlib.util.find_spec(place) is not None
+        except (ImportError, ValueError):  # a parent that is missing, or a name that cannot be one
+            found = False
+        if not found:
+            raise UserError(f"{text}: there is no Python module '{place}'; a file is named file.py:{name}")
+        module = guarded(f"importing {place}", importlib.import_module, place)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise UserError(f"{place} has no '{part}'.{nearest(part, [n for n in vars(module) if not n.startswith('_')])}")
+        value = getattr(value, part)
+    source = getattr(module, "__file__", None)
+    return value, Path(source) if source else None
+
+
+def _wrap(value: Any, where: str) -> Policy:
+    if inspect.isclass(value):
+        raise UserError(f"{where} is a class; give an object of it, such as a module-level {value.__name__.lower()} = {value.__name__}()")
+    if callable(getattr(value, "start", None)) and callable(getattr(value, "step", None)):
+        return value if hasattr(value, "algorithm") else ObjectPolicy(value, where)
+    if callable(value):
+        return FunctionPolicy(value, where)
+    raise UserError(f"{where} is a {type(value).__name__}; it must be a function act(observations, rng), an object with start and step, "
+                    "or a dict of those by name")  # fmt: skip
+
+
+def _check_fit(agent: Any, where: str, observation_dim: int, low: np.ndarray | None, discrete: bool) -> None:
+    """Raises UserError where the policy says that it is for other observations or actions. Functions do not say."""
+    spec = getattr(getattr(agent, "algorithm", None), "spec", None)
+    if spec is not None:
+        theirs, size, kind = spec.observation_dim, None if spec.discrete else spec.action_dim, spec.discrete
+    elif hasattr(agent, "head"):
+        theirs, size, kind = agent.observation_dim, agent.size, agent.discrete
+    else:
+        return
+    if theirs != observation_dim:
+        raise UserError(
+            f"{where} takes observations of {theirs} numbers, and here they have {observation_dim}: it is for another environment"
+        )
+    if kind != discrete:
+        kinds = ("continuous", "discrete")
+        raise UserError(f"{where} gives {kinds[kind]} actions, and here they are {kinds[discrete]}: it is for another environment")
+    if not discrete and low is not None and size is not None and size != low.size:
+        raise UserError(f"{where} gives actions of {size} dimensions, and here they have {low.size}: it is for another environment")

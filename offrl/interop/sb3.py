@@ -1,0 +1,349 @@
+"""Policies of Stable-Baselines3 as plain tensors: read from its zip files without unpickling anything, acting without SB3 installed.
+
+A zip holds `policy.pth` (tensors, read with `weights_only`) and `data` (JSON, whose values that JSON cannot hold are pickles, which stay
+closed, beside a readable summary). Names and shapes of the tensors say what the policy is; the summary says which activation it has.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from offrl.errors import UserError, warn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReLU": F.relu,
+    "Tanh": torch.tanh,
+    "ELU": F.elu,
+    "LeakyReLU": F.leaky_relu,
+    "SiLU": F.silu,
+    "GELU": F.gelu,
+    "Mish": F.mish,
+    "Softplus": F.softplus,
+    "Sigmoid": torch.sigmoid,
+    "Identity": lambda x: x,
+}
+KINDS = ("squashed", "tanh", "gaussian", "categorical", "q")
+KNOWN = "SAC, TQC, TD3, DDPG, PPO, A2C and DQN with MLP policies"
+# arguments of SB3's policies that leave the actor's forward pass as it is (or that the tensors show)
+HARMLESS = ("net_arch", "log_std_init", "optimizer_class", "optimizer_kwargs", "n_critics", "n_quantiles", "ortho_init", "normalize_images",
+            "share_features_extractor", "full_std", "use_sde", "dist_kwargs", "use_expln")  # fmt: skip
+_CURE = "wrap it in a Python function instead: policy=file.py:name, act(observations, rng) -> actions"
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A feed-forward policy. `kind`: squashed (SAC: tanh of a Gaussian), tanh (TD3), gaussian (PPO: clipped), categorical (PPO) or q (DQN:
+    the largest value)."""
+
+    kind: str
+    layers: tuple[tuple[Tensor, Tensor], ...]  # (weight [out, in], bias [out]) of the hidden layers, each followed by the activation
+    head: tuple[Tensor, Tensor]  # mean [A], logits or values of the choices [N]
+    activation: str = "ReLU"
+    spread: tuple[Tensor, Tensor] | Tensor | None = None  # log std: a second head (squashed) or numbers [A] (gaussian); None: unknown
+    low: np.ndarray | None = None  # [A] range of the actions; None for discrete ones
+    high: np.ndarray | None = None
+    epsilon: float = 0.0  # of a q policy that explores
+    clip_mean: float = 0.0  # the mean is clipped to +- this before tanh (SAC with gSDE); 0: not
+    mean: Tensor | None = None  # [O] of VecNormalize; observations are clipped to +- clip after scaling
+    std: Tensor | None = None
+    clip: float = 10.0
+    seed: int = 0
+    where: str = ""
+
+    @property
+    def discrete(self) -> bool:
+        return self.kind in ("categorical", "q")
+
+    @property
+    def observation_dim(self) -> int:
+        return (self.layers[0] if self.layers else self.head)[0].shape[1]
+
+    @property
+    def size(self) -> int:
+        """Dimensions of an action, or number of choices."""
+        return self.head[1].shape[0]
+
+    def start(self, episodes: int) -> np.random.Generator:
+        """The source of the noise of that many episodes played side by side."""
+        return np.random.default_rng(self.seed)
+
+    def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+        """Actions for raw observations [E, O]: [E, A] float32 in the environment's range, or [E] int64. See
+        `offrl.evaluation.evaluator.Policy`."""
+        return self.act(observations, carry if explore else None)[0], carry
+
+    @torch.no_grad()
+    def act(self, observations: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Actions, and the log density or probability of each [E] float32 under the noisy policy. Greedy without `rng`.
+
+        The density is that of the actions as they are returned, in the environment's range; of a Gaussian policy (PPO) before they are
+        clipped to it, as SB3 and D4RL have it. NaN where the policy knows no noise. Raises UserError where noise is asked of such.
+        """
+        x = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), -1)
+        if x.shape[1] != self.observation_dim:
+            raise UserError(f"{self.where}: observations have {x.shape[1]} numbers; this policy takes {self.observation_dim}")
+        if self.mean is not None and self.std is not None:
+            x = ((x - self.mean) / self.std).clamp(-self.clip, self.clip)
+        activation = ACTIVATIONS[self.activation]
+        for weight, bias in self.layers:
+            x = activation(F.linear(x, weight, bias))
+        out = F.linear(x, *self.head)
+        if rng is not None and self.spread is None and not self.discrete:
+            raise UserError(f"{self.where}: this policy has no noise of its own to explore with; use explore=false, or noise=0.1")
+        return self._choose(out, rng) if self.discrete else self._continuous(x, out, rng)
+
+    def _choose(self, out: Tensor, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        best = out.argmax(1)
+        if self.kind == "q":
+            log = torch.full_like(out, self.epsilon / self.size)
+            log[torch.arange(len(out)), best] += 1.0 - self.epsilon
+            log = log.log()
+        else:
+            log = F.log_softmax(out, 1)
+        chosen = best
+        if rng is not None:  # the Gumbel trick: argmax of log p + Gumbel noise has the distribution p
+            chosen = (log.double() + torch.from_numpy(rng.gumbel(size=tuple(log.shape)))).argmax(1)
+        return chosen.numpy(), log.gather(1, chosen[:, None])[:, 0].numpy()
+
+    def _continuous(self, x: Tensor, mean: Tensor, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        assert self.low is not None and self.high is not None
+        low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
+        if self.clip_mean:
+            mean = mean.clamp(-self.clip_mean, self.clip_mean)
+        raw, log = mean, torch.full((len(mean),), torch.nan)
+        if self.spread is not None:
+            log_std = F.linear(x, *self.spread).clamp(-20, 2) if isinstance(self.spread, tuple) else self.spread.expand_as(mean)
+            noise = torch.zeros_like(mean)
+            if rng is not None:
+                noise = torch.from_numpy(rng.standard_normal(tuple(mean.shape), np.float32))
+                raw = mean + log_std.exp() * noise
+            log = (-0.5 * noise**2 - log_std - 0.5 * float(np.log(2 * np.pi))).sum(1)
+        if self.kind == "gaussian":
+            return torch.clamp(raw, low, high).numpy(), log.numpy()
+        squashed = torch.tanh(raw)
+        # log(1 - tanh(u)^2), stable for large u, and the width of the range
+        slope = 2.0 * (float(np.log(2.0)) - raw - F.softplus(-2.0 * raw)) + torch.log((high - low) / 2)
+        return (low + 0.5 * (squashed + 1.0) * (high - low)).numpy(), (log - slope.sum(1)).numpy()
+
+
+def actor_from(
+    tensors: Mapping[str, Tensor],
+    *,
+    activation: str | None = None,
+    low: np.ndarray | None = None,
+    high: np.ndarray | None = None,
+    discrete: bool = False,
+    epsilon: float = 0.0,
+    clip_mean: float = 2.0,
+    where: str = "the policy",
+) -> Actor:
+    """An SB3 policy's state dict (`policy.pth`, or `model.policy.state_dict()`) as an Actor.
+
+    `activation`: None is the default of its algorithm. Raises UserError for tensors that no MLP policy of SB3 has.
+    """
+    own = {k: v.detach().cpu().float() for k, v in tensors.items() if not re.match(r"(critic|q_net_target|actor_target|value_net)", k)}
+    own = {k: v for k, v in own.items() if not k.startswith("mlp_extractor.value_net.")}
+    if strange := [k for k in own if re.search(r"features_extractor|lstm", k)]:
+        what = "a recurrent policy" if "lstm" in strange[0] else "a policy for images or dict observations"
+        raise UserError(f"{where} is {what} (it has '{strange[0]}'), which is not read; only {KNOWN} are. To use it, {_CURE}")
+    prefix, head, spread = _parts(own, where)
+    layers, names = _layers(own, prefix, where)
+    default = "Tanh" if prefix.startswith("mlp_extractor") else "ReLU"
+    heads, unread = [f"{head}.weight", f"{head}.bias"], set(own) - names
+    result: dict[str, Any] = {"low": low, "high": high, "where": where, "activation": activation or default}
+    if result["activation"] not in ACTIVATIONS:
+        raise UserError(f"{where} has the activation {result['activation']}; known are {', '.join(ACTIVATIONS)}. To use it, {_CURE}")
+    if head == "":  # the last layer of the stack is the head
+        *layers, last = layers
+        kind = "q" if prefix.startswith("q_net") else "tanh"
+        result["epsilon"] = epsilon
+    else:
+        last = (own[heads[0]], own[heads[1]])
+        unread -= set(heads)
+        kind = "squashed" if prefix.startswith("actor") else "categorical" if discrete else "gaussian"
+        if f"{spread}.weight" in own:
+            result["spread"] = (own[f"{spread}.weight"], own[f"{spread}.bias"])
+        elif spread in own and own[spread].ndim == 1 and kind == "gaussian":
+            result["spread"] = own[spread]
+        elif kind == "squashed":
+            result["clip_mean"] = clip_mean  # gSDE
+        unread -= {spread, f"{spread}.weight", f"{spread}.bias"}
+    if unread:
+        raise UserError(f"{where} has tensors of a policy that is not known ('{min(unread)}'); only {KNOWN} are read. To use it, {_CURE}")
+    actor = Actor(kind, tuple(layers), last, **result)
+    if not actor.discrete:
+        for name in ("low", "high"):
+            if np.size(result[name]) != actor.size or not np.isfinite(np.asarray(result[name], float)).all():
+                raise UserError(f"{where}: the range of its {actor.size} actions is not known ({name}: {result[name]})")
+    if any(not torch.isfinite(v).all() for v in own.values()):
+        raise UserError(f"{where} holds NaN or infinite weights: its training had diverged")
+    return actor
+
+
+def _parts(own: Mapping[str, Tensor], where: str) -> tuple[str, str, str]:
+    """Where the hidden layers, the head and the log std are among the tensors' names; an empty head: the last of the layers."""
+    if any(k.startswith("actor.mu.") for k in own):
+        if "actor.mu.weight" in own:
+            return "actor.latent_pi.", "actor.mu", "actor.log_std"
+        if any(k.startswith("actor.latent_pi.") for k in own):
+            return "actor.latent_pi.", "actor.mu.0", "actor.log_std"  # gSDE: the mean passes a clip
+        return "actor.mu.", "", ""
+    if any(k.startswith("q_net.q_net.") for k in own):
+        return "q_net.q_net.", "", ""
+    if "action_net.weight" in own:
+        return "mlp_extractor.policy_net.", "action_net", "log_std"
+    first = min(own, default="nothing")
+    raise UserError(f"{where} has no policy that is known (its tensors begin with '{first}'); only {KNOWN} are read. To use it, {_CURE}")
+
+
+def _layers(own: Mapping[str, Tensor], prefix: str, where: str) -> tuple[list[tuple[Tensor, Tensor]], set[str]]:
+    """The linear layers 0, 2, 4, ... of a stack, and the names they had."""
+    found = sorted({int(m[1]) for k in own if (m := re.fullmatch(re.escape(prefix) + r"(\d+)\.(weight|bias)", k))})
+    names = {f"{prefix}{i}.{part}" for i in found for part in ("weight", "bias")}
+    whole = found == list(range(0, 2 * len(found), 2)) and names <= set(own) and all(own[f"{prefix}{i}.weight"].ndim == 2 for i in found)
+    if not whole:
+        raise UserError(f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {found}). To use it, {_CURE}")
+    return [(own[f"{prefix}{i}.weight"], own[f"{prefix}{i}.bias"]) for i in found], names
+
+
+def read_zip(path: Path, low: np.ndarray | None, high: np.ndarray | None) -> Actor:
+    """The policy of a zip that `model.save` of SB3 (or sb3-contrib) wrote. Nothing is unpickled.
+
+    `low`, `high`: the environment's range of actions; used where the file does not say its own. Raises UserError when the file is damaged,
+    or holds a policy that cannot be known without running its code.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if "policy.pth" not in names:
+                raise UserError(f"{path} is no Stable-Baselines3 model: it has no policy.pth")
+            blob = archive.read("policy.pth")
+            data = json.loads(archive.read("data")) if "data" in names else {}
+    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
+        raise UserError(f"{path} is damaged and cannot be read ({str(error) or type(error).__name__})") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tensors = torch.load(io.BytesIO(blob), weights_only=True, map_location="cpu")
+    except Exception as error:  # whatever torch's restricted reader objects to
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(f"{path}: policy.pth holds more than tensors, and nothing is unpickled ({reason}). To use it, {_CURE}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(v, Tensor) for v in tensors.values()):
+        raise UserError(f"{path}: policy.pth is no table of tensors")
+    where = str(path)
+    _refuse(data, where)
+    own_low, own_high = (_bounds(data.get("action_space"), key) for key in ("low", "high"))
+    if own_low is not None and own_high is not None:
+        if low is not None and high is not None and not (np.allclose(own_low, low, 1e-3) and np.allclose(own_high, high, 1e-3)):
+            warn(f"{path} was trained for actions in {_range(own_low, own_high)}, and here they are in {_range(low, high)}")
+        low, high = own_low, own_high
+    kwargs = data.get("policy_kwargs") or {}
+    discrete = "discrete" in str((data.get("action_space") or {}).get(":type:", "")).lower()
+    rate = data.get("exploration_rate")
+    clip_mean = _number(kwargs.get("clip_mean"), 2.0)
+    actor = actor_from(
+        tensors, activation=_activation(data, where), low=low, high=high, discrete=discrete,
+        epsilon=_number(rate, 0.05), clip_mean=clip_mean, where=where,
+    )  # fmt: skip
+    return _normalised(actor, path)
+
+
+def _refuse(data: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for what the tensors do not show: custom classes, other spaces."""
+    module = str((data.get("policy_class") or {}).get("__module__", "stable_baselines3"))
+    if module.partition(".")[0] not in ("stable_baselines3", "sb3_contrib"):
+        raise UserError(f"{where} has a policy class of its own ({module}), which only its code knows. To use it, {_CURE}")
+    for name in ("observation_space", "action_space"):
+        kind = str((data.get(name) or {}).get(":type:", "")).rpartition(".")[2].strip("'>")
+        allowed = ("Box", "") if name == "observation_space" else ("Box", "Discrete", "")
+        if kind not in allowed:
+            raise UserError(f"{where} has {name.replace('_', ' ')} {kind}; only {' and '.join(allowed[:-1])} is read. To use it, {_CURE}")
+    kwargs = data.get("policy_kwargs") or {}
+    extractor = str(kwargs.get("features_extractor_class", "FlattenExtractor"))
+    if "FlattenExtractor" not in extractor:
+        raise UserError(f"{where} has the features extractor {extractor}, which is not known here. To use it, {_CURE}")
+    known = (*HARMLESS, "activation_fn", "features_extractor_class", "features_extractor_kwargs", "clip_mean", ":type:", ":serialized:")
+    if strange := [k for k in kwargs if k not in known and (k, str(kwargs[k])) != ("squash_output", "False")]:
+        raise UserError(f"{where}: what its policy_kwargs '{strange[0]}' does is not known here. To use it, {_CURE}")
+
+
+def _activation(data: Mapping[str, Any], where: str) -> str | None:
+    """The name of the activation, None for the algorithm's default."""
+    kwargs = data.get("policy_kwargs")
+    if not data or kwargs is None:
+        warn(f"{where} does not say its activation; taking the default of its algorithm")
+        return None
+    text = str(kwargs.get("activation_fn", ""))
+    if not text:
+        return None
+    found = re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", text)
+    if found is None:
+        raise UserError(f"{where} has the activation {text}, which is not known here. To use it, {_CURE}")
+    return found[1]
+
+
+def _bounds(space: Any, key: str) -> np.ndarray | None:
+    """`low` or `high` of a Box as SB3 writes them for people: '[-1. -1.]', shortened where they are many."""
+    text = str((space or {}).get(key, ""))
+    if "..." in text:
+        numbers = set(re.findall(r"[-+]?\d[\d.e+-]*|inf|nan", text))
+        size = re.findall(r"\d+", str(space.get("_shape", space.get("shape", ""))))
+        text = " ".join(list(numbers) * int(size[0])) if len(numbers) == 1 and len(size) == 1 else ""
+    try:
+        values = np.array([float(v) for v in text.replace("[", " ").replace("]", " ").replace(",", " ").split()], np.float32)
+    except ValueError:
+        return None
+    return values if values.size and np.isfinite(values).all() else None
+
+
+def _range(low: np.ndarray, high: np.ndarray) -> str:
+    return f"[{float(np.min(low)):.4g}, {float(np.max(high)):.4g}]"
+
+
+def _number(value: Any, default: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return default
+
+
+def _normalised(actor: Actor, path: Path) -> Actor:
+    """With the statistics of VecNormalize where they lie beside the zip as arrays; a pickle of them is refused."""
+    import dataclasses
+
+    arrays = path.parent / "vecnormalize.npz"
+    if arrays.is_file():
+        try:
+            with np.load(arrays, allow_pickle=False) as file:
+                mean, var = (torch.as_tensor(np.asarray(file[k], np.float64)) for k in ("mean", "var"))
+                epsilon, clip = (float(file[k]) if k in file else d for k, d in (("epsilon", 1e-8), ("clip_obs", 10.0)))
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise UserError(f"{arrays} must hold the arrays mean and var of VecNormalize ({' '.join(str(error).split())})") from None
+        if mean.shape != (actor.observation_dim,) or var.shape != mean.shape:
+            raise UserError(f"{arrays} is for observations of {tuple(mean.shape)}, the policy takes {actor.observation_dim} numbers")
+        return dataclasses.replace(actor, mean=mean.float(), std=torch.sqrt(var + epsilon).float(), clip=clip)
+    if (path.parent / "vecnormalize.pkl").exists():
+        raise vecnormalize_error(path.parent / "vecnormalize.pkl")
+    return actor
+
+
+def vecnormalize_error(path: Path) -> UserError:
+    """What to do with a pickle of VecNormalize."""
+    return UserError(
+        f"{path} holds VecNormalize's statistics as a pickle, which is not read. If you trust it, write them as arrays: "
+        "v = pickle.load(open('vecnormalize.pkl', 'rb')); np.savez('vecnormalize.npz', mean=v.obs_rms.mean, var=v.obs_rms.var, "
+        "epsilon=v.epsilon, clip_obs=v.clip_obs); or move the file away if the policy was trained without it"
+    )

@@ -1,0 +1,254 @@
+"""`offrl data label`: a language model labels a data set, and a file for `dataset.reward_labels` is written."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offrl.errors import UserError, nearest
+from offrl.labelling.config import LabelSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from offrl.data.dataset import Dataset
+    from offrl.labelling.cache import Answers, Counts, Labeller
+    from offrl.labelling.prompts import Renderer
+    from offrl.settings.dataset import DatasetConfig
+
+# taken as they stand on the command line, whatever characters they hold
+PLAIN = ("task", "out", "url", "model", "key_env", "local", "labeller", "cache", "render", "reached")
+SYSTEM = "You judge recorded behaviour of a controlled system. Answer in exactly the form that is asked for."
+USAGE = """\
+usage: offrl data label DATASET kind=preferences|rewards|subgoals task='WHAT IS TO BE ACHIEVED' model=MODEL [url=URL] [name=value ...]
+
+A language model labels a data set; training then takes dataset.reward_labels=FILE. The key of an endpoint comes from $OFFRL_LLM_KEY.
+The same command goes on where it was stopped: answers are kept, and none is asked for twice.
+
+Settings and their defaults:
+"""
+
+
+def usage() -> str:
+    """What `offrl data label` alone prints."""
+    from offrl.settings.field import describe
+
+    more = [
+        f"  {'fit.NAME=...':<40} kind=preferences: members, hidden, updates, learning_rate, batch_size, held_out, seed of the reward",
+        f"  {'extra.NAME=VALUE':<40} another field of requests to the endpoint; null leaves one out: extra.max_tokens=null",
+        f"  {'dataset.NAME=VALUE':<40} how DATASET is read, as for offrl train",
+    ]
+    return USAGE + "\n".join([*describe(LabelSettings()), *more])
+
+
+def run(names: list[str], settings: list[str]) -> int:
+    """The command. Raises UserError; Ctrl-C leaves every answer that came in the cache."""
+    if not names and not settings:
+        print(usage())
+        return 0
+    if len(names) != 1:
+        raise UserError(f"usage: offrl data label DATASET [name=value ...]; {len(names)} names were given, 1 is needed")
+    own, asked, fit, extra = _parse(settings)
+    task = _task(own.task)
+    target = Path(own.out or f"labels-{_stem(names[0])}-{own.kind}.safetensors").expanduser()
+    if target.suffix != ".safetensors":
+        raise UserError(f"out={target} must end in .safetensors")
+    if target.exists() and not own.force:
+        raise UserError(f"{target} exists; force=true replaces it, out= names another file")
+    labeller = _labeller(own, extra)
+    config = _read_by(names[0], asked)
+
+    from offrl.data.formats import resolve
+    from offrl.data.formats.download import cache_dir
+    from offrl.data.load import load_dataset
+    from offrl.labelling.cache import Answers
+    from offrl.labelling.prompts import Renderer, answers_file, check_labelable, named_function
+
+    if resolve(config.name, config).text:
+        raise UserError(f"{names[0]} is a text data set; offrl data label is for control data, whose observations are numbers")
+    dataset = load_dataset(config, quiet=own.quiet)
+    check_labelable(dataset)
+    function = named_function(own.render, "render") if own.render else None
+    render = Renderer(
+        dataset.spec,
+        own.names,
+        own.action_names,
+        own.steps,
+        own.digits,
+        own.show_actions,
+        own.show_rewards,
+        function,
+        f"render={own.render}",
+    )
+    path = Path(own.cache) if own.cache else answers_file(cache_dir(config.cache_dir) / "labels", labeller.identity)
+    answers = Answers(path)
+    about = {"kind": own.kind, "task": task, "labeller": labeller.identity}
+    if own.kind == "preferences":
+        from offrl.labelling.preferences import label_preferences
+        from offrl.relabel.preferences import PreferenceSettings
+        from offrl.settings.compose import fill
+
+        model, counts = label_preferences(
+            dataset, labeller, task, render=render, answers=answers, pairs=own.pairs, length=own.length or 25, swap=own.swap, seed=own.seed,
+            fit=fill(PreferenceSettings(), fit, "data label"), device=own.device, quiet=own.quiet, limit=own.max_prompts,
+        )  # fmt: skip
+        model.save(target)
+        _report(
+            counts,
+            path,
+            target,
+            own.quiet,
+            [("pairs left out", f"{_left_out(counts, own):,}"), ("held-out accuracy", f"{model.accuracy:.3f}")],
+        )
+        return 0
+    from offrl.data.reward_labels import RewardLabels
+
+    rewards, counts = _rewards(dataset, labeller, task, render, answers, own)
+    RewardLabels.of(dataset, rewards, {**about, "unparsable": counts.unparsable}).save(target)
+    returns = replace(dataset, columns={**dataset.columns, "rewards": _tensor(rewards)}).episode_returns()
+    found = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
+    _report(counts, path, target, own.quiet, [("labelled returns", found)])
+    return 0
+
+
+def _rewards(
+    dataset: Dataset, labeller: Labeller, task: str, render: Renderer, answers: Answers, own: LabelSettings
+) -> tuple[np.ndarray, Counts]:
+    """kind=rewards and kind=subgoals."""
+    shared: dict[str, Any] = {"render": render, "answers": answers, "missing": own.missing, "quiet": own.quiet, "limit": own.max_prompts}
+    if own.kind == "rewards":
+        from offrl.labelling.rewards import label_by_score
+
+        return label_by_score(dataset, labeller, task, length=own.length, low=own.low, high=own.high, **shared)
+    from offrl.labelling.prompts import named_function
+    from offrl.labelling.subgoals import label_subgoals
+
+    if own.choices and not own.reached:
+        raise UserError("choices= are words, for which reached=file.py:function has to say what reaches them")
+    reached = named_function(own.reached, "reached") if own.reached else None
+    return label_subgoals(
+        dataset, labeller, task, most=own.subgoals, entries=own.entries, radius=own.radius, reached=reached, where=f"reached={own.reached}",
+        choices=own.choices, ordered=own.ordered, bonus=own.bonus, add=own.add, **shared,
+    )  # fmt: skip
+
+
+def _tensor(values: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(values)
+
+
+def _left_out(counts: Counts, own: LabelSettings) -> int:
+    return counts.pairs - counts.swapped if own.swap else counts.unparsable
+
+
+def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """(the command's own settings, how the data are read, settings of the fit, more fields of requests). Raises UserError."""
+    from offrl.settings.compose import fill, parse
+
+    known = [f.name for f in fields(LabelSettings)]
+    plain = {key: text for key, _, text in (a.partition("=") for a in settings) if key in PLAIN}
+    if empty := next((key for key, text in plain.items() if not text), None):
+        raise UserError(f"'{empty}=' has no value")
+    values = parse([a for a in settings if a.partition("=")[0] not in PLAIN])
+    for key in values:
+        if key not in known and key.partition(".")[0] not in ("dataset", "fit", "extra"):
+            raise UserError(f"offrl data label has no setting '{key}'.{nearest(key, known)} `offrl data label` alone shows them all")
+    parts: dict[str, dict[str, Any]] = {
+        prefix: {k.removeprefix(f"{prefix}."): v for k, v in values.items() if k.startswith(f"{prefix}.")} for prefix in ("fit", "extra")
+    }
+    chosen = {k: v for k, v in values.items() if k in known} | {k: None if v == "null" else v for k, v in plain.items()}
+    asked = {k: v for k, v in values.items() if k.startswith("dataset.")}
+    if asked.get("dataset.reward_labels") is not None:
+        raise UserError("offrl data label makes new rewards from the recorded ones; leave out dataset.reward_labels")
+    return fill(LabelSettings(), chosen, "data label"), asked, parts["fit"], parts["extra"]
+
+
+def _read_by(name: str, asked: dict[str, Any]) -> DatasetConfig:
+    """How the data are read: nothing is done to them that comes after rewards are labelled, which is for training."""
+    from offrl.settings.compose import compose
+    from offrl.settings.dataset import DatasetConfig
+
+    config = compose({**asked, "dataset": name, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}).dataset
+    default = DatasetConfig()
+    later = {key: getattr(default, key) for key in DatasetConfig.TRANSFORMS if key not in DatasetConfig.CONTENT}
+    return replace(config, **later, reward_labels="offrl.labelling.prompts:recorded")
+
+
+def _task(text: str) -> str:
+    """The task in words, from the setting or the file that it names."""
+    if not text:
+        raise UserError("task= is missing: say in words what is to be achieved, such as task='run forward without falling', or task=@FILE")
+    if not text.startswith("@"):
+        return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    path = Path(text[1:]).expanduser()
+    try:
+        found = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"task=@{path} cannot be read as UTF-8 text ({getattr(error, 'strerror', None) or 'other characters'})") from None
+    if not found:
+        raise UserError(f"task=@{path} is empty")
+    return found
+
+
+def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
+    """The language model that the settings name. Raises UserError."""
+    from offrl.labelling.cache import Labeller
+    from offrl.labelling.endpoint import URLS, Endpoint
+
+    given = [name for name in ("url", "local", "labeller") if getattr(own, name)]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(f'{n}=' for n in given)} name several language models; give one of them")
+    if own.labeller:
+        from offrl.interop.policies import python_object
+
+        place, _, name = own.labeller.rpartition(":")
+        if not place:
+            raise UserError(f"labeller={own.labeller} names no object; it is file.py:object or package.module:object")
+        found = python_object(place, name, own.labeller)[0]
+        if isinstance(found, type) or not isinstance(found, Labeller):
+            raise UserError(
+                f"labeller={own.labeller} must be an object with identity and complete(prompts), as offrl.labelling.Labeller says"
+            )
+        return found
+    if own.local:
+        from offrl.labelling.local_model import LocalModel
+
+        return LocalModel(own.local, max_tokens=own.max_tokens, system=SYSTEM, batch=own.batch, device=own.device)
+    url = own.url or next((os.environ[name] for name in URLS if os.environ.get(name)), None)
+    if not url:
+        raise UserError(
+            "no language model is named: url=http://127.0.0.1:8000/v1 model=NAME (any OpenAI-compatible endpoint; its address may stand in "
+            "$OFFRL_LLM_URL, its key in $OFFRL_LLM_KEY), or local=FOLDER"
+        )
+    return Endpoint(
+        url, own.model, own.temperature, own.max_tokens, SYSTEM, extra, own.key_env, own.parallel, own.timeout, own.retries, own.backoff,
+        own.longest_wait,
+    )  # fmt: skip
+
+
+def _stem(name: str) -> str:
+    path = Path(name)
+    label = (path.stem if path.is_file() else path.name) if path.exists() else name
+    return re.sub(r"[^\w.-]+", "-", label).strip("-") or "data"
+
+
+def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[tuple[str, str]]) -> None:
+    if quiet:
+        return
+    from offrl.runs.log import print_table
+
+    rows = [
+        ("questions", f"{counts.prompts:,}"),
+        ("answered now", f"{counts.prompts - counts.cached:,}"),
+        ("answered before", f"{counts.cached:,}"),
+        ("unreadable answers", f"{counts.unparsable:,}" + (f", such as '{counts.example}'" if counts.example else "")),
+    ]
+    if counts.swapped:
+        rows.append(("same answer in both orders", f"{counts.agreed / counts.swapped:.0%} of {counts.swapped:,} pairs"))
+    print_table(["labelled by a language model", ""], [list(row) for row in rows + more], "")
+    print(f"answers: {cache}")
+    print(f"labels: {target}; train with dataset.reward_labels={target}")

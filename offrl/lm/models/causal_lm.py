@@ -1,0 +1,290 @@
+"""A causal language model as a module of an algorithm: what it makes of tokens, its head, value heads, and a cache for writing.
+
+Shapes in comments: B batch, T tokens, D width, V tokens that there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from offrl.errors import UserError, first_line
+from offrl.lm.models import pretrained as languages
+from offrl.lm.models.adapters import adapt, freeze, replace_dropout
+from offrl.lm.models.pretrained import SMALL, Language, packages, silent
+from offrl.lm.models.tokenizer import Tokenizer, from_json
+from offrl.nn.mlp import MLP
+from offrl.system import backend
+
+SAME = 1e-3  # of the largest logit: how far two ways of computing logits may differ
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a GPT-2 from scratch."""
+
+    width: int
+    layers: int
+    heads: int
+    positions: int
+    tokens: int
+
+
+def gpt2(size: Size) -> Any:
+    """A GPT-2 with random weights from torch's generator. Raises UserError for sizes that do not fit together."""
+    if size.width % size.heads:
+        raise UserError(f"algo.width={size.width} is no multiple of algo.heads={size.heads}")
+    transformers, _ = packages()
+    config = transformers.GPT2Config(
+        vocab_size=size.tokens,
+        n_embd=size.width,
+        n_layer=size.layers,
+        n_head=size.heads,
+        n_positions=size.positions,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's own in one kernel
+        bos_token_id=None,
+        eos_token_id=None,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation="sdpa",
+    )
+    with silent():
+        return transformers.GPT2LMHeadModel(config).eval()
+
+
+class LM(nn.Module):
+    """A language model without dropout. Its methods are called by name: forward("hidden", ids), as `functional_call` wants it.
+
+    What learns is parameters; what is frozen is buffers that all copies share and no checkpoint holds (see `offrl.lm.models.adapters`).
+    """
+
+    def __init__(
+        self,
+        language: Language | None,
+        size: Size | None = None,
+        *,
+        tune: str = "all",
+        rank: int = 16,
+        alpha: float = 32.0,
+        layers: tuple[str, ...] = (),
+        checkpointing: bool = False,
+    ) -> None:
+        """language: a trained one; None: one from scratch of `size`. tune: "all", "adapters" (LoRA beside the linear `layers`) or "none".
+
+        Raises UserError for layers that are not there.
+        """
+        super().__init__()
+        assert language is not None or size is not None
+        model = language.copied() if language is not None else gpt2(size)  # type: ignore[arg-type]
+        base, self.language = model.base_model, language
+        if hasattr(base, "set_attn_implementation"):
+            base.set_attn_implementation("sdpa" if getattr(base, "_supports_sdpa", False) else "eager")
+        head, words = model.get_output_embeddings(), base.get_input_embeddings()
+        self.tied = head is None or head.weight is words.weight
+        self.base = base
+        self.head = None if self.tied else head
+        cap, scale = getattr(base.config, "final_logit_softcapping", None), getattr(base.config, "logits_scaling", None)
+        self.cap, self.scale = cap, getattr(base.config, "logit_scale", None) or (1.0 / scale if scale else None)
+        self.adapted = tune == "adapters"
+        learning = {id(p) for p in self.parameters()} if tune == "all" else set()
+        if self.adapted:
+            assert language is not None
+            learning = {id(p) for p in adapt(base, language, layers, rank, alpha, False)}
+        if language is not None:
+            language.model.requires_grad_(False)  # peft looks at what is shared as its own
+        replace_dropout(self.base, 0.0)
+        for module in self.base.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0
+        freeze(self, learning)
+        self.placed = "position_ids" in inspect.signature(base.forward).parameters
+        self.checkpointing = checkpointing
+        if checkpointing:
+            with silent():
+                base.gradient_checkpointing_enable({"use_reentrant": False})
+        self.train(False)
+
+    @property
+    def width(self) -> int:
+        """D"""
+        return int(self.base.config.hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """V"""
+        return int(self.base.get_input_embeddings().weight.shape[0])
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens it can look at; None: nobody knows."""
+        found = getattr(self.base.config, "max_position_embeddings", None)
+        return None if found is None else int(found)
+
+    def train(self, mode: bool = True) -> LM:
+        """Nothing: without dropout there is no difference, and `hidden` says when activations are to be computed again."""
+        return super().train(False)
+
+    def forward(self, method: str, *arguments: Any) -> Any:
+        """The method of that name."""
+        return getattr(self, method)(*arguments)
+
+    def hidden(self, ids: Tensor, valid: Tensor | None = None, cache: Any = None) -> Tensor:
+        """States [B, T, D] of tokens int64 [B, T], each from those up to it.
+
+        valid [B, C + T]: False where there is padding, at the beginning; None: there is none but at the end. cache: of the C tokens before,
+        as `fresh_cache` gives it; it is added to.
+        """
+        more: dict[str, Any] = {}
+        if self.checkpointing:  # transformers does so in training mode, and then keeps no cache
+            super().train(cache is None and torch.is_grad_enabled())
+        if valid is not None:
+            more["attention_mask"] = valid.long()
+            if self.placed:
+                more["position_ids"] = (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        if cache is not None:
+            more["past_key_values"] = cache
+        # what is checkpointed is computed again elsewhere, and has to be computed alike
+        keys = ids.shape[1] if valid is None else valid.shape[1]
+        with contextlib.nullcontext() if self.checkpointing else backend.attention(ids.device, keys):
+            return self.base(input_ids=ids, use_cache=cache is not None, **more).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V] float32, of the next token."""
+        out = F.linear(hidden, self.base.get_input_embeddings().weight) if self.head is None else self.head(hidden)
+        out = out.float() if self.scale is None else out.float() * self.scale
+        return out if self.cap is None else self.cap * torch.tanh(out / self.cap)
+
+    @staticmethod
+    def fresh_cache() -> Any:
+        """An empty cache of keys and values."""
+        return packages()[0].DynamicCache()
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Without its adapters: the model as it was before training."""
+        if not self.adapted:
+            raise UserError("a reference policy needs algo.tune=adapters")
+        layers = [m for m in self.base.modules() if hasattr(m, "_disable_adapters")]
+        before = [m._disable_adapters for m in layers]
+        for m in layers:
+            m._disable_adapters = True
+        try:
+            yield
+        finally:
+            for m, value in zip(layers, before, strict=True):
+                m._disable_adapters = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LM:
+        for tensor in self.buffers():
+            memo[id(tensor)] = tensor
+        if self.language is not None:
+            memo[id(self.language)] = self.language
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return new
+
+
+def probe(lm: LM, tokens: int, where: str) -> None:
+    """Raise UserError for a language model that cannot be a policy: one that looks ahead, knows fewer tokens than its tokenizer has, cannot
+    continue from a cache, or has a head that is unknown here."""
+    if tokens > lm.vocabulary:
+        raise UserError(f"{where}: its tokenizer has {tokens:,} tokens and the model {lm.vocabulary:,}: they do not belong together")
+    ids = (torch.arange(6) * 7 % min(tokens, lm.vocabulary)).unsqueeze(0)
+    try:
+        with torch.no_grad():
+            whole = lm.logits(lm.hidden(ids))
+            part = lm.logits(lm.hidden(ids[:, :4]))
+            padded = lm.logits(lm.hidden(torch.cat([ids[:, :1], ids], 1), torch.tensor([[False] + [True] * 6])))[:, 1:]
+            cache = lm.fresh_cache()
+            lm.hidden(ids[:, :3], torch.ones(1, 3, dtype=torch.bool), cache)
+            rest = lm.logits(lm.hidden(ids[:, 3:], torch.ones(1, 6, dtype=torch.bool), cache))
+            own = whole
+            if lm.language is not None and lm.language.model.get_output_embeddings() is not None:
+                other = lm.language.copied()
+                other.set_attn_implementation("eager")
+                own = other(input_ids=ids).logits
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's model does with what it is not made for
+        raise UserError(
+            f"{where}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first_line(error)})"
+        ) from None
+    scale = SAME * float(whole.abs().max())
+    for difference, problem in (
+        (part - whole[:, :4], "what it makes of a token depends on later ones"),
+        (padded - whole, "it looks at padding"),
+        (rest - whole[:, 3:], "it cannot continue from a cache of keys and values"),
+        (own - whole, "its head does more than a linear layer"),
+    ):
+        if float(difference.abs().max()) > scale:
+            raise UserError(f"{where}: a {lm.base.config.model_type} cannot be a policy here: {problem}")
+
+
+def value_mlp(width: int, hidden: Sequence[int], out: int, bias: float = 0.0) -> MLP:
+    """A value head; its last layer begins at 0 (arXiv 2206.11871) plus `bias`."""
+    head = MLP(width, hidden, out)
+    nn.init.zeros_(head.head.weight)
+    nn.init.constant_(head.head.bias, bias)
+    return head
+
+
+class Valued(nn.Module):
+    """A language model with value heads on its states. Methods are called by name, as `LM`'s."""
+
+    def __init__(self, lm: LM, outs: Mapping[str, int], layers: int, bias: float = 0.0) -> None:
+        """outs: head name -> width of its output. layers: of each head, hidden ones twice as wide as the states. bias: see `value_mlp`."""
+        super().__init__()
+        self.lm = lm
+        self.heads = nn.ModuleDict({name: value_mlp(lm.width, [2 * lm.width] * (layers - 1), out, bias) for name, out in outs.items()})
+
+    def forward(self, method: str, *arguments: Any) -> Any:
+        """The method of that name, of this or of the language model."""
+        return getattr(self if hasattr(type(self), method) else self.lm, method)(*arguments)
+
+    def judge(self, hidden: Tensor, *names: str) -> tuple[Tensor, ...]:
+        """Outputs [..., out] of the heads of these names for states [..., D]."""
+        return tuple(self.heads[name](hidden).float() for name in names)
+
+
+# ---- policy files
+
+
+def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, what JSON holds): all that a policy file needs besides what was learnt, or where the language model lay."""
+    language = lm.language
+    assert language is not None
+    about = {
+        "identity": language.identity, "place": language.place, "tokenizer": tokenizer.backend.to_str(),
+        "tokens": [tokenizer.start, tokenizer.end, tokenizer.size],
+    }  # fmt: skip
+    frozen = dict(lm.named_buffers())
+    small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
+    if ship == "always" or not language.place or (ship == "small" and small):
+        full = {name: p for name, p in language.model.named_parameters() if lm.adapted}
+        return full, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
+    return {}, about
+
+
+def receive(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
+    """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor in its place."""
+    start, end, size = about["tokens"]
+    tokenizer = dataclasses.replace(from_json(about["tokenizer"], start, end), size=size)
+    identity = about["identity"]
+    if languages.known(identity) is None:
+        if "architecture" in about:
+            languages.unpack(tensors, about["architecture"], identity, head=True)
+        else:
+            languages.open_elsewhere(about["place"], identity)
+    return tokenizer

@@ -1,0 +1,136 @@
+"""Tokenizers: small ones made from the data (characters, words, bytes), and those that come with a language model.
+
+All are objects of the package `tokenizers`. Every text is encoded on its own and the tokens are put one after another, so that it is
+always known which token belongs to which text: a joined text would merge tokens across the seams.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.errors import UserError, first_line, warn
+
+KINDS = ("characters", "words", "bytes")
+PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
+OWN = (PAD, START, END, UNKNOWN)  # of tokenizers made here, in this order
+PIECES = {"characters": r"[\s\S]", "words": r" ?\w+|\s|[^\w\s]"}  # every character is in exactly one piece, so nothing is lost
+MOST_WORDS = 20_000
+ENDS_TURN = "\n"
+FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # one of them is there where a tokenizer is
+CURE = "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, words or bytes"
+
+
+@functools.cache
+def package() -> Any:
+    """The package tokenizers. Raises UserError where it is not installed."""
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise UserError(f"text needs the package tokenizers ({error}): pip install 'offrl[text]'") from None
+
+
+@dataclass(eq=False)
+class Tokenizer:
+    """Texts to token ids and back, without special tokens."""
+
+    backend: Any  # tokenizers.Tokenizer
+    size: int  # ids are 0 .. size - 1
+    start: int  # the token before every sequence
+    end: int | None  # the token that ends an action where the actions' texts do not say so themselves
+    pad: int  # never looked at
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A short checksum."""
+        return hashlib.sha256(self.backend.to_str().encode() + f" {self.start} {self.end}".encode()).hexdigest()[:16]
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids int32 [T] of each text."""
+        return [np.asarray(e.ids, np.int32) for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; special tokens say nothing."""
+        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    @functools.cached_property
+    def stops(self) -> np.ndarray:
+        """[size] bool: tokens that end an action whose text ends with a newline."""
+        texts = self.backend.decode_batch([[i] for i in range(self.size)], skip_special_tokens=False)
+        return np.array([text.endswith(ENDS_TURN) for text in texts])
+
+    def unknown(self, texts: Iterable[str]) -> list[str]:
+        """Those texts that do not come back as they were."""
+        texts = list(texts)
+        return [t for t, ids in zip(texts, self.encode(texts), strict=True) if self.decode(ids.tolist()) != t]
+
+
+def vocabulary(kind: str, texts: Iterable[str], where: str) -> list[str]:
+    """What a tokenizer of `kind` has to know to write these texts, sorted; nothing for bytes. Raises UserError for too many words."""
+    if kind == "bytes":
+        return []
+    pieces = re.compile(PIECES[kind])
+    found = {piece for text in texts for piece in pieces.findall(text)}
+    if kind == "words" and len(found) > MOST_WORDS:
+        raise UserError(f"{where} has {len(found):,} different words, more than {MOST_WORDS:,}: take algo.tokenizer=bytes or characters")
+    return sorted(found)
+
+
+def make(kind: str, words: Sequence[str]) -> Tokenizer:
+    """A tokenizer of `kind` ("characters", "words" or "bytes") over `words`, as `vocabulary` gives them. Others become unknown."""
+    tokenizers = package()
+    models, pre, decoders = tokenizers.models, tokenizers.pre_tokenizers, tokenizers.decoders
+    if kind == "bytes":
+        known = list(OWN) + sorted(pre.ByteLevel.alphabet())
+        backend = tokenizers.Tokenizer(models.BPE({w: i for i, w in enumerate(known)}, [], unk_token=UNKNOWN))
+        backend.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+    else:
+        known = [*OWN, *words]
+        backend = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token=UNKNOWN))
+        backend.pre_tokenizer = pre.Split(tokenizers.Regex(PIECES[kind]), "isolated")
+        backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in OWN])
+    backend.encode_special_tokens = True  # a text that happens to hold "</s>" is only text
+    return Tokenizer(backend, len(known), OWN.index(START), OWN.index(END), OWN.index(PAD))
+
+
+def from_json(text: str, start: int, end: int | None) -> Tokenizer:
+    """A tokenizer from what `backend.to_str()` gave, as policy files hold it."""
+    backend = package().Tokenizer.from_str(text)
+    return Tokenizer(backend, backend.get_vocab_size(), start, end, start)
+
+
+def of_model(folder: str | Path, where: str, **options: Any) -> Tokenizer:
+    """The tokenizer that lies beside a language model's weights in `folder`. Raises UserError where there is none that can be used.
+
+    options: more arguments of transformers' `from_pretrained`, such as `gguf_file`.
+    """
+    from offrl.lm.models.pretrained import packages, silent
+
+    transformers, _ = packages()
+    if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one that knows nothing
+        raise UserError(f"{where}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
+    with silent():
+        try:
+            found = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+        except Exception as error:  # no files, damaged ones, a kind that transformers does not know
+            raise UserError(f"{where}: no tokenizer could be read there ({first_line(error)}); {CURE}") from None
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"{where}: its tokenizer ({type(found).__name__}) has no fast form, which is needed; convert it to tokenizer.json")
+    start = found.bos_token_id if found.bos_token_id is not None else found.eos_token_id
+    if start is None:
+        start = found.pad_token_id if found.pad_token_id is not None else 0
+        first = found.convert_ids_to_tokens(start)
+        warn(f"{where}: its tokenizer has neither a BOS nor an EOS token; token {start} ({first!r}) begins each text")
+    pad = found.pad_token_id if found.pad_token_id is not None else start
+    return Tokenizer(backend, max(len(found), max(found.get_vocab().values()) + 1), int(start), found.eos_token_id, int(pad))

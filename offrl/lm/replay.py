@@ -1,0 +1,126 @@
+"""A ring of turns of fixed shape, for `TrainState.frozen`: what a policy said in an environment, the newest turns of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from offrl import rng
+from offrl.algorithm import Tree
+from offrl.data.samplers.transitions import Batch
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, NEXT, RETURN, REWARD, VALID
+from offrl.lm.utterances import TurnSource, first_of, turns
+
+FIRST, END = "first", "end"  # positions: of the first token of the action, and behind the last one
+PART = 4_096  # turns of the data that are moved at once
+
+
+def empty(capacity: int, width: int) -> Tree:
+    """A ring for `capacity` turns of at most `width` tokens, state and action together."""
+    number = torch.zeros((), dtype=torch.int64)
+    count, tokens = torch.zeros(capacity, dtype=torch.int32), torch.zeros(capacity, width, dtype=torch.int32)
+    flag, real = torch.zeros(capacity, dtype=torch.bool), torch.zeros(capacity)
+    return {
+        IDS: tokens, FIRST: count, END: count.clone(), NEXT + IDS: tokens.clone(), NEXT + END: count.clone(), REWARD: real, DONE: flag,
+        KNOWN: flag.clone(), "at": number, "count": number.clone(),
+    }  # fmt: skip
+
+
+def push(ring: Tree, batch: Batch) -> Tree:
+    """The ring with a batch of turns added, over the oldest ones where it is full. What has no place in it at all is left out."""
+    capacity, width = ring[IDS].shape
+    rows = {
+        IDS: widened(batch[IDS], width), FIRST: first_of(batch), END: batch[VALID].sum(-1), NEXT + IDS: widened(batch[NEXT + IDS], width),
+        NEXT + END: batch[NEXT + VALID].sum(-1), REWARD: batch[REWARD], DONE: batch[DONE], KNOWN: batch[KNOWN],
+    }  # fmt: skip
+    rows = {name: column[-capacity:] for name, column in rows.items()}
+    many = len(rows[END])
+    slots = (ring["at"] + torch.arange(many, device=ring["at"].device)) % capacity
+    new = {name: ring[name].index_copy(0, slots, column.to(ring[name].dtype)) for name, column in rows.items()}
+    return {**new, "at": (ring["at"] + many) % capacity, "count": (ring["count"] + many).clamp(max=capacity)}
+
+
+def draw(ring: Tree, key: Tensor, count: int) -> Batch:
+    """`count` turns of the ring, with the columns of `TurnSampler` but returns."""
+    return at(ring, rng.randint(key, (count,), ring["count"].clamp(min=1)))
+
+
+def at(ring: Tree, item: Tensor) -> Batch:
+    """The turns in places [B]."""
+    place = torch.arange(ring[IDS].shape[1], device=item.device)
+    first, end, later = (ring[name][item].unsqueeze(-1) for name in (FIRST, END, NEXT + END))
+    return {
+        IDS: ring[IDS][item].long(), VALID: place < end, ACTION: (place >= first) & (place < end),
+        NEXT + IDS: ring[NEXT + IDS][item].long(), NEXT + VALID: place < later, REWARD: ring[REWARD][item],
+        DONE: ring[DONE][item], KNOWN: ring[KNOWN][item],
+    }  # fmt: skip
+
+
+def filled(ring: Tree, source: TurnSource) -> Tree:
+    """The ring with the data's last turns in it."""
+    many = len(source.sequences.begin)
+    for begin in range(max(0, many - len(ring[END])), many, PART):
+        ring = push(ring, turns(source, torch.arange(begin, min(begin + PART, many), device=ring["at"].device)))
+    return ring
+
+
+def joined(some: Batch, more: Batch) -> Batch:
+    """Two batches of turns one after the other; columns that only one has are left out."""
+    names = (IDS, VALID, ACTION, NEXT + IDS, NEXT + VALID)
+    wide = max(b[n].shape[1] for b in (some, more) for n in names)
+    both = [{n: widened(c, wide) if n in names else c for n, c in b.items() if n != RETURN} for b in (some, more)]
+    return {n: torch.cat([both[0][n], both[1][n]]) for n in both[0] if n in both[1]}
+
+
+def widened(column: Tensor, width: int) -> Tensor:
+    """[B, T] -> [B, width], with zeros."""
+    return F.pad(column, (0, width - column.shape[1]))
+
+
+def of_episodes(
+    algorithm: TextAlgorithm, episodes: Sequence[Mapping[str, Any]], width: int, device: torch.device, discount: float = 1.0
+) -> Batch:
+    """The turns of episodes in the canonical form as a batch with the columns of `TurnSampler` but row; rewards in the units that the
+    algorithm is trained in. Actions without a token are left out."""
+    c, tokenizer, spec = algorithm.config, algorithm.tokenizer, algorithm.spec
+    states, actions, after, rewards, returns, done = [], [], [], [], [], []
+    for episode in episodes:
+        texts: list[str] = []
+        earned = [turn["reward"] * spec.reward_scale + spec.reward_shift for turn in episode["turns"]]
+        whole_return = list(itertools.accumulate(reversed(earned), lambda later, now: now + discount * later))[::-1]
+        for number, turn in enumerate(episode["turns"]):
+            texts.append(turn["obs"])
+            action = tokenizer.encode([turn["action"]])[0]
+            if c.append_end:
+                action = np.append(action, np.int32(tokenizer.end or 0))
+            last = number + 1 == len(episode["turns"])
+            later = episode["final_obs"] if last else episode["turns"][number + 1]["obs"]
+            if len(action):
+                action = action[: width - 2]
+                prompt = algorithm.prompt(texts)
+                states.append(np.append(prompt[:1], prompt[1:][-(width - 1 - len(action)) :]))
+                actions.append(action)
+                after.append(algorithm.prompt([*texts, turn["action"], later]))
+                rewards.append(earned[number])
+                returns.append(whole_return[number])
+                done.append(last and bool(episode["terminated"]))
+            texts.append(turn["action"])
+    whole = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
+    ids, next_ids = np.zeros((len(whole), width), np.int64), np.zeros((len(whole), width), np.int64)
+    for row, (now, then) in enumerate(zip(whole, after, strict=True)):
+        ids[row, : len(now)], next_ids[row, : len(then)] = now, then
+    first, end, later_end = (torch.tensor([len(x) for x in many], device=device).unsqueeze(-1) for many in (states, whole, after))
+    place = torch.arange(width, device=device)
+    return {
+        IDS: torch.from_numpy(ids).to(device), VALID: place < end, ACTION: (place >= first) & (place < end),
+        NEXT + IDS: torch.from_numpy(next_ids).to(device), NEXT + VALID: place < later_end,
+        REWARD: torch.tensor(rewards, dtype=torch.float32, device=device), DONE: torch.tensor(done, dtype=torch.bool, device=device),
+        KNOWN: torch.ones(len(whole), dtype=torch.bool, device=device), RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
+    }  # fmt: skip

@@ -1,0 +1,179 @@
+"""Model-based off-policy evaluation: what candidates earn in roll-outs of a trained model from the data's initial states.
+
+As in DOPE's code (arXiv 2103.16596), states and rewards are cut off at the data's range. Each elite plays its own roll-outs to the end
+(TSinf; PETS, arXiv 1805.12114, section 5), so that the spread between them says how far the members disagree about a policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError
+from offrl.evaluation.evaluator import observe
+from offrl.ope.config import OPEConfig
+from offrl.ope.fqe import combine
+from offrl.ope.problem import Estimates, Problem, raw_observations, scale
+from offrl.ope.selection import Work
+from offrl.registry import register
+from offrl.world_models import provide
+from offrl.world_models.environment import horizon_of
+from offrl.world_models.model import Prediction, Trained, Tree, load
+from offrl.world_models.units import Units
+
+NEGLIGIBLE = 1e-6  # a roll-out ends where rewards are discounted below this share
+
+
+@register("estimator", "model")
+def model_values(work: Work) -> Estimates:
+    """Values of all candidates, with intervals over the elites and the initial states (see `offrl.ope.fqe.combine`)."""
+    trained = model_of(work).to(work.device)
+    return estimate(work.problem, trained, work.settings, work.tell)
+
+
+def model_of(work: Work) -> Trained:
+    """The model that `world_model` names, checked against the data, or one that is trained now.
+
+    Raises UserError for a model of other spaces. What its own data set did to observations and rewards may differ: both are converted.
+    """
+    settings, dataset = work.settings, work.problem.dataset
+    path = settings.world_model
+    if not path:
+        from offrl.settings.compose import compose
+
+        given = {"algo": "dynamics", "experiment": "none", "dataset": dataset.spec.name, "compile": settings.compile}
+        config = compose({**given, "device": work.device, "runs_dir": settings.models_dir, "quiet": work.tell is None})
+        path = str(provide.train(config, dataset.to(work.device), {}))
+    trained = load(path)
+    own = trained.model.spec
+    names = ("observation_mean", "observation_std", "reward_scale", "reward_shift")
+    trained.check(dataclasses.replace(dataset.spec, **{name: getattr(own, name) for name in names}))
+    return trained
+
+
+def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any = None) -> Estimates:
+    """Mean, over the data's initial states and the model's elites, of the discounted sum of rewards of a roll-out.
+
+    All candidates meet the same random numbers. Raises UserError for a candidate whose actions do not fit.
+    """
+    horizon = settings.horizon or horizon_of(trained, problem.dataset)
+    rows = chosen_starts(problem, settings.rollouts)
+    elites = trained.tree["elites"]
+    began, values, cut, steps = time.monotonic(), [], [], []
+    if tell is not None:
+        tell(
+            f"roll-outs of {len(problem.names)} candidates in {trained.path}: up to {horizon:,} steps from {len(rows):,} starts, "
+            f"by {len(elites)} members each"
+        )
+    for name, policy in zip(problem.names, problem.policies, strict=True):
+        found = play(name, policy, problem, trained, rows, horizon, settings)
+        values.append(found.returns)
+        cut.append(float(found.clipped.sum() / found.lengths.sum()))
+        steps.append(float(found.lengths.mean()))
+        if tell is not None and time.monotonic() - began > 10.0:
+            tell(f"{name}: {found.returns.mean():.4g} ({len(values)} of {len(problem.names)})")
+    by_state = by_starts(np.stack(values, -1), len(np.unique(rows)))  # [E, M, K]
+    if settings.propagation == "ts1":
+        by_state = by_state.mean(0, keepdims=True)  # each roll-out met all elites
+    value, low, high = combine(by_state)
+    details = {
+        "members": by_state.mean(1).tolist(),
+        "clipped": cut,
+        "steps": steps,
+        "horizon": horizon,
+        "seconds": time.monotonic() - began,
+        "world_model": str(trained.path),
+    }
+    return Estimates("model", problem.names, value, low, high, settings.discount, details)
+
+
+def chosen_starts(problem: Problem, count: int) -> np.ndarray:
+    """Rows at which roll-outs begin, [>= count]: `count` of the episodes' first rows, spread evenly, or, of fewer, each equally often."""
+    starts = problem.starts.numpy()
+    if len(starts) >= count:
+        return starts[np.linspace(0, len(starts) - 1, count).round().astype(np.int64)]
+    return np.tile(starts, -(-count // len(starts)))
+
+
+def by_starts(values: np.ndarray, states: int) -> np.ndarray:
+    """[E, M, K] from [E, n * M, K], where each of M states was started from n times: the mean of each."""
+    members, _, candidates = values.shape
+    return values.reshape(members, -1, states, candidates).mean(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """Roll-outs of one candidate: E elites from M starts."""
+
+    returns: np.ndarray  # [E, M] float64, in the units of the data's rewards
+    lengths: np.ndarray  # [E, M]
+    clipped: np.ndarray  # [E, M] steps that were cut off at the data's range
+
+
+@torch.no_grad()
+def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.ndarray, horizon: int, settings: OPEConfig) -> Played:
+    """Roll-outs of one candidate from the observations at `rows`, by every elite."""
+    model, elites = trained.model, trained.tree["elites"]
+    dataset, members, count = problem.dataset, len(trained.tree["elites"]), len(rows)
+    units = Units(model.spec, elites.device)
+    low, high = reward_range(dataset)
+    first = np.tile(raw_observations(dataset, "observations")[rows], (members, *[1] * len(dataset.spec.observation_shape)))
+    observations = units.observations(first)
+    past, root = model.first_past(observations), rng.make_key(settings.seed, elites.device)
+    total, weight = np.zeros(members * count), 1.0
+    alive = np.ones(members * count, bool)
+    lengths, clipped = np.zeros(members * count, np.int64), np.zeros(members * count, np.int64)
+    carry, more = policy.start(members * count), {"explore": True} if settings.explore else {}
+    for t in range(horizon):
+        if weight < NEGLIGIBLE or not alive.any():
+            break
+        deal, draw = rng.split(rng.fold_in(root, t))
+        chosen, carry = policy.step(carry, units.raw(observations), t, **more)
+        actions = torch.from_numpy(scale(name, chosen, members * count, dataset, alive)).to(elites.device)
+        order = torch.arange(members * count, device=elites.device)
+        if settings.propagation == "ts1":
+            order = rng.uniform(deal, (members * count,)).argsort()
+        prediction = asked(model, trained.tree, observations, actions, past, order)
+        if settings.noise:
+            outcome = model.outcome(trained.tree, prediction, observations, actions, draw)
+        else:
+            outcome = model.settle(trained.tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], draw)
+        recorded = units.rewards(outcome.rewards)
+        rewards = recorded * dataset.spec.reward_scale + dataset.spec.reward_shift
+        total += weight * np.where(alive, np.clip(rewards, low, high), 0.0)
+        lengths, clipped = lengths + alive, clipped + (alive & outcome.clipped.cpu().numpy())
+        alive = alive & ~outcome.terminations.cpu().numpy()
+        past = model.later_past(past, observations, actions)
+        carry = observe(policy, carry, np.where(alive, recorded, 0.0))
+        observations, weight = outcome.next_observations, weight * settings.discount
+    shape = (members, count)
+    return Played(total.reshape(shape), lengths.reshape(shape), clipped.reshape(shape))
+
+
+def asked(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, order: Tensor) -> Prediction:
+    """What one elite expects of each row, as an ensemble of one: the first elite of the first rows of `order`, and so on, equally many."""
+    elites, back = tree["elites"], order.argsort()
+    share = len(order) // len(elites)
+    if "params" not in tree:  # no networks, of which those of the elites could be asked alone
+        member = elites.repeat_interleave(share)[back]
+        return model.choose(model.predict(tree, observations, actions, past), member)
+    own = {**tree, "params": {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()}}
+    parts = [x[order].reshape(len(elites), share, *x.shape[1:]) for x in (observations, actions, past)]
+    flat = [None if x is None else x.reshape(1, -1, *x.shape[2:])[:, back] for x in model.predict_each(own, *parts)]
+    return Prediction(*flat)  # type: ignore[arg-type]
+
+
+def reward_range(dataset: Dataset) -> tuple[float, float]:
+    """The smallest and the largest reward of the data's transitions. Raises UserError where they are not finite."""
+    rewards = dataset.columns["rewards"][dataset.transition_rows()]
+    low, high = float(rewards.min()), float(rewards.max())
+    if not np.isfinite([low, high]).all():
+        raise UserError(f"{dataset.spec.name} has rewards that are not finite")
+    return low, high

@@ -1,0 +1,196 @@
+"""Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that nobody recorded are labelled by an inverse-dynamics model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl.data.assemble import RawData, assemble
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.formats import read_raw, resolve
+from offrl.data.formats.download import cache_dir
+from offrl.data.memory import Memory, chunks
+from offrl.data.transforms import concatenate, keep_episodes
+from offrl.errors import UserError
+from offrl.relabel.inverse_dynamics import InverseSettings, learn
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.field import check
+from offrl.system.locks import once
+
+LAYOUT = 1  # raise it when the same data and settings give other labels
+ACTION = ("action_dim", "discrete", "num_actions", "action_low", "action_high")
+
+
+def complete(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None, device: str = "cpu", quiet: bool = False) -> Dataset:
+    """What `dataset.labelled_fraction` and `dataset.action_free` ask for: episodes whose actions are not known, labelled and appended."""
+    others = []
+    if config.labelled_fraction < 1.0:
+        dataset, hidden = split_labelled(dataset, config.labelled_fraction, config.labelled_quantile, config.labelled_seed)
+        others.append(hidden)
+    others += [read_action_free(name, config, dataset.spec, memory) for name in config.action_free]
+    settings = InverseSettings(
+        members=config.action_free_members,
+        updates=config.action_free_updates,
+        hidden=list(config.action_free_hidden),
+        seed=config.action_free_seed,
+    )
+    cache = cache_dir(config.cache_dir) / "actions"
+    return label_actions(dataset, others, settings, cache=cache, device=device, quiet=quiet, memory=memory)
+
+
+def source_config(config: DatasetConfig) -> DatasetConfig:
+    """How an action-free data set is read: as the others are, except that a file without actions has another layout."""
+    fields = {column: key for column, key in config.fields.items() if column != "actions"}
+    return replace(config, fields=fields, format=config.format if config.format == "columns" else "auto")
+
+
+def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: Memory | None = None) -> Dataset:
+    """A data set whose actions are missing, or are not looked at: zeros stand for them. like: of the labelled data.
+
+    Raises UserError for what cannot be read, and where rewards are missing and nothing labels them.
+    """
+    config, memory = source_config(config), memory or Memory()
+    source = resolve(name, config)
+    if source.loader is not None:
+        made = source.loader(config)
+        if isinstance(made, Dataset):
+            return replace(made, columns={**made.columns, "actions": torch.from_numpy(_no_actions(len(made), like))})
+        raw = made
+    else:
+        raw = read_raw(source.name, config, memory, source, ("actions", "rewards"))
+    if not isinstance(raw, RawData):
+        raise UserError(f"the registered data set '{source.name}' returned {type(raw).__name__}, not a Dataset or RawData")
+    if "rewards" not in raw.columns:
+        if config.reward_labels is None:
+            raise UserError(
+                f"{raw.where} has no rewards: say which key they have with dataset.fields.rewards=, or which function gives them with "
+                "dataset.reward_labels=file.py:function"
+            )
+        raw.columns["rewards"] = np.zeros(raw.rows, np.float32)
+    raw.columns["actions"] = _no_actions(raw.rows, like)
+    raw.discrete, raw.num_actions = like.discrete, like.num_actions
+    raw.action_low, raw.action_high = (None, None) if like.discrete else (-1.0, 1.0)
+    return assemble(raw, config, memory)
+
+
+def _no_actions(rows: int, like: DataSpec) -> np.ndarray:
+    return np.zeros(rows, np.int64) if like.discrete else np.zeros((rows, like.action_dim), np.float32)
+
+
+def split_labelled(dataset: Dataset, fraction: float, quantile: float = 1.0, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """(labelled, action-free): SS-ORL's protocol for making semi-supervised data of labelled ones.
+
+    max(1, floor(fraction * episodes)) episodes are labelled, drawn at random from the share `quantile` of all with the lowest returns;
+    the others, whose actions are to be ignored, are action-free. Both keep the order of the episodes. Raises UserError for shares that
+    do not fit, or when no episode is left for one side.
+    """
+    many = dataset.num_episodes
+    count, low = max(1, int(fraction * many + 1e-9)), int(quantile * many + 1e-9)
+    if not 0.0 < fraction < 1.0 or count > low or count == many:
+        raise UserError(
+            f"{dataset.spec.name}: {count} of {many} episodes are to be labelled (dataset.labelled_fraction={fraction}), drawn from the "
+            f"{low} with the lowest returns (dataset.labelled_quantile={quantile}): choose shares that leave episodes on both sides"
+        )
+    order = np.argsort(dataset.raw_returns.numpy(), kind="stable")[:low]
+    chosen = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(order)[:count])
+    rest = np.setdiff1d(np.arange(many), chosen)
+    words = f"labelled {fraction:g} of the lowest {quantile:g} seed {seed}"
+    return keep_episodes(dataset, torch.from_numpy(chosen), words), keep_episodes(dataset, torch.from_numpy(rest), f"not {words}")
+
+
+def label_actions(
+    dataset: Dataset,
+    unlabelled: Dataset | Sequence[Dataset],
+    settings: InverseSettings | None = None,
+    *,
+    cache: Path | None = None,
+    device: str = "cpu",
+    quiet: bool = False,
+    memory: Memory | None = None,
+) -> Dataset:
+    """`dataset` with the episodes of `unlabelled` appended, whose actions are replaced by an inverse-dynamics ensemble's.
+
+    dataset: before observations are normalised; its actions are what the ensemble learns from. unlabelled: of the same spaces; see
+    `action_free_dataset` for arrays without actions. cache: a folder that keeps the labels under a key of everything they depend on, so
+    that the next call finds the same ones. Raises UserError for spaces that differ and for image observations.
+    """
+    settings, others = settings or InverseSettings(), [unlabelled] if isinstance(unlabelled, Dataset) else list(unlabelled)
+    check(settings, "")
+    for other in others:
+        _check_fit(dataset, other)
+    if settings.members == 0 or not others:
+        left = sum(d.num_episodes for d in others)
+        return replace(dataset, notes=(*dataset.notes, f"{left:,} action-free episodes are left out")) if left else dataset
+    key = _key(dataset, others, settings)
+
+    def make() -> tuple[dict[str, Tensor], dict[str, str]]:
+        found, note = learn(dataset, others, settings, torch.device(device), quiet)
+        return {"actions": found}, {"note": note}
+
+    path = None if cache is None else cache / f"{key[:24]}.safetensors"
+    tensors, meta = once(path, make, "the labels of the action-free data", quiet)
+    shared = set(dataset.columns).intersection(*(d.columns for d in others))
+    lacking = sorted(set(dataset.columns) - shared)
+    actions = {name: getattr(dataset.spec, name) for name in ACTION}
+    parts = [replace(dataset, columns={k: v for k, v in dataset.columns.items() if k in shared})]
+    for other, labels in zip(others, tensors["actions"].split([len(d) for d in others]), strict=True):
+        columns = {k: labels if k == "actions" else other.columns[k] for k in parts[0].columns}
+        parts.append(replace(other, columns=columns, spec=replace(other.spec, **actions), weights=None))
+    prints = [*(d.fingerprint for d in (dataset, *others)), *(t for d in (dataset, *others) for t in d.transforms), _plain(settings)]
+    names = ", ".join(dict.fromkeys(d.spec.name for d in others))
+    joined = concatenate(parts, memory)
+    return replace(
+        joined,
+        fingerprint=hashlib.sha256(" ".join(prints).encode()).hexdigest(),
+        transforms=(*dataset.transforms, f"actions of {sum(d.num_episodes for d in others)} episodes of {names} labelled"),
+        notes=(*joined.notes, meta["note"], *(f"the action-free data lack the column '{c}', which is left out" for c in lacking)),
+    )
+
+
+def action_free_dataset(like: DataSpec, **arrays: Any) -> Dataset:
+    """A data set for `label_actions` from arrays without actions: observations, rewards, ... as `Dataset.from_arrays` takes them.
+
+    like: the spec of the labelled data.
+    """
+    ranges: dict[str, Any] = {"num_actions": like.num_actions} if like.discrete else {"action_low": -1.0, "action_high": 1.0}
+    values: dict[str, Any] = {"name": "action-free", **ranges, **arrays}
+    return Dataset.from_arrays(actions=_no_actions(len(arrays["observations"]), like), **values)
+
+
+def _check_fit(dataset: Dataset, other: Dataset) -> None:
+    for data in (dataset, other):
+        kind = data.columns["observations"].dtype
+        if kind != torch.float32:
+            words = str(kind).removeprefix("torch.")
+            raise UserError(f"{data.spec.name}: actions can be labelled from float observations only; these are {words}")
+        if data.spec.observation_mean is not None:
+            raise UserError(f"{data.spec.name}: label actions before observations are normalised")
+    ours, theirs = list(dataset.spec.observation_shape), list(other.spec.observation_shape)
+    if ours != theirs:
+        raise UserError(f"cannot label {other.spec.name} by {dataset.spec.name}: its observations have shape {theirs} instead of {ours}")
+
+
+def _plain(settings: InverseSettings) -> str:
+    return json.dumps([LAYOUT, asdict(settings)], sort_keys=True)
+
+
+def _key(dataset: Dataset, others: Sequence[Dataset], settings: InverseSettings) -> str:
+    """A hash of everything that the labels depend on: the columns' bytes, the episodes and the settings."""
+    digest = hashlib.sha256(_plain(settings).encode())
+    digest.update(repr([getattr(dataset.spec, name) for name in ACTION]).encode())
+    for data in (dataset, *others):
+        names = ["observations", "next_observations", "successor_known"] + (["actions"] if data is dataset else [])
+        for column in (*(data.columns[name] for name in names), data.episode_start):
+            values = column.numpy()
+            digest.update(f"{values.dtype.str} {values.shape} ".encode())
+            for part in chunks(len(values)):
+                digest.update(np.ascontiguousarray(values[part]).data)
+    return digest.hexdigest()

@@ -1,0 +1,110 @@
+"""Sections of a report about what stands behind the scores: settings, times, environments and versions, training metrics."""
+
+from __future__ import annotations
+
+from offrl.report import diagnostics as details
+from offrl.report import figures
+from offrl.report.context import MANY, Material, folded
+from offrl.report.page import Cell
+from offrl.runs.record import Run
+from offrl.runs.results import Missing, Score
+
+MOST_DIAGNOSTICS = 60  # pictures of training metrics
+TIME = (
+    "Wall-clock time by the runs' own logs. One update trains all policies of a run side by side, one for each seed. Evaluation beside "
+    "training costs no time of its own."
+)
+METRICS = (
+    "Training metrics: the mean over seeds, and their lowest and highest as a band. q_overestimation: the critic's value of the "
+    "evaluation's first states less the discounted return that followed; far above zero, the critic believes in actions that do not "
+    "hold what it promises."
+)
+FIRST_METRICS = ("evaluation: q_overestimation", "critic/q", "critic/td_error", "evaluation: discounted_mean", "critic/loss")
+
+
+def settings(made: Material) -> None:
+    runs, page = made.results.runs, made.page
+    if len(runs) == 2:
+        rows = details.two_runs(*runs)
+        page.heading("What differs between the two runs")
+        if rows:
+            page.table(["setting", *(r.dir.name for r in runs)], rows)
+        else:
+            page.text("Nothing: their settings, data and versions are the same.")
+        return
+    found = details.differing(runs)
+    if not found:
+        return
+    page.heading("Settings that differ")
+    page.text("Within an algorithm, between its runs; what is the same in all of them is left out.", "small")
+    for algorithm, (names, rows) in found.items():
+        with folded(page, len(rows) > MANY, algorithm):
+            page.table(["run", "data set", *names], rows, sortable=True)
+
+
+def times(made: Material) -> None:
+    rows = details.time_rows(made.results.runs)
+    if not rows:
+        return
+    made.page.heading("Time")
+    made.page.text(TIME, "small")
+    with folded(made.page, len(rows) > MANY, "Each run"):
+        made.page.table(
+            ["run", "data set", "algorithm", "policies", "device", "mode", "updates/s", "training", "evaluation"], rows, sortable=True
+        )
+
+
+def environments(made: Material) -> None:
+    page = made.page
+    places: dict[tuple[str, str], set[str]] = {}
+    for s in made.results.scores:
+        places.setdefault((s.dataset, s.environment), set()).add(made.results.label(s))
+    rows, several = details.version_rows(made.results.runs)
+    if not places and not rows:
+        return
+    page.heading("Environments and versions")
+    if places:
+        everyone = {dataset: {e.label for e in made.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places}
+        body = [
+            [dataset, text or "not written down", "all" if len(who) > 1 and who == everyone[dataset] else ", ".join(sorted(who))]
+            for (dataset, text), who in places.items()
+        ]
+        with folded(page, len(body) > MANY, "Where the scores were measured"):
+            page.table(["data set", "scored in", "algorithms"], body)
+    if rows:
+        marked = [[name, Cell(text, kind="warning") if name in several else text, count] for name, text, count in rows]
+        page.table(["software and machine", "version", "runs"], marked, caption="As each run wrote it down; several values are marked.")
+
+
+def diagnostics(made: Material) -> None:
+    """Training metrics, folded away: the critic's first."""
+    labels: dict[str, set[str]] = {}
+    rows: list[Score | Missing] = [*made.results.scores, *made.results.missing]
+    for row in rows:
+        labels.setdefault(row.run, set()).add(made.results.label(row))
+    runs: list[tuple[str, Run]] = []
+    for run in made.results.runs:
+        own = labels.get(str(run.dir), set())
+        runs.append((own.pop() if len(own) == 1 else str(run.algorithm), run))
+    found = details.metrics(runs)
+    if not found:
+        return
+    colour = {**figures.colours(list(dict.fromkeys(label for label, _ in runs))), **made.colour}
+    page = made.page
+    page.heading("Diagnostics")
+    page.text(METRICS, "small")
+    order = [*(m for m in FIRST_METRICS if m in found), *sorted(m for m in found if m not in FIRST_METRICS)]
+    drawn, left_out = 0, []
+    for metric in order:
+        if drawn + len(found[metric]) > MOST_DIAGNOSTICS:
+            left_out.append(metric)
+            continue
+        drawn += len(found[metric])
+        with page.details(metric):
+            present = {label for lines in found[metric].values() for label in lines}
+            page.legend([(label, c) for label, c in colour.items() if label in present])
+            with page.gallery(small=True):
+                for dataset, lines in found[metric].items():
+                    page.figure(figures.diagnostic(dataset, lines, colour), "")
+    if left_out:
+        page.text(f"Not drawn, to keep the page small: {', '.join(left_out)} (metrics.jsonl of each run has them).", "small")

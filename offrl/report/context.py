@@ -1,0 +1,62 @@
+"""What the sections of a report share: the page, the results and what was made of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offrl.report.compare import Comparison
+from offrl.report.page import Page
+from offrl.report.rows import RAW, UNSCORED, Entry
+from offrl.runs.results import Results
+
+MANY = 12  # lines of a box, rows of a table, above which the rest is folded away
+
+
+@dataclass
+class Material:
+    """What every section needs."""
+
+    page: Page
+    out: Path
+    results: Results
+    rows: list[Entry]
+    comparisons: list[Comparison]
+    ungrouped: list[str]  # why data sets are in no group
+    colour: dict[str, str]
+
+    def groups(self) -> list[str]:
+        """Names of groups of normalised scores, those that are aggregated first."""
+        aggregated = [c.group.name for c in self.comparisons]
+        return list(dict.fromkeys([*aggregated, *(e.group for e in self.rows if e.group not in (RAW, UNSCORED))]))
+
+    def labels(self, rows: Sequence[Entry]) -> list[str]:
+        present = {e.label for e in rows}
+        return [label for label in self.colour if label in present]
+
+    def add(self, figure: Any, name: str, caption: str) -> None:
+        """Show a figure, and write it as NAME.png."""
+        from offrl.figures.curves import save
+
+        save(figure, self.out / f"{name}.png")
+        figure.set_layout_engine("none")  # settled; the drawing in the page need not do it again
+        self.page.figure(figure, caption)
+
+
+def count(number: int, word: str) -> str:
+    """`3 runs`, `1 run`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+@contextlib.contextmanager
+def folded(page: Page, fold: bool, title: str) -> Iterator[None]:
+    """What is filled in inside the `with` folded away under `title` if `fold`, else under a heading."""
+    if fold:
+        with page.details(title):
+            yield
+    else:
+        page.heading(title, level=3)
+        yield

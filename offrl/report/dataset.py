@@ -1,0 +1,247 @@
+"""A data set on one page: its faults first, then what its episodes, rewards, actions and observations look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.assemble import RawData
+from offrl.data.checks import Fault
+from offrl.data.tools.inspect import Report, report
+from offrl.errors import UserError
+from offrl.figures import dataset as draw
+from offrl.report.page import Cell, Page
+from offrl.settings.dataset import DatasetConfig
+
+SAMPLE = 50_000  # rows that the pictures of actions, rewards and observations are drawn from
+SAMPLE_BYTES = 200_000_000  # of one column; fewer rows of large images
+EDGE = 1e-3  # of the range: how near its end an action counts as on it
+UNLIKE = 100  # ratio of standard deviations above which observations should be normalised
+WIDE = 512  # numbers in an observation above which it is not taken apart by dimension
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows drawn from a data set, by their numbers in ascending order; `episode` is each row's episode, or None where there are none."""
+
+    rows: np.ndarray
+    episode: np.ndarray | None
+    all_rows: bool
+
+    def take(self, column: np.ndarray) -> np.ndarray:
+        """These rows of a column [R, ...] (which may be mapped, or too short) as [n, width] float64."""
+        rows = self.rows[self.rows < len(column)]
+        limit = max(1, int(SAMPLE_BYTES / max(1, 8 * int(np.prod(column.shape[1:], dtype=np.int64)))))
+        rows = rows[:: -(-len(rows) // limit)] if len(rows) > limit else rows
+        return np.asarray(column[rows], np.float64).reshape(len(rows), int(np.prod(column.shape[1:], dtype=np.int64)))
+
+
+def doctor(config: DatasetConfig, out: Path) -> Report:
+    """Inspect a data set and write `out`/index.html, one self-contained page, and its pictures as `out`/*.png.
+
+    Data with faults are described as far as they can be. Columns above SAMPLE rows are drawn from a random sample of them, which the page
+    says. Returns the report of `offrl data inspect`. Raises UserError when the data cannot be read or `out` cannot be written.
+    """
+    from offrl.data.formats import read_raw, resolve
+
+    source = resolve(config.name, config)
+    if source.text:
+        raise UserError(f"{config.name} holds texts, which offrl data doctor has no pictures of: use offrl data inspect")
+    raw = read_raw(config.name, config, source=source)
+    findings = report(raw, config)
+    write_page(raw, findings, Path(out))
+    return findings
+
+
+def write_page(raw: RawData, findings: Report, out: Path) -> Path:
+    """The page and pictures of `doctor` about columns that were already read."""
+    sample = _sample(raw, findings)
+    page = Page(findings.name, " · ".join(t for t in (findings.source, findings.path if findings.path != findings.name else "") if t))
+    _verdict(page, raw, findings, sample)
+    _facts(page, raw, findings)
+    if findings.returns is not None and findings.lengths is not None and len(findings.returns):
+        page.heading("Episodes")
+        with page.gallery(small=True):
+            for figure, name, caption in draw.episodes(findings):
+                _add(page, figure, out / f"{name}.png", caption)
+    _columns(page, raw, findings, sample, out)
+    page.heading("Columns")
+    page.table(["column", "type", "shape", "lowest", "highest", "mean", "std"], _column_rows(findings), caption="over finite entries")
+    page.heading("As text")
+    with page.details("the report of offrl data inspect"):
+        page.preformatted(findings.render())
+    return page.save(out / "index.html")
+
+
+def _add(page: Page, figure: Any, path: Path, caption: str) -> None:
+    from offrl.figures.curves import save
+
+    save(figure, path)
+    page.figure(figure, caption)
+
+
+def _sample(raw: RawData, findings: Report) -> Sample:
+    whole = raw.rows <= SAMPLE
+    rows = np.arange(raw.rows) if whole else np.sort(np.random.default_rng(0).choice(raw.rows, SAMPLE, replace=False))
+    lengths = findings.lengths
+    episode = None if lengths is None else np.searchsorted(np.cumsum(lengths), rows, side="right")
+    return Sample(rows, episode, whole)
+
+
+def _verdict(page: Page, raw: RawData, findings: Report, sample: Sample) -> None:
+    """What is wrong, with its cure; then what one should know before training."""
+    bad = findings.corrupting
+    mild = [f for f in findings.faults if f not in bad]
+    if bad:
+        title = "One fault would corrupt training" if len(bad) == 1 else f"{len(bad)} faults would corrupt training"
+        page.box(f"{title}: offrl refuses this data set as it is", [_fault(f) for f in bad], "bad")
+    if mild:
+        page.box("Warnings: training is possible", [_fault(f) for f in mild], "warning")
+    if not findings.faults:
+        page.box("No faults found", [], "good")
+    remarks = [*findings.notes, *_remarks(raw, findings, sample)]
+    if remarks:
+        page.box("Worth knowing", remarks, "note")
+
+
+def _fault(fault: Fault) -> str:
+    return f"{fault.message}{fault.place}." + (f" Cure: {fault.cure}." if fault.cure else "")
+
+
+def _remarks(raw: RawData, findings: Report, sample: Sample) -> list[str]:
+    """Properties of sound data that decide how to train on them."""
+    found: list[str] = []
+    returns = findings.returns
+    if returns is not None and len(returns):
+        finite = returns[np.isfinite(returns)]
+        if len(returns) == 1:
+            found.append("There is one episode only: nothing here shows how returns vary.")
+        elif len(finite) == len(returns) and np.ptp(finite) == 0:
+            found.append(f"All {len(returns)} episodes have the same return, {finite[0]:.6g}: none is better than another.")
+        elif len(finite) >= 20 and (trend := _rank_correlation(np.arange(len(finite)), finite)) > 0.5:
+            text = f"Returns rise in the order of the file (rank correlation {trend:.2f}), as in a replay buffer"
+            found.append(f"{text}: its first rows are unlike its last, so draw episodes at random (dataset.subsample) rather than cut it.")
+        if findings.duplicates > 0.01 * findings.rows:
+            share = 100 * findings.duplicates / findings.rows
+            found.append(f"{findings.duplicates:,} rows ({share:.1f}%) repeat an earlier row's observation, action and reward.")
+    rewards = raw.columns.get("rewards")
+    if rewards is not None and rewards.ndim == 1 and len(rewards):
+        values = sample.take(rewards)
+        used = 100 * float((values != 0).mean())
+        if used == 0:
+            found.append("Every reward is zero: there is nothing to learn from but the actions.")
+        elif used < 2:
+            found.append(f"Rewards are sparse: {used:.2g}% of the rows have one other than zero.")
+    found += _constant(findings)
+    observations = raw.columns.get("observations")
+    if observations is not None and 1 < np.prod(observations.shape[1:]) <= WIDE and len(observations):
+        found += _scales(sample.take(observations))
+    for share, d in draw.edge_shares(raw, sample, EDGE)[:3]:
+        if share > 0.1:
+            found.append(f"Action dimension {d} lies on an end of its range in {100 * share:.0f}% of the rows.")
+    return found
+
+
+def _constant(findings: Report) -> list[str]:
+    found = []
+    for column in findings.columns:
+        if column.name == "observations" and column.constant:
+            total = int(np.prod(column.shape[1:], dtype=int))
+            found.append(f"{len(column.constant)} of {total} dimensions of the observations never change.")
+    return found
+
+
+def _scales(values: np.ndarray) -> list[str]:
+    """Dimensions of very unlike spread, of observations [n, O]."""
+    whole = values[np.isfinite(values).all(1)]
+    spreads = whole.std(0) if len(whole) else np.zeros(values.shape[1])
+    spreads = np.where(spreads > 0, spreads, np.nan)
+    if np.isnan(spreads).all() or not np.nanmax(spreads) > UNLIKE * np.nanmin(spreads):
+        return []
+    wide, narrow = int(np.nanargmax(spreads)), int(np.nanargmin(spreads))
+    text = f"dimension {wide} varies {spreads[wide] / spreads[narrow]:,.3g} times as much as dimension {narrow}"
+    return [f"The scales of the observations differ: {text}; dataset.normalize_observations=true makes them alike."]
+
+
+def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's, without correction for ties."""
+    ranks = [np.argsort(np.argsort(v, kind="stable"), kind="stable") for v in (x, y)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _facts(page: Page, raw: RawData, findings: Report) -> None:
+    rows: list[list[str]] = [["rows", f"{findings.rows:,}"]]
+    if findings.returns is not None and findings.lengths is not None and len(findings.returns):
+        total = len(findings.returns)
+        rows.append(["episodes", f"{total:,}: {findings.terminations:,} terminated, {total - findings.terminations:,} timed out or cut"])
+        rows.append(["episode return", draw.spread(findings.returns)])
+        if findings.scores is not None:
+            rows.append([f"normalised ({findings.reference})", draw.spread(findings.scores)])
+        rows.append(["episode length", draw.spread(findings.lengths)])
+    observations = raw.columns.get("observations")
+    if observations is not None:
+        rows.append(["observations", f"{' x '.join(map(str, observations.shape[1:])) or '1'} {observations.dtype}"])
+    rows += [[name, text] for name, text in (("actions", findings.actions), ("environment", findings.environment)) if text]
+    page.table(["", ""], rows)
+
+
+def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Path) -> None:
+    """Pictures of the columns, as far as these can be drawn."""
+    said = "" if sample.all_rows else f" Drawn from {len(sample.rows):,} of {raw.rows:,} rows, taken at random."
+    rewards, actions, observations = (raw.columns.get(k) for k in ("rewards", "actions", "observations"))
+    if rewards is not None and len(rewards) and rewards.ndim == 1:
+        page.heading("Rewards")
+        figure, caption = draw.rewards(sample.take(rewards)[:, 0])
+        _add(page, figure, out / "rewards.png", caption + said)
+    if actions is not None and len(actions):
+        page.heading("Actions")
+        values = sample.take(actions)
+        figure, caption = draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
+        _add(page, figure, out / "actions.png", caption + said)
+    if observations is None or not len(observations):
+        return
+    page.heading("Observations")
+    values = sample.take(observations)
+    width = values.shape[1]
+    if width > WIDE:
+        page.text(
+            f"An observation has {width:,} numbers; their spread is drawn together, and the coverage from {WIDE} of them, evenly apart."
+        )
+        figure, caption = draw.rewards(values[:, :: -(-width // WIDE)].ravel()[:SAMPLE], "value of an entry")
+        _add(page, figure, out / "observations.png", caption + said)
+        values = values[:, :: -(-width // WIDE)]
+    else:
+        figure, caption = draw.observations(values)
+        _add(page, figure, out / "observations.png", caption + said)
+        with page.details("each dimension in numbers"):
+            headers = ["dimension", "lowest", "1%", "median", "99%", "highest", "std"]
+            page.table(headers, _dimension_rows(values), sortable=True)
+    page.heading("Coverage")
+    scores = findings.returns if findings.scores is None else findings.scores
+    per_row = None
+    if scores is not None and sample.episode is not None and len(values) == len(sample.rows):
+        per_row = scores[sample.episode]
+    figure, caption = draw.coverage(values, per_row, "return" if findings.scores is None else "score")
+    if figure is None:
+        page.text(caption)
+    else:
+        _add(page, figure, out / "coverage.png", caption + said)
+
+
+def _column_rows(findings: Report) -> list[list[Any]]:
+    return [
+        [c.name, c.dtype, "x".join(map(str, c.shape)), *(Cell(f"{v:.4g}", value=v) for v in (c.low, c.high, c.mean, c.std))]
+        for c in findings.columns
+    ]
+
+
+def _dimension_rows(values: np.ndarray) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for d in range(values.shape[1]):
+        finite = values[np.isfinite(values[:, d]), d]
+        numbers = [*np.quantile(finite, (0, 0.01, 0.5, 0.99, 1)), finite.std()] if len(finite) else [np.nan] * 6
+        rows.append([Cell(str(d), value=float(d)), *(Cell(f"{v:.4g}", value=float(v)) for v in numbers)])
+    return rows

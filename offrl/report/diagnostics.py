@@ -1,0 +1,208 @@
+"""What stands behind the scores: times, versions, settings that differ, training metrics."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from offrl.figures.curves import Curves
+from offrl.report.page import Cell
+from offrl.report.rows import whole
+from offrl.runs.log import SCORE_COLUMNS, duration
+from offrl.runs.record import SCORES, Run, complete
+from offrl.runs.record import behaviour as own_behaviour
+from offrl.settings.diff import ABSENT, difference, flatten, meaning, value_text
+
+POINTS = 150  # of a line in a picture; longer logs are thinned evenly
+EXTRA = {"discounted_mean", "q_overestimation"}  # columns of scores.csv that say something of the critic, not of the score
+LONGEST = 50_000_000  # bytes of a metrics.jsonl that are read
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a .jsonl file that can be read; a half-written line, and a file that is not there, give none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from _objects(file)
+    except OSError:
+        return
+
+
+def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict) and isinstance(values.get("step"), int):
+            yield values
+
+
+def times(run: Run) -> tuple[float, float, float]:
+    """(updates per second over the whole run, seconds of training, seconds of evaluation) from timing.jsonl; NaN where it does not say.
+
+    Training is the sum over logged stretches of their updates / speed, and the first updates (with compilation) as they were measured.
+    """
+    updates = trained = evaluated = 0.0
+    first = seen = 0.0
+    last = 0
+    for row in lines_of(run.dir / "timing.jsonl"):
+        speed, step = row.get("updates_per_second"), row["step"]
+        if isinstance(row.get("evaluation"), (int, float)):
+            evaluated += row["evaluation"]
+            seen = 1.0
+        if isinstance(row.get("first_updates"), (int, float)):
+            first += row["first_updates"]
+            last = max(last, step)
+        elif isinstance(speed, (int, float)) and speed > 0 and step > last:
+            updates += step - last
+            trained += (step - last) / speed
+            last = step
+    return (updates / trained if trained else math.nan, trained + first if trained else math.nan, evaluated if seen else math.nan)
+
+
+def time_rows(runs: Sequence[Run]) -> list[list[Any]]:
+    """Rows of the table of times: run, data set, algorithm, seeds, device, step's mode, updates/s, training, evaluation."""
+    rows: list[list[Any]] = []
+    for run in runs:
+        speed, trained, evaluated = times(run)
+        rows.append([
+            run.dir.name, str(run.dataset), str(run.algorithm), len(run.replicas), str(run.record.get("device", "")),
+            str(run.record.get("mode", "")), Cell(f"{speed:,.0f}", value=speed) if math.isfinite(speed) else None,
+            *(Cell(whole(duration(s)), value=s) if math.isfinite(s) else None for s in (trained, evaluated)),
+        ])  # fmt: skip
+    return rows
+
+
+def version_rows(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
+    """([name, value, in how many runs] of packages, Python, machine and device; the names that have several values)."""
+    values: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for run in runs:
+        packages = run.record.get("packages")
+        known = {**packages} if isinstance(packages, dict) else {}
+        for name in ("python", "machine", "device"):
+            known[name] = run.record.get(name)
+        for name, value in known.items():
+            if value:
+                values[str(name)][str(value)] += 1
+    several = [name for name, found in values.items() if len(found) > 1]
+    rows = []
+    for name, found in values.items():
+        total = sum(found.values())
+        text = ", ".join(f"{value} ({count} of {total})" if len(found) > 1 else value for value, count in found.items())
+        rows.append([name, text, str(total)])
+    return rows, several
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What decides a run's parameters, flat, without the seeds."""
+    identity = complete(run.record["identity"])
+    return {k: v for k, v in flatten({k: v for k, v in identity.items() if k != "seeds"}).items() if isinstance(k, str)}
+
+
+def differing(runs: Sequence[Run]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """For each algorithm of several runs that do not have the same settings: (names of those that differ, [run, data set, values ...])."""
+    by_algorithm: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_algorithm[str(run.algorithm)].append(run)
+    found = {}
+    for algorithm, group in by_algorithm.items():
+        settings = [settings_of(run) for run in group]
+        names = [n for n in dict.fromkeys(k for s in settings for k in s) if len({meaning(s.get(n, ABSENT)) for s in settings}) > 1]
+        if names:
+            rows = [
+                [run.dir.name, str(run.dataset), *(_text(s.get(n, ABSENT)) for n in names)] for run, s in zip(group, settings, strict=True)
+            ]
+            found[algorithm] = (names, rows)
+    return found
+
+
+def two_runs(a: Run, b: Run) -> list[list[str]]:
+    """[setting, value in a, value in b] of all that differs between two runs: data, seeds, settings, versions, machine."""
+    sides = []
+    for run in (a, b):
+        record = run.record
+        sides.append({
+            "algorithm": run.algorithm, "data set": run.dataset,
+            "data's fingerprint": str(record["data"].get("fingerprint", ""))[:12],
+            "seeds": record["identity"].get("seeds"), **settings_of(run), "evaluated in": record.get("env"),
+            "mode of the step": record.get("mode"), "replicas in one program": record.get("group"), "device": record.get("device"),
+            "python": record.get("python"), "machine": record.get("machine"),
+            **{f"package {k}": v for k, v in (record.get("packages") or {}).items()},
+        })  # fmt: skip
+    return [[name, _text(x), _text(y)] for name, (x, y) in difference(*sides, everything=True).items()]
+
+
+def _text(value: Any) -> str:
+    return "-" if value == ABSENT else value_text(value)
+
+
+def behaviour(runs: Sequence[Run], dataset: str, normalised: bool) -> float | None:
+    """The mean return, or score, of a data set's own episodes; None where runs saw different parts of it, or it is not known."""
+    found = {own_behaviour(run.record, normalised) for run in runs if run.dataset == dataset}
+    return found.pop() if len(found) == 1 else None
+
+
+def metrics(runs: Sequence[tuple[str, Run]]) -> dict[str, dict[str, dict[str, Curves]]]:
+    """{metric: {data set: {label: {replica's number: {step: value}}}}} of training and of the extra columns of scores.csv.
+
+    `runs`: (label, run). Values that are not finite are left out. Logs longer than POINTS lines are thinned evenly.
+    """
+    found: dict[str, dict[str, dict[str, Curves]]] = defaultdict(lambda: defaultdict(dict))
+    for label, run in runs:
+        for name, curves in {**_training(run.dir / "metrics.jsonl"), **_extra(run)}.items():
+            place = found[name][str(run.dataset)].setdefault(label, {})
+            for replica, curve in curves.items():
+                place[len(place) + replica if replica in place else replica] = curve
+    return found
+
+
+def _training(path: Path) -> dict[str, Curves]:
+    try:
+        size = path.stat().st_size
+        if size > LONGEST:
+            return {}
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.readlines()
+    except OSError:
+        return {}
+    every = max(1, -(-len(lines) // POINTS))
+    curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
+    for row in _objects(line for i, line in enumerate(lines, start=1) if i % every == 0 or i == len(lines)):
+        for name, values in row.items():
+            if isinstance(values, list):
+                for replica, value in enumerate(values):
+                    if isinstance(value, (int, float)) and math.isfinite(value):
+                        curves[name][replica][row["step"]] = float(value)
+    return curves
+
+
+def _extra(run: Run) -> dict[str, Curves]:
+    """Columns of scores.csv that are no score: estimates of the critic at the evaluation, discounted returns."""
+    try:
+        with open(run.dir / SCORES, newline="", encoding="utf-8", errors="replace") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, csv.Error):
+        return {}
+    usual = {*SCORE_COLUMNS, *run.grid} - EXTRA
+    curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
+    order: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        try:
+            replica = order.setdefault(tuple(str(row[k]) for k in ("seed", *run.grid)), len(order))
+            step = int(row["step"])
+        except (KeyError, TypeError, ValueError):
+            continue
+        for name, text in row.items():
+            if name and name not in usual and text:
+                try:
+                    value = float(text)
+                except (TypeError, ValueError):
+                    continue
+                if math.isfinite(value):
+                    curves[f"evaluation: {name}"][replica][step] = value
+    return curves

@@ -1,0 +1,222 @@
+"""What a report says of each algorithm on each data set: the last scores of its seeds, what is missing, what was published."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offrl import registry
+from offrl.report.page import Cell as Shown
+from offrl.runs.comparable import group
+from offrl.runs.results import Cell, Results
+
+Interval = tuple[float, float, float]
+UNSCORED, RAW = "not scored", "raw returns"  # in place of a group's name
+BEST = "best (uses the environment)"
+TABLE = (
+    "group", "dataset", "algorithm", "settings", "unit", "seeds", "seeds_asked", "step", "mean", "low", "high", "return_mean", "return_low",
+    "return_high", "success_mean", "success_low", "success_high", "published", "published_std", "published_source",
+    "best_uses_the_environment", "best_step", "missing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """A score from a paper, or from a benchmark's own file."""
+
+    mean: float
+    std: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One algorithm with its settings on one data set. Means come with the ends of their 95% interval over seeds (Student's t)."""
+
+    cell: Cell
+    group: str  # of data sets whose scores mean the same; RAW or UNSCORED
+    mean: Interval  # of the normalised scores, or of the returns where group is RAW; NaN without final scores
+    returns: Interval
+    success: Interval | None
+    seeds: int  # that have a final score
+    asked: int  # seeds that were asked for; 0 where nothing tells
+    step: int | None  # of the final scores; the largest where they differ
+    published: Published | None
+
+    @property
+    def dataset(self) -> str:
+        return self.cell.dataset
+
+    @property
+    def label(self) -> str:
+        return self.cell.label
+
+    @property
+    def lost(self) -> str:
+        """Which seeds are missing and why, in words; empty when none is."""
+        by_reason: dict[str, list[int]] = {}
+        for m in self.cell.missing:
+            by_reason.setdefault(m.reason, [])
+            if m.seed is not None:
+                by_reason[m.reason].append(m.seed)
+        parts = []
+        for reason, seeds in by_reason.items():
+            who = f"seed{'s' if len(seeds) > 1 else ''} {_numbers(sorted(set(seeds)))}: " if seeds else ""
+            parts.append(f"{who}{reason}")
+        return "; ".join(parts)
+
+
+def entries(results: Results) -> list[Entry]:
+    """One for each data set and algorithm, in the order of `Results.cells`."""
+    cells = [_of_one_unit(c) for c in results.cells()]
+    groups = {id(c): _group(c) for c in cells}
+    by_dataset: dict[str, list[str]] = {}
+    for c in cells:
+        if groups[id(c)]:
+            by_dataset.setdefault(c.dataset, []).append(groups[id(c)])
+    found = []
+    for c in cells:
+        name = groups[id(c)] or next(iter(by_dataset.get(c.dataset, ())), UNSCORED)
+        whole = next((m for m in c.missing if m.seed is None), None)
+        asked = len({s.seed for s in c.scores} | {m.seed for m in c.missing if m.seed is not None})
+        success = c.interval("success") if c.scores and all(s.success is not None for s in c.scores) else None
+        found.append(
+            Entry(
+                cell=c,
+                group=name,
+                mean=c.interval("raw" if name in (RAW, UNSCORED) else "normalised"),
+                returns=c.interval("raw"),
+                success=success,
+                seeds=len(c.scores),
+                asked=asked if whole is None or asked else 0,
+                step=max((s.step for s in c.scores), default=None),
+                published=_published(results, c, name),
+            )
+        )
+    return found
+
+
+def _of_one_unit(cell: Cell) -> Cell:
+    """Without evaluations that lack a score where the last ones have it (a damaged line): they are no returns in place of scores."""
+    if not cell.normalised:
+        return cell
+    return dataclasses.replace(cell, history=tuple(s for s in cell.history if s.normalised is not None))
+
+
+def _group(cell: Cell) -> str:
+    """The group of a cell with scores; an empty string for one without any."""
+    rows = cell.scores or cell.history
+    if not rows:
+        return ""
+    return group(rows[0]) if cell.normalised and group(rows[0]) else RAW
+
+
+def _published(results: Results, cell: Cell, name: str) -> Published | None:
+    own = results.references.get((cell.dataset, cell.algorithm))
+    if own is not None:
+        return Published(own, None, results.reference_source or "the benchmark's own references")
+    if name in (RAW, UNSCORED):
+        return None
+    for lookup in registry.names("published").values():
+        found = lookup(cell.dataset, cell.algorithm)
+        if found is not None:
+            return Published(float(found.mean), None if found.std is None else float(found.std), str(found.source))
+    return None
+
+
+def digits(value: float, score: bool = True) -> str:
+    """A score with one decimal; a return with one below 1,000 and none above."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.1f}" if score or abs(value) < 1000 else f"{value:,.0f}"
+
+
+def span(interval: Interval, score: bool = True) -> str:
+    """`60.1 to 72.5`; empty for one seed."""
+    if not all(map(math.isfinite, interval)):
+        return ""
+    return f"{digits(interval[1], score)} to {digits(interval[2], score)}"
+
+
+def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
+    """The cell of a score table: mean, interval, what is missing, and the published score with the number of its source in `notes`."""
+    score = entry.group != RAW
+    small: list[str] = []
+    note = ""
+    if entry.published is not None:
+        if entry.published.source not in notes:
+            notes.append(entry.published.source)
+        note = f"[{notes.index(entry.published.source) + 1}]"
+        std = "" if entry.published.std is None else f" \u00b1 {digits(entry.published.std, score)}"
+        published = [whole(f"published {digits(entry.published.mean, score)}{std} {note}")]
+    else:
+        published = []
+    if not entry.seeds:
+        reasons = list(dict.fromkeys(m.reason for m in entry.cell.missing)) or ["no final score"]
+        failed = any(r.startswith(("failed", "diverged")) for r in reasons)
+        latest = entry.cell.latest()
+        if latest:
+            values = [s.normalised if score and s.normalised is not None else s.raw for s in latest]
+            small.append(f"{digits(math.fsum(values) / len(values), score)} at step {latest[0].step:,}, not counted")
+        text = "failed" if failed else "not finished" if entry.cell.history else "missing"
+        return Shown(
+            text,
+            small=(_clip(reasons[0].removeprefix("failed: ")), *small, *published),
+            kind="bad" if failed else "warning",
+            hint=entry.lost,
+        )
+    if interval := span(entry.mean, score):
+        small.append(whole(interval))
+    else:
+        small.append("one seed")
+    lost = entry.seeds < entry.asked
+    if lost:
+        small.append(f"{entry.seeds} of {entry.asked} seeds")
+    return Shown(
+        digits(entry.mean[0], score), small=(*small, *published), kind="warning" if lost else "", strong=top, value=entry.mean[0],
+        hint=f"{entry.seeds} seeds at step {entry.step:,}" if entry.step else "",
+    )  # fmt: skip
+
+
+def table(rows: Sequence[Entry]) -> str:
+    """table.csv: one line for each entry; numbers in full."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(TABLE)
+    for e in rows:
+        best = e.cell.best() if e.seeds else None
+        unit = "return" if e.group in (RAW, UNSCORED) else "score"
+        p = e.published
+        writer.writerow(
+            _plain(v)
+            for v in (
+                e.group, e.dataset, e.label, e.cell.settings, unit if e.seeds else "", e.seeds, e.asked or "", e.step, *e.mean, *e.returns,
+                *(e.success or (None, None, None)), *((p.mean, p.std, p.source) if p else (None, None, None)),
+                best[1] if best else None, best[0] if best else None, e.lost,
+            )
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def _plain(value: object) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return repr(value) if isinstance(value, float) else " ".join(str(value).split("\n"))
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
+
+
+def whole(text: str) -> str:
+    """Text that is not broken into lines."""
+    return text.replace(" ", "\u00a0")
+
+
+def _clip(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[:most].rpartition(" ")[0] + " ..."

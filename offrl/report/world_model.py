@@ -1,0 +1,195 @@
+"""A trained model's report: model.json (numbers), model.png and a short table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.errors import UserError
+from offrl.runs.log import print_table
+from offrl.settings.replicas import Replica
+from offrl.system import files as checkpoint
+from offrl.world_models.model import FOLDER, Tree
+from offrl.world_models.quality import LEVELS, Sample, dimensions, measured, own_deviations, sample
+
+NUMBERS, PICTURE = "model.json", "model.png"
+FORMAT = 2  # raise it when the numbers change meaning
+MOST_LINES = 20  # dimensions in the table
+SHOWN_STEPS = (1, 2, 5, 10, 20, 50)
+
+
+def report(
+    run_dir: Path, model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, parts: Any, quiet: bool
+) -> Mapping[str, Any]:
+    """Measure each replica's model of a run on `parts` (`offrl.world_models.dynamics.Split`) of its data; write and print what came out.
+
+    models: (replica, tree), as saved in run_dir/models. Nothing is measured again where run_dir/model.json is about these very models.
+    Returns the numbers.
+    """
+    run_dir = Path(run_dir)
+    about = about_of([_identity(run_dir, r) for r, _ in models], dataset)
+    old = read(run_dir / NUMBERS)
+    if old.get("about") == about and None not in about["models"] and (run_dir / PICTURE).exists():
+        return old
+    result = measure(model, models, dataset, sample(dataset, parts), about)
+    write(run_dir, result)
+    if not quiet and models:
+        show(result)
+        print(f"{run_dir / PICTURE}", flush=True)
+    return result
+
+
+def about_of(identities: Sequence[str | None], dataset: Dataset) -> dict[str, Any]:
+    """What a report is of: it is made again for anything else."""
+    return {"format": FORMAT, "models": list(identities), "data": dataset.fingerprint}
+
+
+def in_units_of(dataset: Dataset, spec: DataSpec) -> Dataset:
+    """Data as recorded, with rewards and observations scaled as `spec`'s data were: what a model of those can be measured on."""
+    columns, own = dict(dataset.columns), dataset.spec
+    if own.observation_mean is None and spec.observation_mean is not None and own.observation_shape == spec.observation_shape:
+        mean, std = (torch.tensor(x).reshape(spec.observation_shape) for x in (spec.observation_mean, spec.observation_std))
+        for name in ("observations", "next_observations"):
+            columns[name] = (columns[name] - mean) / std
+        own = replace(own, observation_mean=spec.observation_mean, observation_std=spec.observation_std)
+    if (own.reward_scale, own.reward_shift) == (1.0, 0.0) != (spec.reward_scale, spec.reward_shift):
+        columns["rewards"] = (columns["rewards"].double() * spec.reward_scale + spec.reward_shift).float()
+        own = replace(own, reward_scale=spec.reward_scale, reward_shift=spec.reward_shift)
+    return replace(dataset, columns=columns, spec=own)
+
+
+def measure(
+    model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, chosen: Sample, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The numbers of all replicas, as plain values."""
+    found = [{"name": r.name, "seed": r.seed, "values": dict(r.values), **measured(model, tree, dataset, chosen)} for r, tree in models]
+    return {
+        "about": dict(about),
+        "dataset": dataset.spec.name,
+        "measured_on": chosen.words,
+        "dimensions": dimensions(model),
+        "levels": list(LEVELS),
+        "calibrated": bool(model.config.calibrated),
+        "own_deviations": own_deviations(model),
+        "models": found,
+    }
+
+
+def _identity(run_dir: Path, replica: Replica) -> str | None:
+    """What tells a replica's saved model from others; None where it is not saved, or damaged."""
+    try:
+        return str(checkpoint.read(run_dir / FOLDER / f"{replica.name}.safetensors")[1]["sha256"])
+    except UserError:
+        return None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `write` wrote; {} where it is not there or cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write(out: Path, result: Mapping[str, Any]) -> None:
+    """model.png, then model.json. Raises UserError where the disk refuses."""
+    from offrl.figures.world_model import draw
+
+    if result["models"]:
+        draw(result, out / PICTURE)
+    checkpoint.write_text(out / NUMBERS, json.dumps(_plain(result), indent=1, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """What is not finite as null: JSON knows no NaN."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- to read
+
+
+def averaged(result: Mapping[str, Any], part: str, key: str) -> np.ndarray:
+    """One kind of number as float64, mean over models; NaN where some model has none."""
+    return np.mean([np.array(m[part][key], dtype=np.float64) for m in result["models"]], 0)
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print two tables, and a line on terminations."""
+    names, models = result["dimensions"], result["models"]
+    likelihood = "nll" if result["own_deviations"] else "nll_calibrated"
+    r2, change, rmse, nll = (averaged(result, "one_step", k) for k in ("r2", "r2_change", "rmse", likelihood))
+    before, after = (averaged(result, "one_step", k)[:, LEVELS.index(0.9)] for k in ("coverage", "coverage_recalibrated"))
+    order = list(range(len(names)))
+    hardest = len(order) > MOST_LINES
+    if hardest:
+        order = [
+            *sorted(np.argsort(np.where(np.isnan(change), np.inf, change)[:-1], kind="stable")[: MOST_LINES - 1].tolist()),
+            len(names) - 1,
+        ]
+    rows = [
+        [
+            names[d],
+            _number(rmse[d]),
+            _number(r2[d]),
+            _number(change[d]),
+            _number(nll[d]),
+            f"{100 * before[d]:.0f}%",
+            f"{100 * after[d]:.0f}%",
+        ]
+        for d in order
+    ]
+    several = f", mean of {len(models)} models" if len(models) > 1 else ""
+    few = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations" if hardest else ""
+    title = f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{few}"
+    headers = ["", "RMSE", "R2", "R2 of change", "NLL", "in 90% interval", "recalibrated"]
+    if not result["own_deviations"]:  # what is before calibration means nothing
+        headers, rows = headers[:6], [[*row[:5], row[6]] for row in rows]
+    print_table(headers, rows, title)
+    _show_steps(result, several)
+    for line in sorted({_ending_line(m["termination"]) for m in models}):
+        print(line)
+
+
+def show_ood(found: Sequence[Mapping[str, float]], inside: str, outside: str) -> None:
+    """Print the areas under the ROC curve of all models' measures, best first."""
+    several = f", mean of {len(found)} models" if len(found) > 1 else ""
+    mean = {name: float(np.mean([f[name] for f in found])) for name in found[0]}
+    words = {"single": "single (one network's aleatoric)"}
+    rows = [[words.get(name, name), f"{mean[name]:.3f}"] for name in sorted(mean, key=lambda n: -mean[n])]
+    print_table(["uncertainty", "AUROC"], rows, f"tells {outside} from {inside}, 0.5: not at all, 1: always{several}")
+
+
+def _show_steps(result: Mapping[str, Any], several: str) -> None:
+    found = [m["many_steps"] for m in result["models"]]
+    if not all(found):
+        return
+    steps = sorted({k for k in SHOWN_STEPS if k < found[0]["horizon"]} | {found[0]["horizon"]})
+    kinds = {"mean of elites": "mean", "sampled": "sampled", "nothing changes": "unchanged"}
+    values = {label: np.mean([m[kind]["median"] for m in found], 0) for label, kind in kinds.items()}
+    title = f"many steps ahead: median error, in standard deviations of the data, {found[0]['starts']} starts{several}"
+    print_table(["steps", *kinds], [[str(k), *(f"{v[k - 1]:.3f}" for v in values.values())] for k in steps], title)
+
+
+def _ending_line(about: Mapping[str, Any]) -> str:
+    if not about["recorded"] and not about["predicted"]:
+        return f"terminations ({about['function']}): none recorded, none predicted"
+    shares = [f"{name} {'-' if about[name] is None else format(about[name], '.2f')}" for name in ("precision", "recall")]
+    counts = f"{about['recorded']} recorded, {about['predicted']} predicted in {about['rows']:,} rows"
+    return f"terminations ({about['function']}): {counts}, {', '.join(shares)}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}" if 0.01 <= abs(value) < 1000 else f"{value:.3g}"

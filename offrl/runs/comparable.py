@@ -1,0 +1,156 @@
+"""What may be averaged: scores by what they mean, and as matrices. `offrl.runs.results` re-exports all of it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offrl.tasks.task import lookup
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from offrl.runs.results import Cell, Results, Score
+
+FEW_SEEDS = 5  # with fewer, bootstrap intervals are too narrow (docs/statistics.md)
+_ADROIT = ("pen", "hammer", "door", "relocate")
+_FAMILIES = {
+    "hopper": "gym",
+    "halfcheetah": "gym",
+    "walker2d": "gym",
+    "ant": "gym",
+    "pointmaze": "maze2d",
+    **dict.fromkeys(_ADROIT, "adroit"),
+}
+_ENVIRONMENTS = (  # the first pattern that an environment's id matches says which family its task is of
+    (r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|HumanoidStandup|Swimmer|Reacher|Pusher|Inverted(Double)?Pendulum)-v\d|D4RL-Ant-", "gym"),
+    (r"AntMaze", "antmaze"),
+    (r"PointMaze|Maze2d", "maze2d"),
+    (r"Adroit", "adroit"),
+    (r"Kitchen", "kitchen"),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Data sets whose scores mean the same, as matrices for `offrl.statistics.aggregate`."""
+
+    name: str  # "D4RL gym", ...
+    datasets: tuple[str, ...]  # the columns: those that all of the algorithms below have final scores for
+    scores: dict[str, np.ndarray]  # label -> [runs, tasks], scores / 100, NaN where a seed is missing
+    notes: tuple[str, ...]  # what was left out and why, and when the numbers are weak; one line each
+
+    @property
+    def seeds(self) -> int:
+        """The smallest number of runs of any algorithm on any data set."""
+        return min((int((x == x).sum(0).min()) for x in self.scores.values()), default=0)
+
+
+def environment(score: Score) -> str:
+    """`Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0`: where a score was measured, without the task's name and the reference scores."""
+    return score.environment.partition("; ")[0].rpartition(" in ")[2]
+
+
+def reference(score: Score) -> str:
+    """Whose reference scores are 0 and 100: "D4RL", "Minari", ...; "" for a raw score."""
+    found = re.search(r"0 and 100 are (.+) reference returns", score.environment)
+    return "" if score.normalised is None else found[1] if found else "given"
+
+
+def group(score: Score) -> str:
+    """What a score may be averaged with: the scores of the same group. "" for a raw return, which is averaged with no other task's.
+
+    "D4RL gym", "D4RL antmaze", ... for D4RL's own names; "NeoRL-2"; "Minari mujoco", "Minari adroit", ...; any other data by its suite,
+    reference scores and family of tasks: "own files (D4RL references, gym)". A file that is called like a D4RL data set is own data.
+    """
+    whose = reference(score)
+    return _group(score.dataset, environment(score).partition(",")[0], score.suite, whose) if whose else ""
+
+
+@functools.lru_cache(4096)
+def _group(dataset: str, place: str, suite: str, whose: str) -> str:
+    words = re.split(r"[/-]", dataset)
+    known = lookup(dataset)
+    if known is not None and known.ref_label == whose:  # a benchmark's own data set, by its exact name
+        return f"D4RL {_FAMILIES.get(words[0], words[0])}" if whose == "D4RL" else whose
+    if whose == "Minari":
+        kind = words[1] if words[0] == "D4RL" and len(words) > 1 else words[0]
+        return f"Minari {_FAMILIES.get(kind, kind)}"
+    family = next((name for pattern, name in _ENVIRONMENTS if re.search(pattern, place)), place)
+    return f"{suite if suite not in ('', 'own') else 'own files'} ({whose} references, {family})"
+
+
+def groups(results: Results) -> tuple[list[Group], list[str]]:
+    """(matrices of final scores by group, lines that say why other data sets are in none).
+
+    An algorithm that has fewer than half of a group's data sets is left out; of the data sets those stay that all other algorithms have.
+    """
+    import numpy as np
+
+    tables: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))  # group -> label -> data set
+    raw: dict[str, None] = {}
+    why = []
+    for cell in results.cells():
+        names = {group(s) for s in cell.scores}
+        if len(names) > 1:
+            why.append(f"{cell.dataset}: the seeds of {cell.label} were scored against different references, so they are in no average")
+        elif names == {""}:
+            raw[cell.dataset] = None
+        elif names:
+            tables[names.pop()][cell.label][cell.dataset] = cell
+    if raw:
+        why.append(
+            f"{', '.join(raw)}: no reference scores, so only raw returns are reported; returns of different tasks have different "
+            "scales, and their average means nothing"
+        )
+    found = []
+    for name, table in tables.items():
+        every = list(dict.fromkeys(d for row in table.values() for d in row))
+        labels_ = [label for label, row in table.items() if 2 * len(row) >= len(every)]
+        notes = [
+            f"{label} left out: finished on {len(row)} of {len(every)} data sets" for label, row in table.items() if label not in labels_
+        ]
+        datasets = [d for d in every if all(d in table[label] for label in labels_)]
+        for d in every:
+            if lacking := [label for label in labels_ if d not in table[label]]:
+                notes.append(f"{d} left out: no final scores of {', '.join(lacking)}")
+        if not datasets:
+            why.append(f"{name}: no data set has final scores of all of {', '.join(labels_)}")
+            continue
+        matrices = {label: _matrix([table[label][d].scores for d in datasets]) for label in labels_}
+        counts = sorted({int(n) for x in matrices.values() for n in np.isfinite(x).sum(0)})
+        if counts[0] < FEW_SEEDS:
+            notes.append(
+                f"cells of {counts[0]} seed{'s' if counts[0] > 1 else ''}: bootstrap intervals of fewer than {FEW_SEEDS} are too narrow"
+            )
+        if len(counts) > 1:
+            notes.append(
+                "numbers of seeds differ between cells: each data set weighs the same, and rliable, which needs equal numbers, is not used"
+            )
+        found.append(Group(name, tuple(datasets), matrices, tuple(notes)))
+    return found, why
+
+
+def settings_matrix(results: Results, dataset: str, algorithm: str) -> tuple[list[str], np.ndarray]:
+    """(labels, final scores [runs, settings] / 100, or returns where not all are normalised) of one algorithm's settings on a data set.
+
+    What a grid or a search tried, for `offrl.statistics.aggregate.expected_online_performance`; NaN where a seed is missing.
+    """
+    cells = [c for c in results.cells() if (c.dataset, c.algorithm) == (dataset, algorithm) and c.scores]
+    normalised = all(c.normalised for c in cells)
+    return [c.label for c in cells], _matrix([c.scores for c in cells], normalised)
+
+
+def _matrix(columns: list[tuple[Score, ...]], normalised: bool = True) -> np.ndarray:
+    """[seeds, columns] of scores / 100, or of returns; NaN where a seed is missing."""
+    import numpy as np
+
+    seeds = sorted({s.seed for column in columns for s in column})
+    matrix = np.full((len(seeds), len(columns)), np.nan)
+    for j, column in enumerate(columns):
+        for s in column:
+            matrix[seeds.index(s.seed), j] = s.raw if not normalised or s.normalised is None else s.normalised / 100.0
+    return matrix

@@ -1,0 +1,487 @@
+"""What a run writes down and shows: metrics.jsonl, scores.csv, timing.jsonl, TensorBoard, a progress bar, the final table.
+
+`metrics.jsonl` and `scores.csv` hold nothing that depends on the clock, so that a run that was killed and resumed ends with the same
+bytes as one that was not. Times and speeds go to `timing.jsonl`.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offrl.errors import UserError
+from offrl.settings.replicas import Replica, Values, by_cell, number
+from offrl.statistics.intervals import mean_interval
+
+if TYPE_CHECKING:
+    from offrl.runs.tensorboard import Board
+
+SCORE_COLUMNS = (
+    "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset", "environment",
+    "discounted_mean", "q_overestimation", "success_by_task",
+)  # fmt: skip
+BOARD = {  # what TensorBoard calls the columns of scores.csv
+    "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
+    "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
+}  # fmt: skip
+CHOICE = "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
+PLAIN_INTERVAL = 10.0  # seconds between progress lines when the output is not a terminal
+Interval = tuple[float, float, float]  # mean, low, high
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def write_error(error: OSError, path: Path) -> UserError:
+    """The one-line message for a write that failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"disk full while writing {path}; the last checkpoint survives: free some space, then run the same command again")
+    return UserError(f"cannot write {path}: {error.strerror or error}; give another run directory, or fix its permissions")
+
+
+class LineFile:
+    """An append-only text file that holds whole lines only: a line that does not fit on the disk is taken back."""
+
+    def __init__(self, path: Path, step_of: Callable[[bytes], int], keep_to: int, header: str = "") -> None:
+        """Keeps the lines whose step is at most `keep_to` (and the header); a half-written or unreadable line goes."""
+        self.path = path
+        head = header.encode()
+        kept, old = [head], b""
+        try:
+            if path.exists():
+                old = path.read_bytes()
+                for line in old.splitlines(keepends=True):
+                    try:
+                        if line.endswith(b"\n") and line != head and step_of(line) <= keep_to:
+                            kept.append(line)
+                    except (ValueError, KeyError, TypeError):  # what a crash of the whole machine leaves behind
+                        continue
+            new = b"".join(kept)
+            if new != old or not path.exists():
+                part = path.with_name(path.name + ".part")
+                with open(part, "wb") as out:
+                    out.write(new)
+                    out.flush()
+                    os.fsync(out.fileno())
+                os.replace(part, path)
+            self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
+        except OSError as error:
+            raise write_error(error, path) from None
+
+    def write(self, text: str) -> None:
+        """Append whole lines. Raises UserError; the file is then as it was."""
+        data = text.encode()
+        size = os.fstat(self.file.fileno()).st_size
+        try:
+            while data:
+                data = data[self.file.write(data) :]
+        except OSError as error:
+            os.ftruncate(self.file.fileno(), size)
+            raise write_error(error, self.path) from None
+
+    def sync(self) -> None:
+        """Make what was written survive a power failure."""
+        try:
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            raise write_error(error, self.path) from None
+
+
+def json_step(line: bytes) -> int:
+    """The step of a line of JSON."""
+    return int(json.loads(line)["step"])
+
+
+def _csv_step(line: bytes) -> int:
+    return int(line.split(b",", 1)[0])
+
+
+def _floats(values: Iterable[Any]) -> list[float | None]:
+    """Python floats; None (JSON's null) for what JSON cannot say: NaN and the infinities."""
+    numbers = [float(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
+    return [v if math.isfinite(v) else None for v in numbers]
+
+
+def _cell(value: Any) -> str:
+    """A CSV cell; floats so that reading them back gives the same bits."""
+    if value is None:
+        return ""
+    if isinstance(value, (str, Integral)) and not isinstance(value, bool):  # NumPy's integers are Integral, not int
+        return " ".join(str(value).split("\n"))
+    number = float(value)
+    return repr(number) if math.isfinite(number) else ""
+
+
+# -------------------------------------------------------------------------------------------------------------- the log
+
+
+class RunLog:
+    """Everything one run writes besides checkpoints. Use it as a context manager, or call `close`.
+
+    Write a step's metrics and scores before its checkpoint (and call `sync` in between): a resumed run drops what came after the
+    checkpoint and writes it again.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        resume_step: int | None,
+        quiet: bool,
+        total_steps: int,
+        replicas: Sequence[Replica],
+        title: str,
+        unscored: bool = False,
+    ) -> None:
+        """`resume_step`: the step of the checkpoint that the run goes on from; None for a new run, which starts with empty files.
+        `replicas`: what the values of `metrics` and the rows of `scores` belong to, in their order. `unscored`: the checkpoint was written
+        before the scores of its own step, which come again.
+
+        Raises UserError when `run_dir` cannot be written to.
+        """
+        self.run_dir = Path(run_dir)
+        self.replicas = tuple(replicas)
+        fields = [field for field, _ in self.replicas[0].values]
+        if taken := set(fields) & set(SCORE_COLUMNS):
+            raise UserError(f"grid.{min(taken)}: scores.csv has another column of that name; rename that field of the algorithm")
+        self._columns = self._score_columns(fields)
+        keep_to = -1 if resume_step is None else resume_step
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(error, self.run_dir) from None
+        self._metrics = LineFile(self.run_dir / "metrics.jsonl", json_step, keep_to)
+        self._scores = LineFile(self.run_dir / "scores.csv", _csv_step, keep_to - unscored, header=",".join(self._columns) + "\n")
+        self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
+        self._purge_step = keep_to + 1 - unscored
+        # the metrics of the step whose scores come again: TensorBoard's purge takes both
+        last = self._metrics.path.read_text(encoding="utf-8").splitlines()[-1:] if unscored else []
+        self._again = json.loads(last[0]) if last and json_step(last[0].encode()) == keep_to else None
+        self._board: Board | None = None
+        self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
+        crowd = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
+        self._show = training_progress(title, total_steps, (len(self.replicas), crowd), resume_step or 0, quiet)
+        self._closed = False
+
+    def _score_columns(self, fields: Sequence[str]) -> tuple[str, ...]:
+        """The columns of scores.csv: all, the grid's fields after the seed; or those of the file that an older version began."""
+        columns = (*SCORE_COLUMNS[:2], *fields, *SCORE_COLUMNS[2:])
+        try:
+            with open(self.run_dir / "scores.csv", encoding="utf-8") as file:
+                began = tuple(file.readline().strip().split(","))
+        except (OSError, ValueError):
+            return columns
+        return began if began == columns[: len(began)] and len(began) > len(fields) + 2 else columns
+
+    def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes null."""
+        rows = {name: _floats(column) for name, column in values.items()}
+        self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
+        self._tensorboard(lambda board: board.scalars(step, rows))
+
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None:
+        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and the grid's values
+        are filled in, the rest stays empty). `returns` [N, E]: of the single episodes, for TensorBoard."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for replica, row in zip(self.replicas, rows, strict=True):
+            if unknown := set(row) - set(SCORE_COLUMNS):
+                raise ValueError(f"scores.csv has no column {sorted(unknown)}")
+            full = {**row, "step": int(step), **dict(replica.values)}
+            writer.writerow([_cell(full.get(name)) for name in self._columns])
+        self._scores.write(text.getvalue())
+        columns = {tag: [row.get(key) for row in rows] for tag, key in BOARD.items()}
+        shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
+        self._final = step, shown
+
+        def show(board: Board) -> None:
+            board.scalars(step, shown)
+            if returns is not None:
+                board.histogram(step, "eval/episode_returns", returns)
+
+        self._tensorboard(show)
+
+    def hparams(self, settings: Mapping[str, Any]) -> None:
+        """Put the run, with its settings and its last scores, into TensorBoard's HPARAMS table. Nothing where this log has no scores."""
+        if self._final is not None:
+            step, results = self._final
+            self._tensorboard(lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()}))
+
+    def timing(self, step: int, **seconds: float) -> None:
+        """Durations (seconds) and speeds at `step`."""
+        self._timing.write(json.dumps({"step": int(step), **{k: round(float(v), 4) for k, v in seconds.items()}}) + "\n")
+
+    def progress(self, step: int, steps_per_second: float, extra: str = "") -> None:
+        """Show how far the run is. `extra` is the last evaluation's result; a new one is always shown."""
+        self._show.update(step, steps_per_second, extra)
+
+    def say(self, message: str) -> None:
+        """One line for the reader, above the progress bar. Nothing when quiet."""
+        self._show.say(message)
+
+    def sync(self) -> None:
+        """Make what was written survive a power failure. Call it before a checkpoint that relies on it is put in place."""
+        self._metrics.sync()
+        self._scores.sync()
+
+    def close(self) -> None:
+        """Take the progress bar down and close the files. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._show.stop()
+        for lines in (self._metrics, self._scores, self._timing):
+            lines.file.close()
+        if self._board is not None:
+            try:
+                self._board.close()
+            except OSError as error:
+                raise write_error(error, self.run_dir / "tensorboard") from None
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tensorboard(self, show: Callable[[Board], None]) -> None:
+        try:
+            if self._board is None:
+                from offrl.runs.tensorboard import Board
+
+                self._board = Board(self.run_dir / "tensorboard", self.replicas, self._purge_step)
+                if self._again is not None:
+                    self._board.scalars(self._again.pop("step"), self._again)
+            show(self._board)
+        except OSError as error:
+            raise write_error(error, self.run_dir / "tensorboard") from None
+
+
+class NoLog:
+    """What a process keeps that shares a run with the one that writes."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None: ...
+    def hparams(self, settings: Mapping[str, Any]) -> None: ...
+    def timing(self, step: int, **seconds: float) -> None: ...
+    def progress(self, step: int, steps_per_second: float, extra: str = "") -> None: ...
+    def say(self, message: str) -> None: ...
+    def sync(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> NoLog:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+
+def duration(seconds: float) -> str:
+    """`75` -> `1 min 15 s`."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Pace:
+    """Steps per second of late: what happened `half_life` seconds ago counts half.
+
+    A mean over less would be that of either side where work comes in turns, as updates and roll-outs do.
+    """
+
+    def __init__(self, half_life: float = 60.0) -> None:
+        self.half_life, self.steps, self.seconds = half_life, 0.0, 0.0
+
+    def add(self, steps: float, seconds: float) -> float:
+        """So many more steps took so many seconds; the steps per second with them."""
+        keep = 0.5 ** (seconds / self.half_life)
+        self.steps, self.seconds = keep * self.steps + steps, keep * self.seconds + seconds
+        return self.steps / max(self.seconds, 1e-9)
+
+
+Crowd = tuple[int, str]  # how many replicas, and their number in words: (4, "4 seeds"), (24, "24 replicas"), (1, "")
+
+
+def _speed(rate: float, crowd: Crowd) -> str:
+    def digits(x: float) -> str:
+        return f"{x:,.0f}" if x >= 10 else f"{x:.1f}"
+
+    count, words = crowd
+    return f"{digits(rate)} updates/s" + (f" x {words} = {digits(rate * count)}/s" if words else "")
+
+
+class _Quiet:
+    def update(self, step: int, rate: float, extra: str) -> None: ...
+    def say(self, message: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class _Plain(_Quiet):
+    """Lines for a log file: at most one in PLAIN_INTERVAL seconds, but every evaluation and the end."""
+
+    def __init__(self, title: str, total: int, crowd: Crowd) -> None:
+        self.total, self.crowd = total, crowd
+        self.next_line, self.last_extra, self.last_step = time.monotonic() + PLAIN_INTERVAL / 5, "", -1
+        self.say(title)
+
+    def update(self, step: int, rate: float, extra: str) -> None:
+        news = bool(extra) and extra != self.last_extra
+        if not news and time.monotonic() < self.next_line and not (step >= self.total > self.last_step):
+            return
+        if step == self.last_step and not news:
+            return
+        self.next_line, self.last_step = time.monotonic() + PLAIN_INTERVAL, step
+        left = f"  ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
+        percent = 100 * step // max(1, self.total)
+        self.say(f"step {step:,}/{self.total:,} ({percent}%)  {_speed(rate, self.crowd)}{left}{'  ' + extra if news else ''}")
+        self.last_extra = extra or self.last_extra
+
+    def say(self, message: str) -> None:
+        if message:
+            print(message, flush=True)
+
+
+class _Bar(_Quiet):
+    """A bar on a terminal. While it is up, rich puts anything that is printed (warnings too) above it."""
+
+    def __init__(self, title: str, total: int, crowd: Crowd, start: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.total, self.crowd, self.extra = total, crowd, ""
+        console = Console(highlight=False)
+        if title:
+            console.print(title, markup=False)
+        self.bar = Progress(
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}", markup=False),
+            TextColumn("{task.fields[eta]}", markup=False),
+            TextColumn("{task.fields[extra]}", markup=False, style="bold"),
+            console=console,
+            refresh_per_second=4,
+        )
+        self.task = self.bar.add_task("", total=total, completed=start, speed="", eta="", extra="")
+        self.bar.start()
+
+    def update(self, step: int, rate: float, extra: str) -> None:
+        self.extra = extra or self.extra
+        eta = f"ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
+        self.bar.update(self.task, completed=step, speed=_speed(rate, self.crowd), eta=eta, extra=self.extra)
+
+    def say(self, message: str) -> None:
+        self.bar.console.print(message, markup=False)
+
+    def stop(self) -> None:
+        self.bar.stop()
+
+
+def training_progress(title: str, total: int, crowd: Crowd, start: int, quiet: bool) -> _Quiet:
+    """What shows updates, their speed and what is left: a bar on a terminal, lines elsewhere. It has `update`, `say` and `stop`."""
+    if quiet:
+        return _Quiet()
+    return _Bar(title, total, crowd, start) if sys.stdout.isatty() else _Plain(title, total, crowd)
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def interval_text(interval: Interval | None, digits: int = 1) -> str:
+    """`62.1 [58.0, 66.2]`; the mean alone when there is no interval (one seed); empty when there is no value."""
+    if interval is None or not math.isfinite(interval[0]):
+        return ""
+    mean, low, high = interval
+    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) and low != high else ""
+    return f"{mean:.{digits}f}{bounds}"
+
+
+def score_text(unit: str, values: Sequence[float], replicas: Sequence[Replica]) -> str:
+    """`score 62.1 [58.0, 66.2]` from one value per replica; in a grid the range of its cells' means: `score 12.1 .. 63.0 over 6 cells`.
+
+    No cell is named: that would suggest the best one, and choosing it by its score uses the environment.
+    """
+    cells = by_cell(replicas)
+    if len(cells) == 1:
+        return f"{unit} {interval_text(mean_interval(values))}"
+    means = [mean_interval([values[i] for i in where])[0] for where in cells.values()]
+    return f"{unit} {min(means):.1f} .. {max(means):.1f} over {len(cells)} cells"
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """A table on standard output: ruled on a terminal, aligned plain text elsewhere. Columns of numbers stand to the right."""
+    cells = [["" if c is None else str(c) for c in row] for row in rows]
+    right = [all(not row[i] or row[i][0] in "+-.0123456789" for row in cells) and any(row[i] for row in cells) for i in range(len(headers))]
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+        for header, numeric in zip(headers, right, strict=True):
+            table.add_column(Text(header), justify="right" if numeric else "left")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(header), *(len(row[i]) for row in cells), 0) for i, header in enumerate(headers)]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [c.rjust(w) if numeric else c.ljust(w) for c, w, numeric in zip(row, widths, right, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    text = [title] if title else []
+    text += [line(headers), "  ".join("-" * w for w in widths), *map(line, cells)]
+    print("\n".join(text), flush=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the final table. Means come with the ends of their 95% interval over seeds."""
+
+    algorithm: str
+    seeds: int
+    returns: Interval
+    score: Interval | None = None  # normalised, when the task has reference scores
+    success: Interval | None = None  # share of episodes, when the task has a notion of success
+    behaviour: float | None = None  # mean of the data set's own episodes: a score when `score` is given, else a return
+    values: Values = ()  # the cell of a grid that these seeds were trained in
+
+
+def final_table(results: Sequence[Result], title: str = "") -> None:
+    """What a run ends with, one line for each cell of a grid. Columns that no row has a value for are left out."""
+    unit = "score" if any(r.score for r in results) else "return"
+    fields = dict.fromkeys(field for r in results for field, _ in r.values)
+    columns: dict[str, list[str]] = {
+        "algorithm": [r.algorithm for r in results],
+        **{field: [number(v) if (v := dict(r.values).get(field)) is not None else "" for r in results] for field in fields},
+        "score [95% interval]": [interval_text(r.score) for r in results],
+        "success [95% interval]": [interval_text(r.success, 2) for r in results],
+        "return [95% interval]": [interval_text(r.returns) for r in results],
+        f"data's mean {unit}": ["" if r.behaviour is None else f"{r.behaviour:.1f}" for r in results],
+        "seeds": [str(r.seeds) for r in results],
+    }
+    columns = {name: column for name, column in columns.items() if any(column)}
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), title)
+    if sum(bool(r.values) for r in results) > 1:
+        print(CHOICE)

@@ -1,0 +1,359 @@
+"""Reading what runs and benchmarks wrote, however badly they ended: used by `offrl.runs.results.collect`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError
+from offrl.ope.stopping import ended_early
+from offrl.runs.record import CONFIG, RECORD, SCORES, Run, complete
+from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.diff import Variant, digest, flatten
+from offrl.settings.replicas import Replica, cell_name
+
+BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
+TAIL = 1 << 20  # bytes of metrics.jsonl that are read for its last line
+GIVEN = ("algo.", "dataset.", "eval.env", "eval.max_steps", "precision", "experiment")  # what a user may ask for that changes a score
+Damage = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # from reading a record that another program or a crash wrote
+
+
+class Reader:
+    """Collects from path after path. The lists hold what was found, duplicates too; see `offrl.runs.results.Results`."""
+
+    def __init__(self) -> None:
+        self.scores: list[Score] = []
+        self.runs: list[Run] = []
+        self.variants: list[Variant] = []
+        self.missing: list[Missing] = []
+        self.problems: list[str] = []
+        self.references: dict[tuple[str, str], float] = {}
+        self.reference_source = ""
+        self._seen: set[Path] = set()
+
+    def read(self, path: Path) -> bool:
+        """Read a file or folder; False where it holds nothing that offrl writes. What was read before is not read again."""
+        try:
+            return self._read(path)
+        except OSError as error:
+            self.problems.append(f"{path} cannot be read ({error.strerror}): left out")
+            return True
+
+    def _read(self, path: Path) -> bool:
+        place = path.resolve()
+        if place in self._seen:
+            return True
+        if path.is_file():
+            self._seen.add(place)
+            return self._table(path)
+        if not path.is_dir():
+            return False
+        self._seen.add(place)
+        if (path / BENCHMARK).exists() and self._benchmark(path):
+            return True
+        if (path / RECORD).exists():
+            self.run(path, "")
+            return True
+        if _is_run_scores(path / SCORES):
+            self.problems.append(f"{path} has {SCORES} but no {RECORD}, so its algorithm is not known: left out")
+            return True
+        return self._children(path, "") or ((path / RESULTS).exists() and self.read(path / RESULTS))
+
+    def _children(self, path: Path, suite: str) -> bool:
+        """Read all folders in a folder; whether there was anything in them."""
+        found = False
+        for folder in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
+            if suite and (folder / RECORD).exists():
+                if folder.resolve() not in self._seen:
+                    self._seen.add(folder.resolve())
+                    self.run(folder, suite)
+                found = True
+            else:
+                found = self.read(folder) or found
+        return found
+
+    # ---- benchmarks
+
+    def _benchmark(self, path: Path) -> bool:
+        """Read benchmark.json, its cells and their runs; False, and a problem, where it is damaged."""
+        try:
+            plan = json.loads((path / BENCHMARK).read_text(encoding="utf-8"))
+            suite, seeds = str(plan["suite"]), [int(s) for s in plan["seeds"]]
+            cells = [(str(c["dataset"]), str(c["algorithm"]), str(c["run"])) for c in plan["cells"]]
+        except (OSError, *Damage) as error:
+            self.problems.append(f"{path / BENCHMARK} cannot be read ({_words(error)}): its runs are read without it")
+            return False
+        own = plan.get("references") if isinstance(plan.get("references"), dict) else {}
+        self.reference_source = self.reference_source or str(plan.get("reference_source") or "")
+        for dataset, algorithm, name in cells:
+            folder, status = path / name, self._status(path / CELLS / f"{name}.json")
+            said = " ".join(str(status.get("error") or "").split())
+            reason = f"failed: {said or 'no reason was written down'}" if status.get("status") == "failed" else ""
+            run = None
+            if (folder / RECORD).exists() and folder.resolve() not in self._seen:
+                self._seen.add(folder.resolve())
+                run = self.run(folder, suite, reason)
+                if run is None:
+                    self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or f"its {RECORD} cannot be read"))
+            elif not (folder / RECORD).exists():
+                begun = "begun, but nothing was saved" if folder.exists() or status else "not started"
+                self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or begun))
+            if run is not None and not run.grid:
+                settings = next((v.settings for v in reversed(self.variants) if v.key[:2] == (run.dataset, run.algorithm)), "")
+                for seed in seeds:
+                    if seed not in run.seeds:
+                        self.missing.append(Missing(run.dataset, run.algorithm, settings, seed, str(folder), reason or "not trained"))
+                if reason and not any(m.run == str(folder) for m in self.missing):
+                    self.problems.append(f"{folder}: {reason}; its scores are complete all the same")
+            names = (run.dataset, run.algorithm) if run is not None else (dataset, algorithm)
+            value = own.get(dataset, {}).get(algorithm) if isinstance(own.get(dataset), dict) else None
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self.references[names] = float(value)
+        self._seen.add((path / PARTS).resolve())  # what cells needed first is no result
+        self._children(path, suite)
+        return True
+
+    def _status(self, path: Path) -> dict[str, Any]:
+        """A cell's status; {} where there is none or it was half-written."""
+        try:
+            status = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{path} cannot be read ({_words(error)}): the cell is judged by its run")
+            return {}
+        return status if isinstance(status, dict) else {}
+
+    # ---- runs
+
+    def run(self, path: Path, suite: str, reason: str = "") -> Run | None:
+        """Read a run directory. reason: why scores are missing, where a benchmark knows."""
+        try:
+            run = Run(path)
+            flat = self._settings(run)
+            label, dataset = str(run.algorithm), str(run.dataset)
+        except UserError as error:
+            self.problems.append(f"{error}: left out")
+            return None
+        except Damage as error:
+            self.problems.append(f"{path / RECORD} is not what offrl writes ({_words(error)}): left out")
+            return None
+        config = self._config(path)
+        for key, default in (("env", "auto"), ("max_steps", None)):  # identity leaves evaluation out, but it decides the score
+            value = (config.get("eval") or {}).get(key, default) if isinstance(config.get("eval"), dict) else default
+            if value != default:
+                flat[f"eval.{key}"] = value
+        given = {k: v for k, v in flatten(config.get("given") or {}).items() if k.startswith(GIVEN) and k not in _PLACES}
+        settings = {}
+        for replica in run.replicas:
+            if replica.cell not in settings:
+                values = {f"algo.{field}": value for field, value in replica.values}
+                own = {**flat, **values}
+                settings[replica.cell] = digest(own)
+                whole = {**self._settings(run, complete(run.record["identity"])), **values}  # two variants may differ in a default
+                self.variants.append(Variant(dataset, label, digest(own), whole, {**given, **values}))
+        steps = config.get("steps") if isinstance(config.get("steps"), int) else None
+        if steps is not None and config.get("stop", "none") != "none":
+            steps = min(steps, ended_early(path, config.get("stop_patience")) or steps)
+        rows = self._rows(path / SCORES, run)
+        at, dead = self._progress(path / METRICS, run)
+        last = max((step for step, _, _ in rows), default=0)
+        end = last if steps is not None and last >= steps else None  # of a run that finished
+        for (step, seed, cell), row in rows.items():
+            final = step == end and (seed, cell) not in dead
+            self.scores.append(Score(suite, dataset, row["environment"], label, settings[cell], seed, step, row["episodes"], row["raw"],
+                                     row["normalised"], row["success"], cell, str(path), final))  # fmt: skip
+        for replica in run.replicas:
+            where = (replica.seed, replica.cell)
+            if (end, *where) in rows and where not in dead:
+                continue
+            why = (
+                f"diverged: a loss was not finite before step {dead[where]:,}"
+                if where in dead
+                else reason or _why(run, steps, at, bool(rows))
+            )
+            self.missing.append(Missing(dataset, label, settings[replica.cell], replica.seed, str(path), why))
+        self.runs.append(run)
+        return run
+
+    @staticmethod
+    def _settings(run: Run, identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What decides a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
+        identity = {k: v for k, v in (identity or run.record["identity"]).items() if k not in ("seeds", "grid")}
+        flat = {k: v for k, v in flatten(identity).items() if k not in _PLACES}
+        return {**flat, "data.fingerprint": str(run.record["data"]["fingerprint"])[:12]}
+
+    def _config(self, path: Path) -> dict[str, Any]:
+        """config.yaml; {} and a problem where it cannot be read."""
+        import yaml
+
+        try:
+            config = yaml.load((path / CONFIG).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            config = error
+        if isinstance(config, dict) and isinstance(config.get("steps"), int):
+            return config
+        said = _words(config) if isinstance(config, Exception) else "it is cut short"
+        self.problems.append(
+            f"{path / CONFIG} cannot be read ({said}): whether the run finished is not known, so its scores are not counted"
+        )
+        return config if isinstance(config, dict) else {}
+
+    def _rows(self, path: Path, run: Run) -> dict[tuple[int, int, str], dict[str, Any]]:
+        """(step, seed, cell of the grid) -> the whole rows of a scores.csv."""
+        known = {(r.seed, r.cell) for r in run.replicas}
+        rows: dict[tuple[int, int, str], dict[str, Any]] = {}
+        bad = 0
+        for row in self._whole_rows(path):
+            try:
+                cell = cell_name(tuple((field, float(row[field])) for field in run.grid))
+                step, seed = int(row["step"]), int(row["seed"])
+                if (seed, cell) not in known:
+                    raise ValueError
+                rows[step, seed, cell] = {
+                    "episodes": int(row["episodes"]),
+                    "raw": _finite(row["return_mean"]),
+                    "normalised": _finite(row["score"]) if row["score"] else None,
+                    "success": _finite(row["success"]) if row["success"] else None,
+                    "environment": _text(row["environment"]),
+                }
+            except Damage:
+                bad += 1
+        if bad:
+            self.problems.append(f"{path}: {bad} line{'s' if bad > 1 else ''} cannot be read: left out")
+        return rows
+
+    def _whole_rows(self, path: Path) -> Iterator[dict[str, Any]]:
+        """The rows of a CSV file; a last line without its end, which a crash cut off, is named and left out."""
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.problems.append(f"{path} cannot be read ({error.strerror}): left out")
+            return
+        whole, end, rest = text.rpartition("\n")
+        if rest.strip("\0 "):
+            self.problems.append(f"{path}: its last line is half-written: left out")
+        if not end:
+            if not text:
+                self.problems.append(f"{path} is empty")
+            return
+        reader = csv.DictReader((line.replace("\0", "") for line in whole.split("\n")), restkey="")
+        try:
+            yield from reader
+        except csv.Error as error:
+            self.problems.append(f"{path}: not all of it can be read ({error})")
+
+    def _progress(self, path: Path, run: Run) -> tuple[int, dict[tuple[int, str], int]]:
+        """(the last step in metrics.jsonl, {(seed, cell): step at which it was found to have diverged})."""
+        last = next(_lines_backwards(path, TAIL), None)
+        if last is None:
+            return 0, {}
+        dead = _dead(last, run.replicas)
+        if dead:
+            for line in _lines_backwards(path, None):
+                dead |= {where: step for where, step in _dead(line, run.replicas).items() if where in dead}
+        return int(last["step"]), dead
+
+    # ---- tables
+
+    def _table(self, path: Path) -> bool:
+        """Read a results.csv; False where the file is something else."""
+        if path.suffix != ".csv" or not _header(path).startswith(",".join(COLUMNS)):
+            return False
+        bad = 0
+        for row in self._whole_rows(path):
+            try:
+                if row["final"] not in ("true", "false"):
+                    raise ValueError
+                values = {
+                    **{k: row[k] for k in ("suite", "dataset", "environment", "algorithm", "settings", "cell", "run")},
+                    **{k: int(row[k]) for k in ("seed", "step", "episodes")},
+                    **{k: _finite(row[k]) if row[k] else None for k in ("normalised", "success")},
+                }
+                self.scores.append(Score(**values, raw=_finite(row["raw"]), final=row["final"] == "true"))
+            except Damage:
+                bad += 1
+        if bad:
+            self.problems.append(f"{path}: {bad} line{'s' if bad > 1 else ''} cannot be read: left out")
+        return True
+
+
+_PLACES = {f"dataset.{name}" for name in DatasetConfig.PLACES}
+
+
+def _why(run: Run, steps: int | None, at: int, scored: bool) -> str:
+    """Why a replica has no final score."""
+    if steps is None:
+        return f"{CONFIG} cannot be read, so whether the run finished is not known"
+    if at < steps:
+        return f"unfinished: step {at:,} of {steps:,}"
+    spec = run.record.get("spec")
+    if not scored and (run.record.get("env") == "none" or not (isinstance(spec, dict) and spec.get("task"))):
+        return "trained, but there is no environment to score it in"
+    return f"no score at the last step, {max(at, steps):,}"
+
+
+def _text(value: str | None) -> str:
+    if value is None:  # the line ends before it
+        raise ValueError("no value")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no score")
+    return value
+
+
+def _words(error: BaseException) -> str:
+    """An error in one line."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+
+
+def _header(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def _is_run_scores(path: Path) -> bool:
+    return _header(path).startswith("step,seed,")
+
+
+def _lines_backwards(path: Path, tail: int | None) -> Iterator[dict[str, Any]]:
+    """The whole lines of metrics.jsonl that can be read, the last first, of its last `tail` bytes or of all."""
+    try:
+        with open(path, "rb") as file:
+            start = 0 if tail is None else max(0, os.fstat(file.fileno()).st_size - tail)
+            file.seek(start)
+            lines = file.read().split(b"\n")[1 if start else 0 : -1]
+    except OSError:
+        return
+    for line in reversed(lines):
+        try:
+            values = json.loads(line)
+            int(values["step"])
+        except Damage:
+            continue
+        yield values
+
+
+def _dead(line: dict[str, Any], replicas: list[Replica]) -> dict[tuple[int, str], int]:
+    """{(seed, cell): step} of replicas whose every metric is null: they diverged, and were frozen."""
+    columns = [v for k, v in line.items() if k != "step" and isinstance(v, list) and len(v) == len(replicas)]
+    if not columns:
+        return {}
+    return {(r.seed, r.cell): int(line["step"]) for i, r in enumerate(replicas) if all(column[i] is None for column in columns)}

@@ -1,0 +1,336 @@
+"""The results store: scores of many runs as one tidy table, what is missing from it, and what may be averaged.
+
+    results = collect(["runs/d4rl-gym", "runs/iql-hopper-medium-v2-0c350f"])
+    write(results, "runs/d4rl-gym")              # results.csv, and results.parquet where pyarrow is installed
+    for cell in results.cells(): ...             # one data set, one algorithm with its settings: final scores by seed, what is missing
+    for group in groups(results)[0]: ...         # matrices for offrl.statistics.aggregate, of data sets whose scores mean the same
+
+The headline is always the last evaluation of a run that reached its `steps`; a best evaluation is for showing beside it only.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offrl.errors import UserError, nearest
+from offrl.runs.comparable import Group, environment, group, groups, reference, settings_matrix
+from offrl.settings.diff import Variant, labels
+from offrl.statistics.intervals import mean_interval
+
+if TYPE_CHECKING:
+    from offrl.runs.record import Run
+
+__all__ = [
+    "COLUMNS",
+    "RESULTS",
+    "Cell",
+    "Group",
+    "Missing",
+    "Results",
+    "Score",
+    "collect",
+    "environment",
+    "group",
+    "groups",
+    "reference",
+    "settings_matrix",
+    "write",
+]
+
+RESULTS = "results.csv"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One seed at one evaluation. Its fields are the columns of results.csv, in this order."""
+
+    suite: str  # the benchmark's; "" for a run by itself
+    dataset: str
+    environment: str  # data set or task, environment, package versions, whose reference scores; as in scores.csv
+    algorithm: str  # the run's label, which says nothing of its settings: see `Results.label`
+    settings: str  # 8 hex digits: hash of the settings that decide the result, without seeds; a grid's cell has that of a run like it
+    seed: int
+    step: int
+    episodes: int
+    raw: float  # mean undiscounted return
+    normalised: float | None  # 0 to 100 is the range of the reference scores
+    success: float | None  # share of episodes, 0 to 1
+    cell: str  # of a grid, in words: `temperature=3,expectile=0.7`; "" without
+    run: str  # the run directory
+    final: bool  # of the last evaluation of a run that reached its `steps`, by a seed that did not diverge
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """(data set, algorithm, settings)."""
+        return self.dataset, self.algorithm, self.settings
+
+    @property
+    def value(self) -> float:
+        """The normalised score where there is one, else the return."""
+        return self.raw if self.normalised is None else self.normalised
+
+
+COLUMNS = tuple(f.name for f in fields(Score))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A final score that was asked for and is not there. `seed` None: of the whole cell."""
+
+    dataset: str
+    algorithm: str
+    settings: str  # "" where no run tells
+    seed: int | None
+    run: str
+    reason: str  # "failed: ...", "not started", "diverged ...", "unfinished: step 500 of 1,000", ...
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One algorithm with its settings on one data set, over seeds."""
+
+    suite: str
+    dataset: str
+    label: str  # the algorithm as tables call it: `iql`, or `iql (temperature=5)` where there are several
+    algorithm: str
+    settings: str
+    scores: tuple[Score, ...]  # final ones, by seed; empty where no seed has finished
+    history: tuple[Score, ...]  # all of them, final ones too, by step and seed
+    missing: tuple[Missing, ...]
+
+    @property
+    def normalised(self) -> bool:
+        """Whether `value` of the scores is a normalised score rather than a return."""
+        rows = self.scores or self.history
+        return bool(rows) and all(s.normalised is not None for s in rows)
+
+    def interval(self, what: str = "") -> tuple[float, float, float]:
+        """(mean, low, high) of the final scores, by Student's t; NaN without any. what: "raw", "normalised", "success"; "": the value."""
+        values = [getattr(s, what or ("normalised" if self.normalised else "raw")) for s in self.scores]
+        return mean_interval([math.nan if v is None else v for v in values])
+
+    def latest(self) -> tuple[Score, ...]:
+        """The scores of the last step that every seed was scored at (final or not), by seed; for cells that have not finished."""
+        steps = self._complete_steps()
+        return tuple(s for s in self.history if s.step == max(steps)) if steps else ()
+
+    def best(self) -> tuple[int, float] | None:
+        """(step, mean over seeds) of the best evaluation. It was chosen with the environment: for showing beside the last, labelled so."""
+        what = "normalised" if self.normalised else "raw"
+        seeds = {s.seed for s in self.scores} or {s.seed for s in self.history}
+        means = {
+            step: math.fsum(getattr(s, what) for s in self.history if s.step == step and s.seed in seeds) / len(seeds)
+            for step in self._complete_steps(seeds, what)
+        }
+        return max(means.items(), key=lambda item: (item[1], item[0])) if means else None
+
+    def _complete_steps(self, seeds: set[int] | None = None, what: str = "raw") -> list[int]:
+        """Steps at which each of these seeds (all by default) has a score of that kind."""
+        wanted = seeds or {s.seed for s in self.history}
+        at: dict[int, set[int]] = defaultdict(set)
+        for s in self.history:
+            if getattr(s, what) is not None:
+                at[s.step].add(s.seed)
+        return [step for step, there in at.items() if wanted <= there]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What `collect` found."""
+
+    scores: list[Score]  # every evaluation; of runs that are the same, one
+    runs: list[Run] = field(default_factory=list)  # the run directories, the duplicates too
+    problems: list[str] = field(default_factory=list)  # what a reader must know: damage, duplicates, unlike versions; one line each
+    missing: list[Missing] = field(default_factory=list)
+    labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (data set, algorithm, settings) -> label
+    references: dict[tuple[str, str], float] = field(default_factory=dict)  # (data set, algorithm) -> a benchmark's own reference score
+    reference_source: str = ""
+
+    def label(self, row: Score | Missing) -> str:
+        """The algorithm as tables call it: by its settings too where two runs of one name differ in them."""
+        return self.labels.get((row.dataset, row.algorithm, row.settings), row.algorithm)
+
+    @property
+    def final(self) -> list[Score]:
+        """The headline scores."""
+        return [s for s in self.scores if s.final]
+
+    @property
+    def datasets(self) -> list[str]:
+        """In the order in which they were found, those without scores too."""
+        return list(dict.fromkeys([*(s.dataset for s in self.scores), *(m.dataset for m in self.missing)]))
+
+    def cells(self) -> list[Cell]:
+        """One for each data set and labelled algorithm, in the order found; those of which nothing was scored too."""
+        rows: dict[tuple[str, str], list[Score]] = defaultdict(list)
+        gone: dict[tuple[str, str], list[Missing]] = defaultdict(list)
+        for s in self.scores:
+            rows[s.dataset, self.label(s)].append(s)
+        for m in self.missing:
+            gone[m.dataset, self.label(m)].append(m)
+        found = []
+        for dataset, label in dict.fromkeys((*rows, *gone)):
+            history, lost = rows[dataset, label], gone[dataset, label]
+            one = history[0] if history else lost[0]
+            found.append(
+                Cell(
+                    suite=history[0].suite if history else "",
+                    dataset=dataset,
+                    label=label,
+                    algorithm=one.algorithm,
+                    settings=one.settings,
+                    scores=tuple(sorted((s for s in history if s.final), key=lambda s: s.seed)),
+                    history=tuple(sorted(history, key=lambda s: (s.step, s.seed))),
+                    missing=tuple(lost),
+                )
+            )
+        order = {d: i for i, d in enumerate(self.datasets)}
+        return sorted(found, key=lambda c: order[c.dataset])
+
+
+def collect(paths: Sequence[str | Path]) -> Results:
+    """Read run directories, benchmark directories, folders above them, and results.csv files.
+
+    A folder is searched; its results.csv is read only where no runs lie in or below it. What is damaged or half-written is named in
+    `Results.problems` and left out. Runs that agree in data, settings and seed are counted once and named. Raises UserError for a path
+    that does not exist, and where no run, benchmark or table is found.
+    """
+    from offrl.runs.reader import Reader
+
+    reader = Reader()
+    for given in paths:
+        path = Path(given)
+        if not path.exists():
+            there = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
+            raise UserError(
+                f"{path} does not exist; give run directories, benchmark directories or results.csv files.{nearest(str(path), there)}"
+            )
+        if not reader.read(path):
+            raise UserError(
+                f"{path} holds no run (run.json), no benchmark (benchmark.json) and no {RESULTS}; give a folder that offrl wrote"
+            )
+    if not paths:
+        raise UserError("nothing to read: give run directories, benchmark directories or results.csv files")
+    scores, duplicates = _without_duplicates(reader.scores)
+    known = {v.key: v for v in reader.variants}
+    variants = [*reader.variants, *(Variant(*key) for key in dict.fromkeys(s.key for s in scores) if key not in known)]
+    done = {(*s.key, s.seed) for s in scores if s.final}
+    missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in done]
+    results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source)
+    results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *_unlike(results)]))
+    return results
+
+
+def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
+    """(the scores of one run for each data set, algorithm, settings and seed: the one that got furthest, lines that name the others)."""
+    by_seed: dict[tuple[Any, ...], dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+    for s in scores:
+        who = (*s.key, s.seed)
+        by_seed[who][s.run].append(s)
+    dropped: dict[tuple[str, str, str, str], list[tuple[int, bool]]] = defaultdict(list)
+    lost: set[tuple[Any, ...]] = set()
+    for (dataset, algorithm, settings, seed), by_run in by_seed.items():
+        kept, *others = sorted(by_run, key=lambda run: (-any(s.final for s in by_run[run]), -max(s.step for s in by_run[run])))
+        here = {s.step: s.raw for s in by_run[kept]}
+        for other in others:
+            dropped[dataset, algorithm, kept, other].append((seed, any(here.get(s.step, s.raw) != s.raw for s in by_run[other])))
+            lost.add((dataset, algorithm, settings, seed, other))
+    lines = []
+    for (dataset, algorithm, kept, other), found in dropped.items():
+        seeds = f"seed{'s' if len(found) > 1 else ''} {', '.join(str(seed) for seed, _ in found)}"
+        unlike = "; their scores at the same steps differ, so one was trained or scored otherwise" if any(u for _, u in found) else ""
+        lines.append(
+            f"{kept} and {other} are the same: {algorithm} on {dataset}, same settings, {seeds}; counted once, from {kept}{unlike}"
+        )
+    return [s for s in scores if (*s.key, s.seed, s.run) not in lost], lines
+
+
+def _unlike(results: Results) -> list[str]:
+    """Lines about scores that stand side by side and should not: other environments or versions, other training lengths."""
+    lines = []
+    by_dataset: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    steps: dict[tuple[str, str], set[int]] = defaultdict(set)
+    packages: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    seen: set[tuple[Any, ...]] = set()
+    for s in results.scores:
+        kind = (*s.key, s.suite, s.environment, s.normalised is None, s.final and s.step)
+        if kind in seen:  # thousands of rows say the same
+            continue
+        seen.add(kind)
+        by_dataset[s.dataset][environment(s)].add(results.label(s))
+        if s.final:
+            steps[s.dataset, results.label(s)].add(s.step)
+        for package, version in re.findall(r"([\w-]+) (\d[\w.+]*)", environment(s).partition(", ")[2]):
+            if name := group(s):
+                packages[name][package].add(version)
+    told = set()
+    for dataset, places in by_dataset.items():
+        if len(places) > 1:
+            told.add(dataset)
+            each = "; ".join(f"{', '.join(sorted(who))} in {place or 'an unnamed environment'}" for place, who in places.items())
+            lines.append(f"{dataset}: scores of different environments or versions stand side by side and do not compare: {each}")
+    if not told:
+        for name, versions in packages.items():
+            for package, found in versions.items():
+                if len(found) > 1:
+                    lines.append(f"{name}: scores of {package} {' and '.join(sorted(found))} together; physics differs between versions")
+    for (dataset, label), lengths in steps.items():
+        if len(lengths) > 1:
+            lines.append(f"{dataset}: seeds of {label} were trained for {' and '.join(f'{n:,}' for n in sorted(lengths))} updates")
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def write(results: Results, path: str | Path) -> list[Path]:
+    """Write the scores to a .csv file, or to results.csv in a folder, and beside it .parquet where pyarrow is installed; atomically.
+
+    Returns the files. Raises UserError where they cannot be written.
+    """
+    from offrl.runs.log import write_error
+    from offrl.system.files import write_text
+
+    target = Path(path) if Path(path).suffix == ".csv" else Path(path) / RESULTS
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for s in results.scores:
+        writer.writerow([_text(getattr(s, name)) for name in COLUMNS])
+    write_text(target, text.getvalue())
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+    except ImportError:
+        if target.name == RESULTS:  # an older table beside the new one would mislead
+            target.with_suffix(".parquet").unlink(missing_ok=True)
+        return [target]
+    kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+    schema = pa.schema([(f.name, kinds[str(f.type)]) for f in fields(Score)])
+    table = pa.table({name: [getattr(s, name) for s in results.scores] for name in COLUMNS}, schema=schema)
+    beside, part = target.with_suffix(".parquet"), target.with_name(f".{target.stem}.parquet.part")
+    try:
+        parquet.write_table(table, part)
+        os.replace(part, beside)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise write_error(error, beside) from None
+    return [target, beside]
+
+
+def _text(value: Any) -> str:
+    """A cell of the table; floats so that reading them back gives the same bits."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, float) else " ".join(str(value).split("\n"))

@@ -1,0 +1,306 @@
+"""From a command (or a Python call) to typed, checked settings: Hydra's config groups under `configs/`, then the caller's values."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from offrl import registry
+from offrl.errors import UserError, nearest
+from offrl.settings.field import check
+from offrl.settings.presets import (
+    algorithm_group,
+    base_algorithm,
+    choose_experiment,
+    config_folder,
+    config_names,
+    dotted,
+    experiment_settings,
+    read_yaml,
+)
+from offrl.settings.replicas import checked, grid_text
+from offrl.settings.train import TrainConfig, seed_list
+
+# names and paths: taken as they stand on the command line, whatever characters they hold
+PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
+         "resume", "config", "suite", "launcher", "env", "policy", "out", "returns", "world_model", "algo.world_model",
+         "algo.value_run")  # fmt: skip
+OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
+
+
+def parse(arguments: list[str]) -> dict[str, Any]:
+    """`["algo=iql", "algo.temperature=5"]` as a dictionary, values read by Hydra's grammar. Raises UserError for what it cannot read."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.-]*", key):
+            hint = f"; settings have no dashes: {key.lstrip('-')}={text or 'VALUE'}" if key.startswith("-") else ""
+            raise UserError(f"'{argument}' is not a setting; write name=value, such as algo=iql or steps=50000{hint}")
+        key = key.lstrip("+")
+        if not text:
+            raise UserError(f"'{argument}' has no value; write {key}=VALUE")
+        if key in PLAIN:
+            quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+            values[key] = None if text == "null" and key in OPTIONAL else text[1:-1] if quoted else text
+            continue
+        try:
+            override = parser.parse_override(f"key={text}")  # `text` alone: names of the user's own columns may hold anything
+            if override.is_sweep_override():
+                raise UserError(f"'{argument}' names several values; a list is written [a,b]{_grid_hint(key)}")
+            values[key] = override.value()
+        except HydraException:
+            cure = f"a list is written [a,b], text with special characters {key}=\"'a b'\""
+            raise UserError(f"cannot read the value in '{argument}'; {cure}") from None
+    return values
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{name: value} with dotted names only, the file named by `config` read in below the other values.
+
+    A group's choice is `algo` or `dataset` however it was written: `algo=iql`, `algo.name=iql`, or in YAML `algo: {name: iql}`. A grid's
+    fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME` is NAME, `world_model` is
+    `algo.world_model`. A grid of `values` is taken over one value in the file.
+    """
+    flat: dict[str, Any] = {}
+    for k, v in dotted(values).items():
+        name = str(k).removeprefix("train.")
+        name = name.replace("grid.algo.", "grid.", 1) if name.startswith("grid.algo.") else name
+        name = f"algo.{name}" if name == "world_model" else name
+        if name in flat:
+            raise UserError(f"{name} is given twice")
+        flat[name] = _plain(v)
+    for group in ("algo", "dataset"):
+        name = flat.pop(f"{group}.name", None)
+        if flat.get(group) is None:
+            flat.pop(group, None)
+            if name is not None:
+                flat[group] = name
+    path = flat.pop("config", None)
+    if path is None:
+        return flat
+    below = flatten(read_yaml(Path(path)))
+    for name in ("given", "match", "resume"):  # where the file is a run's config.yaml
+        below.pop(name, None)
+    for name in flat:
+        if name.startswith("grid."):
+            below.pop(f"algo.{name.removeprefix('grid.')}", None)
+    return {**below, **flat}
+
+
+def compose(values: Mapping[str, Any]) -> TrainConfig:
+    """Settings of a run from {name: value}, names as on the command line.
+
+    In this order, later ones win: defaults of the dataclasses; configs/algo, configs/dataset and the experiment that belongs to the data
+    set; the file named by `config`; `values`. `resume` starts from a run's own settings instead. Raises UserError.
+    """
+    from omegaconf import OmegaConf
+
+    values = flatten(values)
+    if values.get("resume") is not None:
+        return _resume(values)
+    given = dict(values)
+    values.pop("resume", None)
+    algo = algorithm_group(str(values.pop("algo", "iql")))
+    dataset = str(values.pop("dataset", "builtin"))
+    dataset_group = dataset if dataset in config_names("dataset") else "default"
+    experiment = choose_experiment(algo, dataset, str(values.pop("experiment", None) or "auto"))
+    config = _hydra([f"dataset={dataset_group}", f"algo={algo}"])
+    OmegaConf.set_struct(config, True)
+    if dataset_group == "default":
+        config.dataset.name = dataset
+    config.experiment, config.algo.name = experiment, base_algorithm(algo)
+    config.match, own = experiment_settings(experiment, dataset)
+    for name, value in own.items():
+        _set(config, name, value)
+    return _finish(config, values, given)
+
+
+Settings = TypeVar("Settings")
+
+
+FREE = frozenset({"fields", "acting"})  # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
+
+
+def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Settings:
+    """A copy of `settings`, a dataclass of `setting` fields, with `values` {name: value} set and every range checked.
+
+    For the settings of a command that trains nothing. Raises UserError, naming `command`, for an unknown name or a value that does not fit.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config = OmegaConf.structured(settings)
+    known = _all_names(config)
+    for name, value in values.items():
+        if name.partition(".")[0] not in known:
+            raise UserError(f"offrl {command} has no setting '{name}'.{nearest(name, known)} Settings: {', '.join(known)}")
+        _set(config, name, value)
+    try:
+        result = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    check(result)
+    return cast(Settings, result)
+
+
+def _resume(values: dict[str, Any]) -> TrainConfig:
+    """The settings of the run named by `resume`, with `values` on top; what must not change is checked later, against the run."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from offrl.runs.record import CONFIG, read_record
+
+    run_dir = Path(values.pop("resume"))
+    run_dir = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
+    if read_record(run_dir).get("kind") == "finetune":  # which says what is wrong when this is no run
+        raise UserError(f"{run_dir} is a fine-tuning run: `offrl finetune resume={run_dir}` continues it")
+    saved = read_yaml(run_dir / CONFIG)
+    name = (saved.get("algo") or {}).get("name")
+    given = {**(saved.pop("given", None) or {}), **values}
+    algo, dataset = values.pop("algo", None), values.pop("dataset", None)
+    if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
+        known = algorithm_group(algo)
+        raise UserError(f"{run_dir} was trained with algo={name}, not {known}; a run continues with its own algorithm only")
+    values.pop("experiment", None)
+    schema = OmegaConf.structured(TrainConfig)
+    schema.algo = OmegaConf.structured(registry.get("algo", str(name)).Config)
+    try:
+        config = OmegaConf.merge(schema, OmegaConf.create({**saved, "quiet": False}))
+    except OmegaConfBaseException as error:
+        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
+        raise UserError(f"{run_dir / CONFIG} does not fit this version of offrl ({reason}); continue with the version it names") from None
+    if dataset is not None:
+        config.dataset.name = str(dataset)
+    result = _finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
+    result.resume = str(run_dir)
+    return result
+
+
+def _finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> TrainConfig:
+    """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    grid = {k.removeprefix("grid."): v for k, v in values.items() if k.startswith("grid.")}
+    for name, value in values.items():
+        if name == "grid" and value is not None:
+            raise UserError(f"grid={_shown(value)}: a grid names its fields, such as grid.learning_rate=[1e-4,3e-4]")
+        if name.partition(".")[0] != "grid":
+            _set(config, name, value)
+    try:
+        result = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    assert isinstance(result, TrainConfig)
+    seeds = seed_list(result.seeds)
+    check(result)
+    result.grid = checked({**result.grid, **grid}, registry.get("algo", result.algo.name), result.algo, len(seeds))
+    for name in result.grid:
+        if f"algo.{name}" in values:
+            raise UserError(f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out")
+    result.dataset.validate()
+    for name in ("name", "label"):
+        text = getattr(result, name)
+        if text is not None and (text in ("", ".", "..") or "/" in text or "\\" in text):
+            raise UserError(f"{name}={text} must be a plain name; where run directories are made is runs_dir=")
+    for name in result.compare:
+        algorithm_group(name)
+    result.label = result.label or result.algo.name
+    result.given = {k: v for k, v in given.items() if k not in ("resume", "name", "label", "compare", "given")}
+    return result
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    """Set one value by its dotted name. Raises UserError for an unknown name (with the nearest one) or a value of a wrong kind."""
+    from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    node: Any = config
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        free = i > 0 and parts[i - 1] in FREE
+        if not isinstance(node, DictConfig) or (part not in node and not free):
+            prefix = ".".join(parts[:i])
+            options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
+            everything = _all_names(config)
+            hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, everything)
+            raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
+        node = node._get_node(part) if part in node else None
+    if isinstance(node, DictConfig) and not isinstance(value, Mapping):
+        raise UserError(
+            f"{name}={_shown(value)}: {name} has settings of its own, such as {name}.{next(map(str, node), 'observations')}=..."
+        )
+    old = None if node is None or node._is_none() else node._value()
+    if isinstance(value, float) and value.is_integer() and (isinstance(old, int) or isinstance(node, IntegerNode)):
+        value = int(value)  # steps=1e6
+    try:
+        OmegaConf.update(config, name, value, force_add=not FREE.isdisjoint(parts))
+    except OmegaConfBaseException as error:
+        text = str(error).splitlines()[0]
+        words = {
+            "Float": "a number",
+            "Integer": "a whole number",
+            "ool": "true or false",
+            "ListConfig": f"a list: {name}=[{_shown(value)}]",
+        }
+        kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
+        if isinstance(node, ListConfig) and kind in (words["Float"], words["Integer"]):
+            kind = f"a list of {kind.removeprefix('a ')}s"
+        elif kind == words["Float"] and isinstance(value, list):
+            kind += _grid_hint(name)
+        raise UserError(f"{name}={_shown(value)} must be {kind}" if kind else f"{name}={_shown(value)}: {text}") from None
+
+
+def _grid_hint(name: str) -> str:
+    return f"; grid.{name.removeprefix('algo.')}=[a,b] trains with each value" if name.startswith("algo.") else ""
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).replace("'", "")
+
+
+def _all_names(config: Any, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key in config:
+        names.append(f"{prefix}{key}")
+        node = config._get_node(key)
+        if hasattr(node, "keys") and not node._is_none():
+            names += _all_names(node, f"{prefix}{key}.")
+    return names
+
+
+def _hydra(overrides: list[str]) -> Any:
+    """Compose configs/train.yaml with the chosen groups over the typed schemas."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+
+    store = ConfigStore.instance()
+    store.store(name="offrl_schema", node=TrainConfig)
+    files = config_names("algo")
+    for name, algorithm in registry.names("algo").items():
+        if missing := {"name", "batch_size"} - {f.name for f in dataclasses.fields(algorithm.Config)}:
+            raise UserError(f"algorithm '{name}' ({algorithm.__module__}): its Config has no field '{min(missing)}', which all must have")
+        store.store(group="offrl_algo", name=name, node=algorithm.Config)
+        if name not in files:  # a plugin's algorithm has no YAML file
+            store.store(group="algo", name=name, node={"algo": algorithm.Config}, package="_global_")
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3", job_name="offrl"):
+        return hydra_compose("train", overrides=overrides)
+
+
+def _plain(value: Any) -> Any:
+    """What YAML knows, from what Python callers pass: NumPy numbers and arrays, ranges, tuples, paths."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value

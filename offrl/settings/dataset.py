@@ -1,0 +1,171 @@
+"""The settings that say which data set is used and how it is prepared. Imports no torch, so that `offrl --help` stays fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from offrl.errors import UserError
+from offrl.settings.field import check, setting
+
+FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "text")
+MEMORY = ("auto", "device", "mmap")
+CACHE = ("auto", "always", "never")
+EXPERT_CHOICE = ("first", "best")
+WEIGHTING = ("none", "return", "advantage", "top")
+
+
+@dataclass
+class DatasetConfig:
+    """One data set. Everything below `name` has a default that leaves the data as they are."""
+
+    # Settings that decide where data come from and where they are put, and nothing about the data.
+    PLACES: ClassVar[tuple[str, ...]] = ("name", "cache_dir", "mirror", "memory", "memory_limit_gb", "cache", "cache_limit_gb")
+    # Settings of `apply_transforms`: what is done after the columns are assembled.
+    TRANSFORMS: ClassVar[tuple[str, ...]] = (
+        "concatenate",
+        "subsample",
+        "subsample_seed",
+        "labelled_fraction",
+        "labelled_quantile",
+        "labelled_seed",
+        "action_free",
+        "action_free_members",
+        "action_free_updates",
+        "action_free_hidden",
+        "action_free_seed",
+        "expert",
+        "expert_episodes",
+        "expert_choice",
+        "expert_unmarked",
+        "imagined",
+        "reward_labels",
+        "terminated_only",
+        "top_fraction",
+        "weighting",
+        "weighting_temperature",
+        "weighting_fraction",
+        "imagined_share",
+        "reward_by_return_range",
+        "reward_scale",
+        "reward_shift",
+        "discount_returns",
+        "action_margin",
+        "normalize_observations",
+    )
+
+    # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values keep to these.
+    CONTENT: ClassVar[tuple[str, ...]] = TRANSFORMS[: TRANSFORMS.index("terminated_only")]
+    name: str = setting("builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME")
+    format: str = setting(
+        "auto", "layout; columns: npz, HDF5, Parquet, a key per column; padded: ImagineBench's; text: JSON lines", choices=FORMATS
+    )
+    # Columns offrl knows: observations actions rewards terminations truncations next_observations episode_ends (flags or last rows)
+    # episode_ids; any other name is an extra column.
+    fields: dict[str, str] = setting({}, "column -> key in the file: dataset.fields.observations=obs dataset.fields.terminations=done")
+    observation_keys: list[str] = setting([], "Dict observations: the entries that make the flat one, in order; []: all, sorted")
+    action_low: list[float] = setting([], "the environment's action range, one value or one per dimension; []: found out")
+    action_high: list[float] = setting([], "see action_low")
+    concatenate: list[str] = setting([], "more data sets of the same shapes, appended")
+    subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)
+    subsample_seed: int = setting(0, "decides which episodes subsample keeps", low=0)
+    # Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that are not known are labelled by an inverse-dynamics model.
+    labelled_fraction: float = setting(
+        1.0, "a random share of the episodes keeps its actions; the others count as action-free", high=1.0, later=True
+    )
+    labelled_quantile: float = setting(
+        1.0, "the ones that keep them are drawn from this share of the episodes, the lowest returns", high=1.0, later=True
+    )
+    labelled_seed: int = setting(0, "decides which ones", low=0, later=True)
+    action_free: list[str] = setting([], "data sets whose actions are missing, or to be ignored: labelled and appended", later=True)
+    action_free_members: int = setting(
+        3, "inverse-dynamics models, whose actions are averaged; 0: leave action-free episodes out", low=0, later=True
+    )
+    action_free_updates: int = setting(
+        10_000, "at most so many updates of each; they end where the validation error no longer falls", low=1, later=True
+    )
+    action_free_hidden: list[int] = setting(
+        [1024, 1024], "their layers; [256,256] trains about ten times as fast on a CPU", low=1, later=True
+    )
+    action_free_seed: int = setting(0, "seed of the first of them", low=0, later=True)
+    # Imitation: demonstrations are appended, and the column "expert" marks them for the algorithms that look at it.
+    expert: str | None = setting(
+        None, "a data set of an expert's episodes: demonstrations, appended to the others (algo=recoil)", later=True
+    )
+    expert_episodes: int = setting(1, "how many of its episodes are demonstrations; 0: all", low=0, later=True)
+    expert_choice: str = setting("first", "which ones: the first, or the best by recorded return", choices=EXPERT_CHOICE, later=True)
+    expert_unmarked: int = setting(0, "so many more of its episodes are appended that nothing marks as the expert's", low=0, later=True)
+    # Imagined rollouts, of a language model or a world model, as a second source (ImagineBench, arXiv 2505.10010).
+    imagined: list[str] = setting([], "data sets of imagined rollouts, appended; the column imagined marks their rows", later=True)
+    imagined_share: float | None = setting(
+        None, "share of the drawn rows that are imagined; null: as many as there are", low=0.0, high=1.0, later=True
+    )
+    instruction_encodings: str | None = setting(
+        None, "padded data with instructions as texts: npz file of instructions and encodings, appended to observations", later=True
+    )
+    reward_labels: str | None = setting(
+        None,
+        "new rewards: file.py:function or package.module:function of an episode's columns, or a file of offrl data label (.safetensors)",
+        later=True,
+    )
+    terminated_only: bool = setting(
+        False, "keep the episodes that ended by themselves: where that is success, the successful ones", later=True
+    )
+    top_fraction: float = setting(1.0, "keep this share of the episodes (at least one), the best by return", high=1.0)
+    # Which episodes are drawn more often (arXiv 2306.13085); unlike with top_fraction the others stay, in normalisation statistics, say.
+    weighting: str = setting(
+        "none",
+        "draw rows by exp(w / temperature), w their episode's scaled return or advantage; top: the best only",
+        choices=WEIGHTING,
+        later=True,
+    )
+    weighting_temperature: float = setting(0.1, "the smaller, the more of the draws go to the best episodes", low=0.0, later=True)
+    weighting_fraction: float = setting(
+        0.1, "weighting=top: this share of the episodes (at least one) is drawn from, uniformly", high=1.0, later=True
+    )
+    # Rewards, in this order: by_return_range, scale, shift.
+    reward_by_return_range: float = setting(0.0, "x: rewards times x / (largest - smallest episode return); 0: off", low=0.0)
+    reward_scale: float = setting(1.0, "rewards are multiplied by this")
+    reward_shift: float = setting(0.0, "and then this is added to them")
+    # G_t = r_t + discount_returns (1 - d_t) G_{t+1} within the episode
+    discount_returns: float | None = setting(None, "adds the column returns_to_go with this discount; null: no column", low=0.0, high=1.0)
+    drop_timeout_rows: bool = setting(False, "leave out time-out rows whose successor is known (as d4rl.qlearning_dataset does)")
+    clip_actions: bool = setting(False, "clip actions outside the environment's range; without it such data are refused")
+    action_margin: float = setting(0.0, "clip actions, scaled to [-1, 1], to +-(1 - margin), so that atanh stays finite", low=0.0)
+    normalize_observations: bool = setting(False, "(s - mean) / (std + 1e-3), with the statistics of the data that were kept")
+    memory: str = setting("auto", "where columns live: auto picks mmap (files in cache_dir) above memory_limit_gb", choices=MEMORY)
+    memory_limit_gb: float = setting(0.0, "0: half of the free memory", low=0.0)
+    cache_dir: str | None = setting(None, "downloads and memory-mapped columns; null: $OFFRL_CACHE or ~/.cache/offrl")
+    mirror: str | None = setting(None, "URL prefix or folder to take data sets from, not their own address; null: $OFFRL_MIRROR")
+    cache: str = setting("auto", "keep the read data in cache_dir for the next load; auto: if reading took over 0.5 s", choices=CACHE)
+    cache_limit_gb: float = setting(10.0, "disk for them; beyond it those not used for longest are removed", low=0.0)
+    check: bool = setting(True, "refuse data whose faults would corrupt training; false: warn only")
+
+    def anywhere(self) -> DatasetConfig:
+        """These settings with the defaults of `PLACES`: two that agree in it ask for the same treatment of the data."""
+        default = DatasetConfig()
+        return replace(self, **{name: getattr(default, name) for name in self.PLACES})
+
+    def validate(self) -> None:
+        """Raises UserError for the first setting out of range."""
+        check(self, "dataset.")
+        for key in ("subsample", "labelled_fraction", "labelled_quantile", "top_fraction", "weighting_fraction"):
+            if not getattr(self, key) > 0.0:
+                raise UserError(f"dataset.{key}={getattr(self, key)} must be above 0 (and at most 1)")
+        if self.labelled_fraction > self.labelled_quantile and self.labelled_fraction < 1.0:
+            raise UserError(
+                f"dataset.labelled_fraction={self.labelled_fraction} of all episodes are more than the share they are drawn from, "
+                f"dataset.labelled_quantile={self.labelled_quantile}"
+            )
+        if self.labelled_quantile < 1.0 and self.labelled_fraction == 1.0:
+            raise UserError(f"dataset.labelled_quantile={self.labelled_quantile} needs dataset.labelled_fraction below 1")
+        if self.imagined_share is not None and not self.imagined:
+            raise UserError(f"dataset.imagined_share={self.imagined_share:g} needs imagined rollouts: dataset.imagined=[FILE]")
+        if not self.weighting_temperature > 0.0:
+            raise UserError(f"dataset.weighting_temperature={self.weighting_temperature} must be above 0")
+        if not self.action_free_hidden:
+            raise UserError("dataset.action_free_hidden=[] needs at least one layer, such as [256,256]")
+        if not self.action_margin < 1.0:
+            raise UserError(f"dataset.action_margin={self.action_margin} must be below 1")
+        if bool(self.action_low) != bool(self.action_high):
+            raise UserError("dataset.action_low and dataset.action_high must be given together")

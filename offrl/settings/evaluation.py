@@ -1,0 +1,38 @@
+"""Settings of evaluation. Imports nothing heavy, so that help and mistakes in a command are quick."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from offrl.settings.field import setting
+
+MOST_WORKERS = 8
+
+
+@dataclass
+class EvalConfig:
+    """How a trained policy is scored in its environment."""
+
+    every: int | None = setting(None, "updates between evaluations; null: a few evenly spaced ones; 0: only at the end", low=0)
+    episodes: int = setting(10, "episodes of each seed at each evaluation", low=1)
+    seed: int = setting(0, "decides the start states, together with the replica's seed and the episode")
+    parallel: int = setting(128, "environments alive at once in one process; changes memory and speed, never a score", low=1)
+    workers: int | None = setting(
+        None,
+        "processes that evaluate beside training; null: half of the cores, at most 8, in runs of 5,000 updates or more; "
+        "0: none, training waits; never changes a score",
+        low=0,
+    )
+    env: str = setting("auto", "auto (the data set's own environment), none, or a Gymnasium id")
+    max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count(config: EvalConfig) -> int:
+    """How many processes evaluate beside training."""
+    return min(MOST_WORKERS, cores() // 2) if config.workers is None else config.workers

@@ -1,0 +1,197 @@
+"""The replicas of a run: every seed with every combination of a grid's values (`grid.temperature=[1,3,10] seeds=4`).
+
+Imports no torch, so that help and mistakes in a command are quick.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from offrl.errors import UserError, nearest
+from offrl.settings.field import check
+from offrl.settings.train import MOST_SEEDS, TrainConfig, seed_list
+
+if TYPE_CHECKING:
+    from offrl.algorithm import Algorithm
+    from offrl.data.dataset import DataSpec
+
+Values = tuple[tuple[str, float], ...]  # of one cell of a grid: (field of the algorithm's Config, value) in the grid's order
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of the policies that a run trains. `str` gives what messages call it."""
+
+    seed: int
+    values: Values = ()
+
+    @property
+    def cell(self) -> str:
+        """`temperature=3,expectile=0.7`: what the seeds of one cell of the grid share; empty without a grid."""
+        return cell_name(self.values)
+
+    @property
+    def name(self) -> str:
+        """`seed_0`, or `temperature=3,expectile=0.7,seed=0` in a grid: its name in files and in TensorBoard."""
+        return f"{self.cell},seed={self.seed}" if self.values else f"seed_{self.seed}"
+
+    def __str__(self) -> str:
+        return self.name if self.values else f"seed {self.seed}"
+
+
+def number(value: float) -> str:
+    """The shortest text that reads back as the same number, without a decimal point where it is whole: `3`, `0.7`, `1e-05`."""
+    return repr(float(value)).removesuffix(".0")
+
+
+def cell_name(values: Values) -> str:
+    """`temperature=3,expectile=0.7`."""
+    return ",".join(f"{field}={number(value)}" for field, value in values)
+
+
+def grid_text(grid: Mapping[str, Sequence[float]]) -> str:
+    """`grid.temperature=[1,3] grid.expectile=[0.7,0.9]`, as it would be written in a command; `no grid` for an empty one."""
+    return " ".join(f"grid.{field}=[{','.join(map(number, values))}]" for field, values in grid.items()) or "no grid"
+
+
+def replicas(config: TrainConfig) -> list[Replica]:
+    """Cells in the grid's order (the last field varies fastest), all seeds of a cell side by side. Without a grid: one for each seed."""
+    return expand(config.grid, seed_list(config.seeds))
+
+
+def expand(grid: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[Replica]:
+    """See `replicas`."""
+    cells = itertools.product(*([(field, float(value)) for value in values] for field, values in grid.items()))
+    return [Replica(seed, cell) for cell in cells for seed in seeds]
+
+
+def hyper(replicas: Sequence[Replica]) -> dict[str, list[float]]:
+    """field -> one value for each replica; {} without a grid."""
+    fields = [field for field, _ in replicas[0].values] if replicas else []
+    return {field: [dict(r.values)[field] for r in replicas] for field in fields}
+
+
+def by_cell(replicas: Sequence[Replica]) -> dict[Values, list[int]]:
+    """The positions of each cell's replicas, in the grid's order; {(): all of them} without a grid."""
+    cells: dict[Values, list[int]] = {}
+    for i, replica in enumerate(replicas):
+        cells.setdefault(replica.values, []).append(i)
+    return cells
+
+
+def for_replica(algorithm: Algorithm, replica: Replica) -> Algorithm:
+    """`algorithm` with the replica's own values as plain numbers in its config: for `init`, for acting, and for the policy's file.
+
+    The networks are shared: fields that decide their structure cannot be in a grid (`check_grid`). Without a grid: `algorithm` itself.
+    """
+    if not replica.values:
+        return algorithm
+    own = copy.copy(algorithm)
+    own.config = dataclasses.replace(algorithm.config, **dict(replica.values))
+    return own
+
+
+# ------------------------------------------------------------------------------------------------------------ what is allowed
+
+
+def scalars(config_class: type) -> list[str]:
+    """Names of the fields of an algorithm's Config that a grid can vary: those that hold a real number."""
+    hints = get_type_hints(config_class)
+    real = (float, {float, type(None)})  # float | None too
+    return [f.name for f in dataclasses.fields(config_class) if hints[f.name] in real or set(get_args(hints[f.name])) in real]
+
+
+def checked(grid: Mapping[str, Any], algorithm_class: type[Algorithm], algo: Any, seeds: int) -> dict[str, list[float]]:
+    """The grid with every value as a float, in the order given.
+
+    grid: {field of the algorithm's Config: a number or a list of numbers}, as read from a command or a file. algo: the Config itself.
+    seeds: how many. Raises UserError for what cannot be trained: unknown fields and fields that hold no real number, values outside the
+    field's range, empty lists, repeated values, an algorithm that trains one replica at a time, more than MOST_SEEDS replicas.
+    """
+    if not grid:
+        return {}
+    if not algorithm_class.vectorized:
+        raise UserError(f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with algo.NAME=value")
+    result = {field: _values(field, given, algo) for field, given in grid.items()}
+    total = seeds * math.prod(map(len, result.values()))
+    if total > MOST_SEEDS:
+        raise UserError(f"{grid_text(result)} with {seeds} seeds is {total:,} replicas, at most {MOST_SEEDS:,} can be trained in one run")
+    return result
+
+
+def _values(field: str, given: Any, algo: Any) -> list[float]:
+    """The values of one field. Raises UserError."""
+    name, can = f"grid.{field}", scalars(type(algo))
+    if field not in can:
+        able = f"a grid of {algo.name} varies {', '.join(can) or 'nothing'}"
+        if any(f.name == field for f in dataclasses.fields(algo)):
+            raise UserError(f"{name}: algo.{field} does not hold one real number; {able}")
+        raise UserError(f"unknown setting '{name}'.{nearest(field, can)} {able[0].upper() + able[1:]}")
+    values: list[float] = []
+    for item in given if isinstance(given, (list, tuple)) else [given]:
+        try:
+            if isinstance(item, bool) or not isinstance(item, (int, float, str)):  # YAML takes 1e-4 for text
+                raise ValueError
+            value = float(item)
+        except (ValueError, OverflowError):
+            raise UserError(f"{name}: {_shown(item)} must be a number; a list is written {name}=[a,b]") from None
+        check(dataclasses.replace(algo, **{field: value}), "grid.")
+        if value in values:
+            raise UserError(f"{name} has the value {number(value)} twice")
+        values.append(value)
+    if not values:
+        raise UserError(f"{name} has no values; write {name}=[a,b]")
+    return values
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def watch(config: Any) -> set[str]:
+    """The fields of `config` that are read from now on: a set that grows."""
+    read: set[str] = set()
+    fields = {f.name for f in dataclasses.fields(config)}
+
+    def look(self: Any, name: str) -> Any:
+        if name in fields:
+            read.add(name)
+        return object.__getattribute__(self, name)
+
+    kind = type(type(config).__name__, (type(config),), {"__getattribute__": look, "__slots__": ()})
+    object.__setattr__(config, "__class__", kind)  # a frozen Config refuses an assignment
+    return read
+
+
+def structural(algorithm_class: type[Algorithm], config: Any, spec: DataSpec) -> set[str]:
+    """The fields of `config` that are read while an algorithm is made and its sampler is chosen.
+
+    They decide how the networks are built or which batches are drawn, once for all replicas, so a grid cannot vary them.
+    """
+    watched = copy.copy(config)
+    read = watch(watched)
+    algorithm_class(watched, spec).sampler()
+    return read
+
+
+def check_grid(config: TrainConfig, spec: DataSpec) -> None:
+    """Raise UserError for a grid over a field that `structural` finds for this data or `Algorithm.common` names. The other checks were
+    done on reading the command."""
+    if not config.grid:
+        return
+    from offrl import registry
+
+    kind = registry.get("algo", config.algo.name)
+    fixed = structural(kind, config.algo, spec)
+    for field in config.grid:
+        if field in fixed or field in kind.common:
+            raise UserError(
+                f"grid.{field}: algo.{field} decides how the networks are built or batches drawn, or what the replicas of a run share; "
+                f"train it with separate runs, such as algo.{field}={number(config.grid[field][0])}"
+            )

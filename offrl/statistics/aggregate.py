@@ -1,0 +1,216 @@
+"""Statistics over a suite: IQM, median, mean, optimality gap, probability of improvement, performance profiles, EOP.
+
+Every estimate comes with a percentile interval of the stratified bootstrap (Agarwal et al. 2021, arXiv 2108.13264, section 4): the runs of
+each task are drawn again with replacement, task by task. The tasks themselves are not drawn: the interval is about other seeds on the
+same tasks.
+
+**Scores** `X` are an array [runs, tasks] of normalised scores divided by 100 (1.0 is the reference's 100), NaN where a run is missing, or
+one array of scores for each task. `offrl.runs.results.groups` makes them.
+
+**Two ways to the same numbers.** `through="rliable"` asks the rliable library, "numpy" the vectorised code here, which draws the very same
+resamples: for one seed both give the same interval, to rounding (tests/unit/test_aggregate.py). "auto" is rliable where it is installed,
+every task has as many runs, and there are at most RLIABLE_REPS resamples, since it calls a Python function for each of them. Where tasks
+have unequal numbers of runs rliable has no answer, and ours gives each task the same weight. `Interval.through` says who computed it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from offrl.statistics.bootstrap import (
+    CONFIDENCE,
+    REPS,
+    RLIABLE_REPS,
+    Curve,
+    Interval,
+    Through,
+    estimate,
+    estimate_pair,
+    rectangle,
+    tasks_of,
+)
+
+__all__ = [
+    "CONFIDENCE", "DRAWS", "REPS", "RLIABLE_REPS", "Curve", "Interval", "Through", "aggregates", "expected_online_performance", "iqm",
+    "mean", "median", "optimality_gap", "performance_profile", "probability_of_improvement", "tasks_of",
+]  # fmt: skip
+
+DRAWS = (1, 2, 3, 5, 10, 15, 20)  # of settings, for the expected online performance
+
+
+# ------------------------------------------------------------------------------------------------------------ the statistics
+
+
+def aggregates(
+    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto"
+) -> dict[str, Interval]:
+    """{"iqm", "median", "mean", "optimality_gap"}: all four from the same resamples, for the price of one.
+
+    X: [runs, tasks] (see above); gamma: of the optimality gap; reps: resamples; seed: decides them. Raises ValueError for a task without
+    runs or a score that is infinite.
+    """
+    names = ("iqm", "median", "mean", "optimality_gap")
+    return dict(zip(names, _aggregates(X, names, gamma, reps, seed, confidence, through), strict=True))
+
+
+def iqm(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto") -> Interval:
+    """Interquartile mean: the mean of all runs' scores without the lowest and the highest quarter (floor(NM / 4) scores each).
+
+    With unequal numbers of runs a score weighs 1 / (its task's runs), and scores are cut off by weight.
+    """
+    return _aggregates(X, ("iqm",), 1.0, reps, seed, confidence, through)[0]
+
+
+def median(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto") -> Interval:
+    """Median over tasks of the tasks' means. One or two tasks decide it; IQM has the narrower interval."""
+    return _aggregates(X, ("median",), 1.0, reps, seed, confidence, through)[0]
+
+
+def mean(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto") -> Interval:
+    """Mean over tasks of the tasks' means: the average that papers print. A single task far above 1 can carry it."""
+    return _aggregates(X, ("mean",), 1.0, reps, seed, confidence, through)[0]
+
+
+def optimality_gap(
+    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto"
+) -> Interval:
+    """gamma - mean(min(X, gamma)): how far runs stay below `gamma` on average; smaller is better, and scores above it do not help."""
+    return _aggregates(X, ("optimality_gap",), gamma, reps, seed, confidence, through)[0]
+
+
+def _aggregates(X: Any, names: Sequence[str], gamma: float, reps: int, seed: int, confidence: float, through: Through) -> list[Interval]:
+    ours: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
+        "iqm": _iqm,
+        "median": _median,
+        "mean": _mean,
+        "optimality_gap": functools.partial(_gap, gamma=gamma),
+    }
+
+    def theirs(scores: np.ndarray) -> np.ndarray:
+        from rliable import metrics
+
+        more = {"optimality_gap": {"gamma": gamma}}
+        return np.array([getattr(metrics, f"aggregate_{name}")(scores, **more.get(name, {})) for name in names])
+
+    return estimate(tasks_of(X), lambda tasks: np.stack([ours[name](tasks) for name in names], 1), theirs, reps, seed, confidence, through)
+
+
+def probability_of_improvement(
+    X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto"
+) -> Interval:
+    """P(X > Y): the chance that a run of X beats a run of Y on the same task, averaged over tasks; ties count one half.
+
+    X, Y: [runs, tasks] of the same tasks in the same order; the numbers of runs may differ. The two are resampled independently.
+    "auto" is the vectorised code: rliable calls SciPy's test for each task of each resample, 3 seconds for a thousand.
+    """
+    x, y = tasks_of(X), tasks_of(Y)
+    if len(x) != len(y):
+        raise ValueError(f"X has {len(x)} tasks and Y has {len(y)}: compare them on the same tasks")
+    return estimate_pair(x, y, _improvement, reps, seed, confidence, through)
+
+
+def performance_profile(
+    X: Any,
+    taus: Any = None,
+    *,
+    kind: Literal["runs", "tasks"] = "runs",
+    reps: int = REPS,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+    through: Through = "auto",
+) -> Curve:
+    """Share of scores above each threshold: of all runs (`kind="runs"`, the run-score profile), or of the tasks' means ("tasks").
+
+    taus: thresholds [T]; None: 51 from 0 to the largest score. With unequal numbers of runs every task weighs the same.
+    """
+    tasks = tasks_of(X)
+    grid = np.linspace(0.0, max(0.0, *(float(t.max()) for t in tasks)), 51) if taus is None else np.asarray(taus, float).reshape(-1)
+    statistic = functools.partial(_profile, taus=grid, means=kind == "tasks")
+
+    def theirs(scores: np.ndarray) -> np.ndarray:
+        from rliable import library
+
+        return (library.average_score_distributions if kind == "tasks" else library.score_distributions)(scores, grid)
+
+    return _curve(grid, estimate(tasks, statistic, theirs, reps, seed, confidence, through))
+
+
+def expected_online_performance(
+    scores: Any, ks: Sequence[int] = DRAWS, *, replace: bool = False, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE
+) -> Curve:
+    """Expected best of k settings tried online, for settings drawn at random (ReBRAC, arXiv 2305.09836; Kurenkov and Kolesnikov 2022).
+
+    scores: [runs, settings] of mean returns or scores, NaN where a run is missing, or [settings] of one run each. A setting's score is the
+    mean of its runs; with these sorted ascending, s_1..s_n, and draws without replacement,
+    EOP(k) = sum_i s_i (C(i, k) - C(i-1, k)) / C(n, k); with `replace`, s_i (i^k - (i-1)^k) / n^k. ks: those above n are left out where
+    draws are not replaced. The interval resamples the runs of each setting; NaN where no setting has two.
+    """
+    settings = tasks_of(np.asarray(scores, float)[None] if np.ndim(scores) == 1 else scores)
+    n = len(settings)
+    kept = [int(k) for k in ks if k >= 1 and (replace or k <= n)]
+    if not kept:
+        raise ValueError(f"no number of draws from 1 to {n} among {list(ks)}")
+    if replace:
+        weights = [[(i**k - (i - 1) ** k) / n**k for k in kept] for i in range(1, n + 1)]
+    else:
+        weights = [[(math.comb(i, k) - math.comb(i - 1, k)) / math.comb(n, k) for k in kept] for i in range(1, n + 1)]
+
+    def statistic(drawn: list[np.ndarray]) -> np.ndarray:
+        return np.sort(_task_means(drawn), 1) @ np.array(weights)
+
+    return _curve(np.array(kept), estimate(settings, statistic, None, reps, seed, confidence, "numpy"))
+
+
+def _curve(x: np.ndarray, found: Sequence[Interval]) -> Curve:
+    value, low, high = (np.array([getattr(i, name) for i in found]) for name in ("value", "low", "high"))
+    return Curve(x, value, low, high, found[0].through)
+
+
+# ------------------------------------------------------------------------------------- for many resamples at once: tasks of [R, n]
+
+
+def _task_means(tasks: list[np.ndarray]) -> np.ndarray:
+    return np.stack([t.mean(1) for t in tasks], 1)
+
+
+def _mean(tasks: list[np.ndarray]) -> np.ndarray:
+    return _task_means(tasks).mean(1)
+
+
+def _median(tasks: list[np.ndarray]) -> np.ndarray:
+    return np.median(_task_means(tasks), 1)
+
+
+def _gap(tasks: list[np.ndarray], gamma: float) -> np.ndarray:
+    return gamma - np.stack([np.minimum(t, gamma).mean(1) for t in tasks], 1).mean(1)
+
+
+def _iqm(tasks: list[np.ndarray]) -> np.ndarray:
+    pooled = np.concatenate(tasks, 1)
+    cut = pooled.shape[1] // 4
+    if rectangle(tasks, axis=1):
+        return np.sort(pooled, 1)[:, cut : pooled.shape[1] - cut].mean(1)
+    weights = np.concatenate([np.full(t.shape[1], 1.0 / (len(tasks) * t.shape[1])) for t in tasks])
+    order = np.argsort(pooled, 1)
+    above = np.cumsum(weights[order], 1)
+    trim = cut / pooled.shape[1]
+    inside = np.clip(np.minimum(above, 1.0 - trim) - np.maximum(above - weights[order], trim), 0.0, None)
+    return (np.take_along_axis(pooled, order, 1) * inside).sum(1) / inside.sum(1)
+
+
+def _profile(tasks: list[np.ndarray], taus: np.ndarray, means: bool) -> np.ndarray:
+    columns = [t.mean(1, keepdims=True) for t in tasks] if means else tasks
+    return np.mean([(t[:, :, None] > taus).mean(1) for t in columns], axis=0)
+
+
+def _improvement(x: list[np.ndarray], y: list[np.ndarray]) -> np.ndarray:
+    parts = []
+    for a, b in zip(x, y, strict=True):
+        left, right = a[:, :, None], b[:, None, :]
+        parts.append((left > right).mean((1, 2)) + 0.5 * (left == right).mean((1, 2)))
+    return np.mean(parts, axis=0)

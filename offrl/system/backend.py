@@ -1,0 +1,298 @@
+"""Picks the CPU's matrix back end and the number of threads, and says what it picked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from offrl.data.formats.download import cache_dir
+from offrl.errors import UserError, warn
+
+SEAL = ".sha256"  # beside compiled code
+WRITING = 300.0  # seconds for which another process may be writing some
+LOOK = 100  # repetitions between two looks
+WARM_UP = 3  # calls before a graph is captured, as torch's own
+SHORT = 256  # keys; up to here fused attention is slower than plain where its many small products go to oneDNN
+
+
+def _onednn() -> Any:
+    """The switch that routes float32 products to oneDNN; None in torch before 2.9."""
+    return getattr(torch.backends.mkldnn, "matmul", None)
+
+
+@functools.lru_cache(maxsize=1)
+def _onednn_is_exact() -> bool:
+    """Whether routing float32 products to oneDNN keeps float32 accuracy on this machine.
+
+    The switch that routes them there also permits bfloat16 arithmetic, which CPUs with AMX would use: so the CPU's flags are looked at
+    first, and a product's error after.
+    """
+    try:
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    if "AuthenticAMD" not in cpu or "amx_bf16" in cpu or not torch.backends.mkldnn.is_available():
+        return False  # on Intel's CPUs torch's default, MKL, is as fast
+    matmul = _onednn()
+    if matmul is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(256, 256, generator=generator), torch.randn(256, 256, generator=generator)
+    exact = a.double() @ b.double()
+    default = ((a @ b).double() - exact).abs().max()
+    matmul.fp32_precision = "bf16"
+    error = ((a @ b).double() - exact).abs().max()
+    matmul.fp32_precision = "none"
+    return bool(error <= 4.0 * default)
+
+
+def configure(device: torch.device, threads: int, precision: str = "float32") -> str:
+    """Set up arithmetic for a run on `device`; returns one line for the log. TF32 and bfloat16 are off unless asked for.
+
+    bf16 itself is switched on where the step runs. Raises UserError for tf32 where there is none.
+    """
+    torch.set_num_threads(threads)
+    words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[precision]
+    if device.type != "cpu":
+        if device.index is not None:  # "cuda" alone is the current one already, and `set_device` refuses it
+            torch.cuda.set_device(device)  # streams and graphs are made on the current one
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        return f"{torch.cuda.get_device_name(device)}, {words}"
+    if precision == "tf32":
+        raise UserError("precision=tf32 needs a CUDA GPU; on a CPU use float32 or bf16")
+    if precision == "bf16":
+        return f"CPU, {threads} thread{'s' if threads > 1 else ''}, {words}"
+    word = f"CPU, {threads} thread{'s' if threads > 1 else ''}, float32 products by "
+    if _onednn_is_exact():
+        _onednn().fp32_precision = "bf16"
+        return word + "oneDNN (accuracy checked)"
+    return word + "torch's default library"
+
+
+@contextlib.contextmanager
+def default_products() -> Iterator[None]:
+    """Float32 products as torch makes them by itself, whatever `configure` chose: for comparisons."""
+    matmul = _onednn()
+    chosen = getattr(matmul, "fp32_precision", None)
+    if matmul is not None:
+        matmul.fp32_precision = "none"
+    try:
+        yield
+    finally:
+        if matmul is not None:
+            matmul.fp32_precision = chosen
+
+
+def attention(device: torch.device, keys: int) -> contextlib.AbstractContextManager[None]:
+    """Fused or plain attention to so many tokens, whichever is the faster: each small product inside the fused kernel is a call of
+    oneDNN's. For 76 tokens in four heads of 16 that is four times slower than plain products of whole batches.
+    """
+    if device.type == "cpu" and keys <= SHORT and getattr(_onednn(), "fp32_precision", None) == "bf16":
+        return sdpa_kernel(SDPBackend.MATH)
+    return contextlib.nullcontext()
+
+
+def cache_compiled() -> None:
+    """Keep what Inductor compiles under the user's cache folder, so that the next run starts in seconds, after a restart too.
+
+    torch names what it keeps by the program alone: not by the CPU, whose vectors may be half as long on the next machine that shares this
+    home, nor by the number of threads. So there is a folder for each of these. To be called after `configure`.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ and not _is_own(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
+        return
+    base = cache_dir(None) / "compiled"
+    # Inductor tries the compiler out to know the vectors, and keeps that too
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / f"probe-{_digest(_machine())}")
+    folder = _digest([*_machine(), _vectors(), f"{torch.get_num_threads()} threads"])
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / folder)
+    damaged = [code for code in (base / folder).glob("*/*.so") if not _sound(code)]
+    for code in damaged:
+        with contextlib.suppress(OSError):
+            code.rename(code.with_suffix(".damaged"))
+            code.with_suffix(SEAL).unlink(missing_ok=True)
+    if damaged:
+        warn(f"{len(damaged)} files of compiled code in {base / folder} were damaged; they are renamed to *.damaged, and compiled anew")
+
+
+def seal_compiled() -> None:
+    """Note the checksums of the code that Inductor has kept, which has just run: damaged code ends a process without a word."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    for code in Path(folder).glob("*/*.so") if _is_own(folder) else ():
+        with contextlib.suppress(OSError):
+            content, seal = code.read_bytes(), code.with_suffix(SEAL)
+            if not seal.exists() and _whole(content):  # another process may be writing its own
+                seal.write_text(hashlib.sha256(content).hexdigest())
+
+
+def _sound(code: Path) -> bool:
+    """Whether a library is what `seal_compiled` saw, or, where it saw nothing, whether its writing came to an end."""
+    try:
+        content = code.read_bytes()
+        seal = code.with_suffix(SEAL)
+        if seal.exists():
+            return hashlib.sha256(content).hexdigest() == seal.read_text()
+        return _whole(content) or time.time() - code.stat().st_mtime < WRITING
+    except OSError:
+        return True  # somebody else removed it
+
+
+def _whole(library: bytes) -> bool:
+    """Whether its end is there: the table of sections (of ELF; elsewhere nobody knows)."""
+    if sys.platform != "linux":
+        return True
+    if not library.startswith(b"\x7fELF") or len(library) < 64:
+        return False
+    table, size, count = *struct.unpack_from("<Q", library, 40), *struct.unpack_from("<HH", library, 58)
+    return table + size * count <= len(library)
+
+
+def _is_own(folder: str) -> bool:
+    """Whether `cache_compiled` chose this folder, here or in the process that started this one."""
+    return Path(folder).parent == cache_dir(None) / "compiled"
+
+
+def _digest(facts: list[str]) -> str:
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+@functools.lru_cache
+def _vectors() -> str:
+    """The CPU's vectors that Inductor writes code for."""
+    from torch._inductor import cpu_vec_isa
+
+    return str(cpu_vec_isa.pick_vec_isa())
+
+
+@functools.lru_cache
+def _machine() -> list[str]:
+    """What compiled code depends on besides the program: versions, compiler, processor, GPU."""
+    compiler = os.environ.get("CXX") or next((c for c in ("g++", "c++", "clang++") if shutil.which(c)), "none")
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20)
+        compiler = f"{compiler} {said.stdout.partition(chr(10))[0]}"
+    processor: list[str] = []
+    with contextlib.suppress(OSError):
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+        kept = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")  # not the clock
+        processor = [line for line in cpu.splitlines() if line.split(":")[0].strip() in kept]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    versions = [torch.__version__, platform.python_version(), platform.system(), platform.machine(), *platform.libc_ver()]
+    return [*versions, *processor, torch.backends.cpu.get_cpu_capability(), asked, compiler, gpu]
+
+
+def set_aside_compiled() -> str:
+    """Move what Inductor has kept out of its way; words that say where to, or what to do where the folder is not ours to move."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    if not _is_own(folder):
+        return f"remove {folder or 'the cache of torch.compile'}"
+    for number in range(1000):
+        aside = Path(f"{folder}.aside{number}")
+        with contextlib.suppress(OSError):
+            if not aside.exists():
+                Path(folder).rename(aside)
+                return f"what was compiled is set aside in {aside}"
+    return f"{folder} could not be moved: remove it"
+
+
+def capture(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """`work`, whose inputs and results lie in fixed memory, as a CUDA graph. It is called first: what a first call compiles or sets up
+    cannot be captured. pool: of memory, shared with graphs that never run at the same time.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph
+
+
+class Captured:
+    """A function of tensors as a CUDA graph of its own: what it returns lies where the next call writes."""
+
+    def __init__(self, function: Callable[..., Any], *inputs: Any) -> None:
+        self.inputs = pytree.tree_map(torch.clone, inputs)
+
+        def work() -> None:
+            self.output = function(*self.inputs)
+
+        self.graph = capture(work)
+
+    def __call__(self, *inputs: Any) -> Any:
+        overwrite(pytree.tree_leaves(self.inputs), pytree.tree_leaves(inputs))
+        self.graph.replay()
+        return self.output
+
+
+def repeat(function: Callable[[Any, Any], Any], carry: Any, first: int, last: int, look: Callable[[int], None], graph: bool) -> Any:
+    """`carry = function(i, carry)` for i = `first`, ..., `last` - 1; with `graph` as one CUDA graph that is replayed, inside vmap too.
+
+    look: called with i each `LOOK` times, when so many are done.
+    """
+    if not graph:
+        for i in range(first, last):
+            if i % LOOK == 0:
+                look(i)
+            carry = function(i, carry)
+        return carry
+    kept, olds = pytree.tree_map(torch.clone, carry), pytree.tree_leaves(carry := pytree.tree_map(torch.clone, carry))
+    index = torch.full((), first, dtype=torch.int64, device=olds[0].device)
+
+    def work() -> None:
+        for old, new in zip(olds, pytree.tree_leaves(function(index, carry)), strict=True):
+            old.copy_(new)
+        index.add_(1)
+
+    captured = capture(work)
+    for old, new in zip(olds, pytree.tree_leaves(kept), strict=True):  # as before the calls that came first
+        old.copy_(new)
+    index.fill_(first)
+    for i in range(first, last):
+        if i % LOOK == 0:
+            torch.cuda.synchronize()
+            look(i)
+        captured.replay()
+    return carry
+
+
+def overwrite(olds: list[Tensor], news: list[Tensor]) -> None:
+    """Copy each of `news` to its place in `olds`, on a GPU in one launch."""
+    pairs = [(old, new) for old, new in zip(olds, news, strict=True) if old is not new]
+    if pairs:
+        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
+
+
+def move(source: Any, device: torch.device) -> Any:
+    """What a sampler prepared, on another device: dataclasses and containers with the tensors in them moved."""
+    if isinstance(source, torch.Tensor):
+        return source.to(device)
+    if dataclasses.is_dataclass(source) and not isinstance(source, type):
+        return dataclasses.replace(source, **{f.name: move(getattr(source, f.name), device) for f in dataclasses.fields(source) if f.init})
+    if isinstance(source, dict):
+        return {k: move(v, device) for k, v in source.items()}
+    if isinstance(source, tuple) and hasattr(source, "_fields"):
+        return type(source)(*(move(v, device) for v in source))
+    if isinstance(source, (list, tuple)):
+        return type(source)(move(v, device) for v in source)
+    return source

@@ -1,0 +1,59 @@
+"""Something slow to compute and small to keep: made once, by one process, and found by all others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from offrl.errors import UserError, warn
+from offrl.system import files as checkpoint
+
+Kept = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def once(path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]], what: str, quiet: bool) -> Kept:
+    """Tensors and plain values from the file `path`, or made and put there; None: made and not kept.
+
+    Of several processes that ask at a time one makes it, and the others wait. A damaged file is made anew; one that cannot be written is a
+    warning. `what`: for messages.
+    """
+    if path is None:
+        tensors, meta = make()
+        return dict(tensors), dict(meta)
+    with alone(path, what, quiet):
+        if path.is_file():
+            try:
+                return checkpoint.read(path)
+            except UserError as error:
+                warn(f"{error}; {what} are made anew")
+        tensors, meta = make()
+        try:
+            checkpoint.write(path, tensors, meta)
+        except UserError as error:
+            warn(f"{what} are not kept, and made again the next time: {error}")
+    return dict(tensors), dict(meta)
+
+
+@contextlib.contextmanager
+def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
+    """Holds a lock beside `path`; the system drops it with the process. Where none can be had the work is done without."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path.with_suffix(".lock"), "w")  # noqa: SIM115 - held until the end
+    except OSError:
+        yield
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if not quiet:
+                print(f"waiting for another process, which makes {what}", flush=True)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

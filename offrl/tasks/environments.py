@@ -1,0 +1,255 @@
+"""Make a task's Gymnasium environment, flatten what it observes, and check that data and environment fit each other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from offrl.errors import UserError, nearest, warn
+from offrl.settings.evaluation import EvalConfig
+from offrl.tasks.task import Task
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from offrl.data.dataset import DataSpec
+
+Flatten = Callable[[Any], np.ndarray]
+CONTINUING = ("PointMaze", "AntMaze")  # of them, those that take `continuing_task`
+CURE = "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
+ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandReach", "HandManipulate")
+
+
+def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> Task | None:
+    """The task to evaluate in under `eval.env`: the data set's own, none at all, or the data set's scores in another environment.
+
+    goals: for policies that act towards a goal; see `towards_goals`.
+    """
+    if config.env == "none":
+        return None
+    if config.env == "auto":
+        found = task if task is not None and (task.env_id or task.env_factory) else None
+        return towards_goals(found) if found is not None and goals else found
+    base = task or Task(name=config.env)
+    if config.env != base.env_id:
+        note = f"environment {config.env} chosen by eval.env" + (f" in place of {base.env_id}" if base.env_id else "")
+        keys = base.observation_keys if goals else ()  # without the desired goal, as the data's
+        base = dataclasses.replace(
+            base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, observation_keys=keys, starts=(), note=note
+        )
+    return towards_goals(base) if goals else base
+
+
+def towards_goals(task: Task) -> Task:
+    """The task for policies that act towards a goal: an episode is of one goal, and counts where it gets there.
+
+    gymnasium-robotics' mazes go on after the goal is reached unless they are told otherwise, some with another goal. Reference scores are
+    returns of such episodes, which these are not.
+    """
+    arguments = dict(task.env_kwargs)
+    if (task.env_id or "").rpartition(":")[2].startswith(CONTINUING):
+        arguments |= {"continuing_task": False}
+    return dataclasses.replace(task, env_kwargs=arguments, ref_min=None, ref_max=None, ref_label="", scored_by="success")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No deprecation notices: v4 environments are used on purpose, because the data and the reference scores belong to them."""
+    import gymnasium as gym
+
+    level = gym.logger.min_level
+    gym.logger.min_level = gym.logger.ERROR
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        gym.logger.min_level = level
+
+
+def make_env(task: Task) -> gym.Env:
+    """The task's environment, unwrapped from Gymnasium's checker. Raises UserError for an unknown id or a package that is missing."""
+    import gymnasium as gym
+
+    if task.env_factory is not None:
+        with quiet():
+            env = task.env_factory()
+        if not hasattr(env, "step") or not hasattr(env, "observation_space"):
+            raise UserError(f"{task.name}: env_factory returned a {type(env).__name__}, which is not a Gymnasium environment")
+        return env
+    if task.env_id is None:
+        raise UserError(f"{task.name} has no environment to evaluate in. {task.note or 'Name one: eval.env=...'}")
+    arguments: dict[str, Any] = dict(task.env_kwargs)
+    if task.max_episode_steps is not None:
+        arguments["max_episode_steps"] = task.max_episode_steps
+    import_mujoco()
+    if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):
+        register_robotics(task.env_id)
+    try:
+        with quiet():
+            return gym.make(task.env_id, disable_env_checker=True, **arguments)
+    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+        hint = nearest(task.env_id, gym.registry)
+        raise UserError(f"unknown environment '{task.env_id}'.{hint} ({_first_line(error)})") from error
+    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise UserError(f"environment '{task.env_id}' needs a package that is not installed: {_first_line(error)}") from error
+    except UserError:
+        raise
+    except Exception as error:  # a wrong keyword, a broken model file: whatever the environment's own code raises
+        given = f" with {arguments}" if arguments else ""
+        raise UserError(f"environment '{task.env_id}' could not be made{given}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def import_mujoco() -> None:
+    """Import MuJoCo, where it is installed, even if the rendering back end that MUJOCO_GL names is not there: scores need no pictures."""
+    if "mujoco" in sys.modules or importlib.util.find_spec("mujoco") is None:
+        return
+    asked = os.environ.get("MUJOCO_GL")
+    try:
+        importlib.import_module("mujoco")
+    except Exception as error:  # mujoco raises whatever its OpenGL libraries do
+        if not asked:
+            raise UserError(f"the package mujoco cannot be imported: {_first_line(error)}; install it again") from error
+        warn(f"no MuJoCo rendering back end ({_first_line(error)}): video is skipped; training and scores do not need it")
+        os.environ["MUJOCO_GL"] = "disable"
+        importlib.import_module("mujoco")
+
+
+def register_robotics(env_id: str) -> None:
+    """Make gymnasium-robotics' ids known. Raises UserError, naming `env_id`, when the package is not installed."""
+    import gymnasium as gym
+
+    if importlib.util.find_spec("gymnasium_robotics") is None:
+        raise UserError(f"environment '{env_id}' is in the package gymnasium-robotics: pip install 'offrl[robotics]'")
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):  # it prints notices about its other environments
+        gym.register_envs(importlib.import_module("gymnasium_robotics"))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def time_limit(env: gym.Env) -> int | None:
+    """The environment's own limit on the steps of an episode, if it has one."""
+    return getattr(env.spec, "max_episode_steps", None) if env.spec is not None else None
+
+
+def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[int, ...], Any]:
+    """(function, shape, dtype): from an observation of `env` to one array of that shape.
+
+    Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Of Dict observations the entries `keys` are
+    concatenated in that order; without `keys` all of them, sorted. Raises UserError for a key that is missing.
+    """
+    from gymnasium import spaces
+
+    space = env.observation_space
+    if isinstance(space, spaces.Text):
+        return str, (), object  # type: ignore[return-value]
+    if isinstance(space, spaces.Box):
+        return np.asarray, tuple(space.shape), np.uint8 if space.dtype == np.uint8 and len(space.shape) > 1 else np.float32
+    if isinstance(space, spaces.Dict):
+        names = tuple(keys) or tuple(sorted(space.spaces))  # as data are joined; a Dict may have been made in another order
+        for name in names:
+            if name not in space.spaces:
+                raise UserError(f"the environment's observation has no entry '{name}', only {', '.join(space.spaces)}")
+        parts = [(name, space.spaces[name]) for name in names]
+        size = sum(spaces.flatdim(part) for _, part in parts)
+
+        def flatten(observation: Any) -> np.ndarray:
+            return np.concatenate([np.asarray(spaces.flatten(part, observation[name])).ravel() for name, part in parts])
+
+        return flatten, (size,), np.float32
+    if not space.is_np_flattenable:
+        raise UserError(f"observations of kind {type(space).__name__} cannot be made into one array")
+    return (lambda observation: np.asarray(spaces.flatten(space, observation))), (spaces.flatdim(space),), np.float32
+
+
+def action_kind(env: gym.Env) -> tuple[bool, int]:
+    """(discrete, size): the number of choices of a Discrete space, or the flat dimension of a Box; (False, 1) for texts."""
+    from gymnasium import spaces
+
+    space = env.action_space
+    if isinstance(space, spaces.Discrete):
+        return True, int(space.n)
+    if isinstance(space, spaces.Box):
+        return False, int(np.prod(space.shape, dtype=int))
+    if isinstance(space, spaces.Text):
+        return False, 1
+    raise UserError(f"actions of kind {type(space).__name__} are not supported: only Box and Discrete are")
+
+
+def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
+    """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action range is narrower."""
+    import gymnasium as gym
+
+    made = make_env(task) if env is None else env
+    speaks = [isinstance(space, gym.spaces.Text) for space in (made.observation_space, made.action_space)]
+    if spec.text or any(speaks):
+        if env is None:
+            made.close()
+        _check_texts(spec, task, all(speaks), any(speaks))
+        return
+    try:
+        shape = flattener(made, task.observation_keys)[1]
+        discrete, size = action_kind(made)
+        bounds = None if discrete else (made.action_space.low.ravel(), made.action_space.high.ravel())  # type: ignore[attr-defined]
+    finally:
+        if env is None:
+            made.close()
+    label, cure = task.env_id or "the environment", CURE
+    note = f" {task.note}." if task.note else ""
+    if tuple(spec.observation_shape) != shape:
+        raise UserError(
+            f"data set {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of {_shape(shape)}.{note} {cure}"
+        )
+    if discrete != spec.discrete:
+        kinds = ("continuous", "discrete")
+        raise UserError(f"data set {spec.name} has {kinds[spec.discrete]} actions, {label} {kinds[discrete]} ones.{note} {cure}")
+    have = spec.num_actions if discrete else spec.action_dim
+    if have > size or (have != size and not discrete):  # data need not contain every choice
+        word = "choices of action" if discrete else "action dimensions"
+        raise UserError(f"data set {spec.name} has {have} {word}, {label} has {size}.{note} {cure}")
+    if bounds is not None and spec.action_low and spec.action_high:
+        slack = 1e-3 * (np.asarray(spec.action_high) - np.asarray(spec.action_low))
+        if np.any(np.asarray(spec.action_low) < bounds[0] - slack) or np.any(np.asarray(spec.action_high) > bounds[1] + slack):
+            warn(f"the actions of data set {spec.name} reach beyond the range of {label}: evaluation clips them")
+
+
+def _check_texts(spec: DataSpec, task: Task, both: bool, any_: bool) -> None:
+    """`check_fit` where the data or the environment's `both` (or `any_` of its) spaces are texts."""
+    label = task.env_id or "the environment"
+    kinds = "texts" if both else "texts and numbers" if any_ else "numbers"
+    if not (spec.text and both):
+        raise UserError(f"data set {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+
+
+def versions(task: Task, env: gym.Env) -> str:
+    """The environment and the packages whose version changes a score, e.g. "Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0"."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    base = env.unwrapped
+    name = task.env_id or str(getattr(task.env_factory, "__qualname__", type(base).__name__))
+    packages = ["gymnasium"]
+    if type(getattr(base, "model", None)).__module__.startswith("mujoco"):
+        packages.append("mujoco")
+    owners = {kind.__module__.partition(".")[0].replace("_", "-") for kind in type(base).__mro__}
+    packages += sorted(owners - {"gymnasium", "offrl", "builtins", "abc", "typing", "main"})
+    words = [name.rpartition(":")[2]]
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            words.append(f"{package} {version(package)}")
+    return ", ".join(words)

@@ -1,0 +1,286 @@
+"""What trains a run's replicas between two looks of the loop: in this process, or spread over worker processes
+(`offrl.training.workers`)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.errors import UserError, warn
+from offrl.settings.replicas import Replica, for_replica, hyper, watch
+from offrl.training.distributed import World
+from offrl.training.step import Batches, Hyper, Step, make_step, select, stack
+
+SHARE = 0.8  # of a GPU's free memory that replicas may take
+STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the graph
+CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a process needs to train some replicas, besides the data."""
+
+    algorithm: Algorithm
+    batch_size: int
+    mode: str  # of the step
+    precision: str
+    group: int  # at most so many replicas in one program
+    world: World = World()  # noqa: RUF009 - frozen
+
+
+class Engine(Protocol):
+    """The replicas of a run, on their devices. Everything it gives out is a copy on the CPU, with the replica axis in the run's order."""
+
+    def run(self, step: int, count: int) -> None:
+        """`count` updates of every replica from update number `step`."""
+
+    def sums(self) -> Metrics:
+        """Sums of each metric [N] since `settle`."""
+
+    def settle(self, alive: Tensor) -> None:
+        """The states now are good: remember them and begin new sums. What is not `alive` [N] goes back to what was remembered before."""
+
+    def freeze(self, alive: Tensor) -> None:
+        """Put what is not `alive` [N] back to what `settle` remembered."""
+
+    def state(self) -> TrainState:
+        """The states as they are."""
+
+    def acting(self) -> TrainState:
+        """Of the states, what `TrainedPolicy` needs."""
+
+    def good(self) -> TrainState:
+        """The states that `settle` remembered."""
+
+    def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
+        """Go on from here."""
+
+    def doubt(self) -> str | None:
+        """`Step.doubt` of the states that `settle` remembered."""
+
+    def finished(self) -> Tensor | None:
+        """Which replicas [N] need no more updates; None where the algorithm does not say."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+def group_sizes(replicas: int, largest: int) -> list[int]:
+    """How many replicas each program trains: as few programs as `largest` allows, of sizes that differ by one at most."""
+    programs = -(-replicas // largest)
+    small, more = divmod(replicas, programs)
+    return [small + 1] * more + [small] * (programs - more)
+
+
+def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: torch.device) -> int:
+    """How many replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler prepared, there.
+
+    Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
+    """
+    if not plan.algorithm.vectorized:
+        return 1
+    share = -(-replicas // workers)
+    if device.type == "cpu":
+        return max(1, min(share, CPU_GROUP))
+    if share == 1:
+        return 1
+    state, working = replica_bytes(plan, source, device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # every replica's states stay there, whatever the group; what an update needs besides is needed by one group at a time
+    return max(1, min(share, int((SHARE * free - share * state) / working)))
+
+
+def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float, float]:
+    """Bytes of GPU memory that one more replica takes: for good, by its states, and while its group trains, by activations and gradients.
+
+    Measured: the peaks of eager updates of two replicas and of four.
+    """
+    seeds = [Replica(0), Replica(1), Replica(2), Replica(3)]
+    algorithm = rehearsing(plan.algorithm)
+    peaks, state = [], first_state(algorithm, seeds[:1])
+    for many in (2, 4):
+        step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=many, precision=plan.precision)
+        begun = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, seeds[:many]))
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step.run(begun, {}, 0, algorithm.period)
+        torch.cuda.synchronize(device)
+        peaks.append(torch.cuda.max_memory_allocated(device) - before)
+    return STATES * float(sum(x.nbytes for x in pytree.tree_leaves(state))), max(1.0, (peaks[1] - peaks[0]) / 2)
+
+
+def rehearsing(algorithm: Algorithm) -> Algorithm:
+    """A copy for updates that are tried and dropped: what takes long beforehand is left out."""
+    algorithm = copy.copy(algorithm)
+    algorithm.rehearsed, algorithm.tell = True, None
+    return algorithm
+
+
+def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState:
+    """The replicas' states before the first update, on the CPU."""
+    return stack([for_replica(algorithm, r).init(r.seed) for r in replicas])
+
+
+def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
+    """A state without what a `TrainedPolicy` does not need."""
+    wanted = (*algorithm.acting, *algorithm.valuing)
+    return state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, frozen={})
+
+
+class LocalEngine:
+    """Trains in this process: group after group, each group's replicas as one program."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Any,
+        replicas: Sequence[Replica],
+        device: torch.device,
+        batches: Batches | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """source: what the algorithm's sampler prepared, on `device`. batches: see `make_step`; only where there is a single group.
+        sizes: of the groups, where they are not those of `plan.group`."""
+        self.algorithm, self.device = plan.algorithm, device
+        self.steps: dict[int, Step] = {}
+        self.parts: list[slice] = []
+        self.groups: list[Step] = []
+        self.hyper: list[Hyper] = []
+        # replicas of one group after the other: what their graphs take besides the states is needed once
+        pool = torch.cuda.graph_pool_handle() if "cudagraph" in plan.mode else None
+        varied = {name: torch.tensor(values, dtype=torch.float32, device=device) for name, values in hyper(replicas).items()}
+        first = 0
+        for size in sizes or group_sizes(len(replicas), plan.group):
+            part = slice(first, first + size)
+            if size not in self.steps:  # groups of one size share a compiled program
+                self.steps[size] = make_step(
+                    plan.algorithm,
+                    source,
+                    batch_size=plan.batch_size,
+                    replicas=size,
+                    mode=plan.mode,
+                    batches=batches,
+                    precision=plan.precision,
+                    world=plan.world,
+                    pool=pool,
+                )
+            self.hyper.append({name: column[part] for name, column in varied.items()})
+            self.groups.append(self.steps[size])
+            self.parts.append(part)
+            first += size
+        self._state: list[TrainState] = []
+        self._good: list[TrainState] = []
+        self._sums: list[Metrics] = []
+
+    def run(self, step: int, count: int) -> None:
+        for i, program in enumerate(self.groups):
+            self._state[i], self._sums[i] = program.run(self._state[i], self._sums[i], step, count, i, self.hyper[i])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a run of updates is over when they are made, not when they are queued
+
+    def sums(self) -> Metrics:
+        return {name: torch.cat([sums[name] for sums in self._sums]).cpu() for name in self._sums[0]}
+
+    def settle(self, alive: Tensor) -> None:
+        self.freeze(alive)
+        for i, (state, good) in enumerate(zip(self._state, self._good, strict=True)):
+            for old, new in zip(pytree.tree_leaves(good), pytree.tree_leaves(state._replace(frozen={})), strict=True):
+                old.copy_(new)
+            self._sums[i] = {}
+
+    def freeze(self, alive: Tensor) -> None:
+        if alive.all():
+            return
+        for i, part in enumerate(self.parts):
+            keep = alive[part].to(self.device)
+
+            def choose(new: Tensor, old: Tensor, keep: Tensor = keep) -> Tensor:
+                return torch.where(keep.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+            frozen = self._state[i].frozen
+            self._state[i] = pytree.tree_map(choose, self._state[i]._replace(frozen={}), self._good[i])._replace(frozen=frozen)
+
+    def state(self) -> TrainState:
+        return self._gather(self._state)
+
+    def acting(self) -> TrainState:
+        return self._gather([acting_part(self.algorithm, state) for state in self._state])
+
+    def good(self) -> TrainState:
+        return self._gather(self._good)
+
+    def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
+        self._state = [self._part(state, part) for part in self.parts]
+        self._good = [self._part(good._replace(frozen={}), part) for part in self.parts]  # what diverged is not trained again
+        self._sums = [self._part(sums, part) for part in self.parts]
+
+    def doubt(self) -> str | None:
+        for step, state, good, hyper_ in zip(self.groups, self._state, self._good, self.hyper, strict=True):
+            if problem := step.doubt(good._replace(frozen=state.frozen), hyper_):
+                return problem
+        return None
+
+    def finished(self) -> Tensor | None:
+        flags = [self.algorithm.finished(select(s, i)) for s in self._state for i in range(len(s.step))]
+        return None if any(flag is None for flag in flags) else torch.stack([f for f in flags if f is not None]).cpu()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _part(self, tree: Any, part: slice) -> Any:
+        return pytree.tree_map(lambda x: x[part].to(self.device, copy=True), tree)
+
+    @staticmethod
+    def _gather(states: Sequence[TrainState]) -> TrainState:
+        return pytree.tree_map(lambda *leaves: torch.cat([leaf.detach() for leaf in leaves]).to("cpu", copy=len(leaves) == 1), *states)
+
+
+def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: torch.device) -> None:
+    """Raise UserError where the algorithm cannot be trained with the grid's settings side by side: an update is tried, and dropped. Warns
+    of settings that nothing looks at."""
+    values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in hyper(replicas).items()}
+    if not values or len(replicas) < 2:
+        return
+    algorithm = rehearsing(plan.algorithm)
+    step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
+    state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
+    read = watch(step.algorithm.config)
+    try:
+        state, _ = step.run(state, {}, 0, algorithm.period)
+        if algorithm.interval:
+            state, _ = step.run(state, {}, algorithm.interval, algorithm.period)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's update does with a number that is now a tensor
+        names = " or ".join(f"grid.{name}" for name in values)
+        raise UserError(
+            f"{names}: the update of {plan.algorithm.config.name} cannot take a value of its own for each replica "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); train each value by itself: algo.{next(iter(values))}=VALUE"
+        ) from error
+    with contextlib.suppress(Exception):  # what acting alone looks at, as far as it goes without an environment
+        zeros = torch.zeros(1, *algorithm.spec.observation_shape, device=device)
+        step.algorithm.act(select(state, 0), algorithm.start(1), zeros, state.key[0], explore=True)
+    for name in values:
+        if name not in read and name not in algorithm.acts_by:
+            warn(f"grid.{name}: no update of {algorithm.config.name} with these settings looks at algo.{name}, so its values train alike")
+
+
+def policies_of(algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica], device: torch.device | str = "cpu") -> list[Any]:
+    """One TrainedPolicy for each replica."""
+    from offrl.evaluation.policy import TrainedPolicy
+
+    return [TrainedPolicy(for_replica(algorithm, r), select(state, i), r.seed, device) for i, r in enumerate(replicas)]
+
+
+def merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Metrics of several processes as one, along the replica axis."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,279 @@
+"""Videos of scored episodes: the same start states, actions and returns as in the scores, all replicas of a run in one picture.
+
+An episode is played again exactly as it was scored (see `offrl.evaluation.evaluator`), one replica after the other; pictures are kept,
+compressed, in a temporary file, and then put together. Drawing reads the physics and changes nothing of it; the returns are compared to
+the scored ones."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import dataclasses
+import importlib
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from offrl.errors import UserError, warn
+from offrl.evaluation.evaluator import Evaluation, Evaluator, Tally, aim, observe
+from offrl.runs.log import PLAIN_INTERVAL, duration
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.replicas import Replica, number
+from offrl.tasks.environments import check_fit, resolve_task
+from offrl.tasks.task import Task
+from offrl.video.frames import NoVideo, Painter, Reel, draw_fast, first_line, follow, has_physics, pictures, silently, write
+
+if TYPE_CHECKING:
+    from offrl.runs.record import Run
+
+FOLDER = "videos"
+MOST = 36  # replicas in one picture
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+
+
+def prepare() -> None:
+    """Choose how MuJoCo draws where nobody did: EGL, or else OSMesa, on a Linux machine without a screen. To be called before MuJoCo is
+    imported. Raises NoVideo where the packages that write a video are missing."""
+    for package in ("imageio", "imageio_ffmpeg", "PIL"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise NoVideo(f"the package {package} is not installed: pip install 'offrl[video]'") from None
+    import imageio_ffmpeg
+
+    try:
+        program = imageio_ffmpeg.get_ffmpeg_exe()
+    except RuntimeError:
+        raise NoVideo("no ffmpeg was found: pip install 'offrl[video]', or name one in IMAGEIO_FFMPEG_EXE") from None
+    if shutil.which(program) is None:
+        raise NoVideo(f"the ffmpeg at {program}, which IMAGEIO_FFMPEG_EXE names, cannot be run")
+    if sys.platform.startswith("linux") and not os.environ.get("MUJOCO_GL") and not any(map(os.environ.get, DISPLAYS)):
+        for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+            if ctypes.util.find_library(library):
+                os.environ["MUJOCO_GL"] = name
+                return
+
+
+def film(
+    run: Run,
+    config: EvalConfig,
+    *,
+    env: Any = None,
+    fps: int = 30,
+    size: int | None = None,
+    videos: int = 1,
+    scored: Evaluation | None = None,
+    quiet: bool = False,
+) -> list[Path]:
+    """Film the first `videos` of `config.episodes` episodes of a run's final policies; gives the files, RUN/videos/*.mp4, one each.
+
+    env: as for `Run.evaluate`, in place of `config.env`. fps: pictures a second at most, at real speed. size: pixels of a replica's square.
+    scored: the scores of the same evaluation, to compare with. Raises NoVideo, with the reason, where that is not possible; no half-written
+    file is left behind.
+    """
+    task = _task(run, config, env)
+    replicas = run.replicas[:MOST]
+    if len(replicas) < len(run.replicas):
+        warn(f"the video shows the first {MOST} of {len(run.replicas)} replicas")
+    size = size or (480 if len(replicas) == 1 else 320 if len(replicas) <= 4 else 256)
+    size += size % 2
+    videos = min(videos, config.episodes)
+    policies = [run._load(r) for r in replicas]
+    written: list[Path] = []
+    with contextlib.ExitStack() as stack:
+        evaluator = stack.enter_context(_evaluator(task, config, size))
+        painter = stack.enter_context(contextlib.closing(Painter(evaluator.envs[0], size)))
+        stride, rate = _speed(evaluator.envs[0], fps)
+        shown = stack.enter_context(_progress(len(replicas) * videos, quiet))
+        stack.enter_context(_disk())
+        for episode in range(videos):
+            reels: list[Reel] = []
+            for n, (replica, policy) in enumerate(zip(replicas, policies, strict=True)):
+                reel = stack.enter_context(contextlib.closing(Reel(size, _label(replica))))
+                shown.begin(f"{replica}, episode {episode}")
+                tally = Tally.of([policy], [replica.seed], config.episodes)
+                camera = _Camera(policy, painter, task, tally, episode, stride, reel)
+                evaluator.play(0, camera, replica.seed, [episode], tally, lambda done, total: shown.step())
+                camera.finish()
+                if scored is not None and tally.returns[0, episode] != scored.returns[n, episode]:
+                    pair = f"{tally.returns[0, episode]:g} in the video, {scored.returns[n, episode]:g} in the scores"
+                    warn(f"{replica}, episode {episode}: the return is {pair}: this environment is random")
+                reels.append(reel)
+            name = f"{_plain(task.env_id or task.name)}-seed{config.seed}-episode{episode}.mp4"
+            path = run.dir / FOLDER / name
+            write(path, pictures(reels, stride, rate, f"{run.algorithm} on {run.dataset}, episode {episode}"), rate)
+            written.append(path)
+            for reel in reels:
+                reel.close()
+    return written
+
+
+@contextlib.contextmanager
+def _disk() -> Iterator[None]:
+    """A full disk, of temporary files say, costs the video and nothing else."""
+    try:
+        yield
+    except OSError as error:
+        raise NoVideo(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}") from error
+
+
+def _task(run: Run, config: EvalConfig, env: Any) -> Task:
+    """What `run.evaluate(env=env)` scores in."""
+    from offrl.data.dataset import DataSpec
+    from offrl.runs.record import with_factory
+
+    spec = DataSpec.from_json(run.record["spec"])
+    own = run.record.get("env", "auto")
+    name = env if isinstance(env, str) else "auto" if callable(env) or own == "none" else own
+    task = with_factory(spec.task, env, spec.name) if callable(env) else spec.task
+    task = resolve_task(task, dataclasses.replace(config, env=name), run.goal_conditioned)
+    if task is None:
+        raise NoVideo(f"{run.dir} has no environment")
+    check_fit(spec, task)
+    return task
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text.rpartition(":")[2])
+
+
+def _label(replica: Replica) -> str:
+    return ", ".join([f"seed {replica.seed}", *(f"{field}={number(value)}" for field, value in replica.values)])
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def _evaluator(task: Task, config: EvalConfig, size: int) -> Evaluator:
+    """An evaluator whose environments draw."""
+    reason: Exception | None = None
+    # not every environment takes the size of its pictures
+    for extra in ({"width": size, "height": size}, {}) if task.env_factory is None else ({},):
+        given = (
+            task
+            if task.env_factory is not None
+            else dataclasses.replace(task, env_kwargs={**task.env_kwargs, "render_mode": "rgb_array", **extra})
+        )
+        try:
+            evaluator = Evaluator(given, config, lambda kind, message: None)  # what is amiss was said when the episodes were scored
+        except UserError as error:
+            reason = error
+            continue
+        env: Any = evaluator.envs[0]
+        if env.render_mode != "rgb_array" and not has_physics(env):
+            evaluator.close()
+            how = "make it with render_mode='rgb_array'" if task.env_factory is not None else "it has no render_mode rgb_array"
+            raise NoVideo(f"{task.env_id or task.name} does not draw: {how}")
+        draw_fast(env, size)
+        follow(env)
+        return evaluator
+    assert reason is not None
+    raise NoVideo(first_line(reason)) from reason
+
+
+def _speed(env: Any, fps: int) -> tuple[int, float]:
+    """(steps between pictures, pictures a second), for real speed where the environment says what that is."""
+    native = env.metadata.get("render_fps") or fps
+    stride = max(1, math.ceil(native / fps - 1e-9))
+    return stride, native / stride
+
+
+class _Camera:
+    """A policy that takes a picture before it acts. Only one episode runs, in the evaluator's first environment."""
+
+    def __init__(self, policy: Any, painter: Painter, task: Task, tally: Tally, episode: int, stride: int, reel: Reel) -> None:
+        self.policy, self.painter, self.task, self.tally, self.episode = policy, painter, task, tally, episode
+        self.stride, self.reel = stride, reel
+
+    def start(self, episodes: int) -> Any:
+        return self.policy.start(episodes)
+
+    def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
+        if t % self.stride == 0:
+            self._shoot(t)
+        return self.policy.step(carry, observations, t)
+
+    def aim(self, carry: Any, goals: np.ndarray | None) -> Any:
+        return aim(self.policy, carry, goals)
+
+    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
+        return observe(self.policy, carry, rewards)
+
+    def finish(self) -> None:
+        """The last picture, where the episode ended."""
+        self._shoot(int(self.tally.lengths[0, self.episode]))
+
+    def _shoot(self, t: int) -> None:
+        picture, reason = self.painter() if self.reel.marks else silently(self.painter)
+        if picture is None:
+            raise NoVideo(f"{self.task.env_id or self.task.name} cannot be drawn ({reason})")
+        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+            raise NoVideo(f"render() gave {picture.dtype} {picture.shape} where a picture is uint8 (height, width, 3)")
+        self.reel.add(picture, t, float(self.tally.returns[0, self.episode]))
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+
+class _Shown:
+    """How far the filming is: nothing of it on the screen."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.steps, self.what = total, -1, 0, ""
+        self.began = time.monotonic()
+
+    def begin(self, what: str) -> None:
+        """The next of `total` episodes."""
+        self.done, self.steps, self.what = self.done + 1, 0, what
+
+    def step(self) -> None:
+        """One step of the environment."""
+        self.steps += 1
+
+    def text(self) -> str:
+        spent = time.monotonic() - self.began
+        left = f", ETA {duration(spent / self.done * (self.total - self.done))}" if self.done else ""
+        return f"filming {self.what} ({self.done + 1} of {self.total}), step {self.steps:,}{left}"
+
+
+class _Lines(_Shown):
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.next = self.began + PLAIN_INTERVAL
+
+    def step(self) -> None:
+        super().step()
+        if time.monotonic() > self.next:
+            self.next = time.monotonic() + PLAIN_INTERVAL
+            print(self.text(), flush=True)
+
+
+class _Status(_Shown):
+    def __init__(self, total: int, status: Any) -> None:
+        super().__init__(total)
+        self.status = status
+
+    def step(self) -> None:
+        super().step()
+        if self.steps % 10 == 0:
+            self.status.update(self.text())
+
+
+@contextlib.contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[_Shown]:
+    if quiet:
+        yield _Shown(total)
+    elif not sys.stdout.isatty():
+        yield _Lines(total)
+    else:
+        from rich.console import Console
+
+        with Console(highlight=False).status("filming") as status:
+            yield _Status(total, status)

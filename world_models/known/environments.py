@@ -1,0 +1,230 @@
+"""Which environment a data set comes from, as far as a known termination or reward needs it: `identify`.
+
+A wrong function is worse than none, for a model can learn both. So every size and setting that is given must be the one for which the
+function is known to hold; a setting that nobody here knows is taken for one that matters.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from offrl import registry
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.tasks import task as tasks
+from offrl.tasks.task import Task
+
+T = TypeVar("T")
+OWN: dict[str, set[str]] = {"termination": set(), "reward": set()}  # offrl's names, which a data set may carry by chance ("ant.hdf5")
+
+# Settings of Gymnasium's environments that change neither an end, nor a reward, nor the place of an observation's entry; and those that
+# change rewards or what comes after the entries that the functions read
+_NEUTRAL = """render_mode width height camera_id camera_name default_camera_config max_geom visual_options max_episode_steps
+    reset_noise_scale disable_env_checker frame_skip g main_body"""
+_PAY = """forward_reward_weight ctrl_cost_weight healthy_reward contact_cost_weight contact_force_range contact_cost_range
+    use_contact_forces reward_dist_weight reward_control_weight reward_near_weight uph_cost_weight impact_cost_weight impact_cost_range
+    sutton_barto_reward include_cfrc_ext_in_observation include_cinert_in_observation include_cvel_in_observation
+    include_qfrc_actuator_in_observation"""
+NEUTRAL, PAY = frozenset(_NEUTRAL.split()), frozenset(_PAY.split())
+
+
+def known(kind: str, name: str) -> Callable[[T], T]:
+    """Decorator: register one of offrl's own functions."""
+    OWN[kind].add(name)
+    return registry.register(kind, name)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Environments that end by one rule, and what must hold for it to be theirs. `termination`, `reward`: names of functions."""
+
+    ids: str  # a regular expression: the environment's id without its version
+    termination: str
+    observations: tuple[int, ...] = ()  # sizes of the flat observation for which the rule's entries are in their places; (): any
+    actions: int = 0  # how many; 0: any
+    choices: int = 0  # of a discrete action
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that must have these values where they are given
+    any_setting: bool = False  # no other setting changes its end
+    versioned: bool = True  # the id ends in -v and a number
+    reward: str | None = None  # None: it is no exact function of what is observed
+
+
+_POSITIONS = {"exclude_current_positions_from_observation": True}
+
+
+def _robot(name: str, observations: tuple[int, ...], actions: int, files: tuple[str, ...], **settings: Any) -> Family:
+    return Family(name, name.lower(), observations, actions, settings={**_POSITIONS, "xml_file": files, **settings})
+
+
+_HOPPER = {"healthy_state_range": (-100, 100), "healthy_z_range": (0.7, math.inf), "healthy_angle_range": (-0.2, 0.2)}
+_CAR = "mountain_car_continuous"
+FAMILIES = (
+    _robot("HalfCheetah", (17,), 6, ("half_cheetah.xml",)),
+    _robot("Hopper", (11,), 3, ("hopper.xml",), **_HOPPER),
+    _robot("Walker2d", (17,), 6, ("walker2d.xml", "walker2d_v5.xml"), healthy_z_range=(0.8, 2.0), healthy_angle_range=(-1, 1)),
+    # with and without the forces: 27 numbers, 84 more (v2, D4RL), 78 more (v5)
+    _robot("Ant", (27, 111, 105), 8, ("ant.xml",), healthy_z_range=(0.2, 1.0)),
+    _robot("Humanoid", (376, 348), 17, ("humanoid.xml",), healthy_z_range=(1.0, 2.0)),
+    Family("offrl/D4RL-Ant", "ant", (111,), 8),
+    Family("InvertedPendulum", "inverted_pendulum", (4,), 1, settings={"xml_file": ("inverted_pendulum.xml",)}, reward="inverted_pendulum"),
+    Family("InvertedDoublePendulum", "inverted_double_pendulum", (11, 9), 1, settings={"xml_file": ("inverted_double_pendulum.xml",)}),
+    Family("Swimmer", "swimmer", any_setting=True),
+    Family("Reacher", "reacher", (11, 10), 2, any_setting=True, reward="reacher"),
+    Family("Pusher", "pusher", (23,), 7, any_setting=True, reward="pusher"),
+    Family("HumanoidStandup", "humanoid_standup", any_setting=True),
+    Family("Pendulum", "pendulum", (3,), 1, any_setting=True, reward="pendulum"),
+    Family("CartPole", "cartpole", (4,), choices=2, reward="cartpole"),
+    Family("MountainCar", "mountain_car", (2,), choices=3, settings={"goal_velocity": 0}, reward="mountain_car"),
+    Family("MountainCarContinuous", _CAR, (2,), 1, settings={"goal_velocity": 0}, reward=_CAR),
+    Family("Acrobot", "acrobot", (6,), choices=3, reward="acrobot"),
+    Family("offrl/D4RL-Adroit-pen", "pen", (45,), 24, reward="pen"),
+    Family("offrl/D4RL-Adroit-door|AdroitHandDoor(Sparse)?", "door", any_setting=True),
+    Family("offrl/D4RL-Adroit-hammer|AdroitHandHammer(Sparse)?", "hammer", any_setting=True),
+    Family("offrl/D4RL-Adroit-relocate|AdroitHandRelocate(Sparse)?", "relocate", any_setting=True),
+    Family("offrl/D4RL-Maze2d", "maze2d", any_setting=True),
+    Family("(PointMaze|AntMaze)_.*", "never", settings={"continuing_task": True}, any_setting=True),
+    Family("Fetch(Reach|Push|Slide|PickAndPlace)(Dense)?", "never", any_setting=True),
+    Family("HandReach(Dense)?|HandManipulate.*", "never", any_setting=True),
+    # NeoRL-2, after its package's neorl2/envs. Not here: Simglucose ends by a blood value that it observes with noise; SafetyHalfCheetah's
+    # environment never ends while the function beside it does
+    Family("RandomFrictionHopper", "random_friction_hopper", (13,), 3, any_setting=True, versioned=False),
+    Family("RocketRecovery", "rocket_recovery", (7,), 2, any_setting=True, versioned=False),
+    Family("Pipeline", "never", (52,), 1, any_setting=True, versioned=False),
+    Family("DMSD", "never", (6,), 2, any_setting=True, versioned=False),
+    Family("Fusion", "never", (15,), 6, any_setting=True, versioned=False),
+)  # fmt: skip
+CHANGED = ("inverted_pendulum", "reacher", "pusher")  # rewards that Gymnasium's v5 changed
+NEWEST = 5  # version of Gymnasium's robots: a later one may end otherwise
+_MODULES = ("", "gymnasium", "gymnasium_robotics", "neorl2")  # and offrl's own; another module's Hopper-v4 can be anything
+_ID = re.compile(r"(?:(?P<module>[\w.]+):)?(?P<stem>[\w/-]+?)(?:-v(?P<version>\d+))?")
+_MINARI = re.compile(r"mujoco/(\w+)/\w+-v\d+")  # their environments are Gymnasium's v5
+_WRAPPED = re.compile(r"wrappers.*\b(?!FlattenObs)\w*(Observation|VecNormalize)")  # in a task's note: seen through one that may rescale
+_PAID = re.compile(r"wrappers.*Reward")  # or whose rewards were changed
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A data set's environment, recognised."""
+
+    family: Family
+    version: int  # -1: the id has none
+    settings: Mapping[str, Any]  # what its maker was given
+
+    @property
+    def reward(self) -> str | None:
+        """The name of its reward function: v5 of Gymnasium's robots are paid in other ways than those before."""
+        name = self.family.reward
+        return f"{name}_v4" if name in CHANGED and self.version < 5 else name
+
+
+def identify(what: DataSpec | Task | str | None) -> Environment | None:
+    """The environment that a data set (its spec or its task), an environment's id or a data set's name stands for, or None.
+
+    None also where observations or actions have other sizes than the environment's, or were recorded through a wrapper that changes them.
+    """
+    spec = what if isinstance(what, DataSpec) else None
+    task = task_of(what)
+    if task is None or task.env_factory is not None or _WRAPPED.search(task.note):
+        return None
+    name = task.env_id or task.name
+    minari = _MINARI.fullmatch(name)
+    match = _ID.fullmatch(f"{minari[1]}-v5" if minari else name)
+    if match is None or not ((match["module"] or "") in _MODULES or match["module"].startswith("offrl.envs.")):
+        return None
+    stem, version = match["stem"], int(match["version"] or -1)
+    settings = dict(task.env_kwargs)
+    if stem == "offrl/D4RL-Adroit":
+        stem += f"-{settings.pop('hand', '')}"
+    for family in FAMILIES:
+        if not re.fullmatch(family.ids, stem, re.IGNORECASE if minari else 0) or not _fits(family, spec, task):
+            continue
+        if (0 <= version <= NEWEST and (task.env_id or minari)) if family.versioned else version < 0:
+            return Environment(family, version, settings)
+    return None
+
+
+def find(what: DataSpec | Task | str | None, kind: str = "termination") -> str | None:
+    """The name of the registered function of a data set's environment, or None where none is known to hold. `kind`: or "reward".
+
+    `what`: a data set's spec (which also gives the sizes to check), a task, an environment's id or a data set's name. A function that was
+    registered under the environment's id or the data set's name, by a user or plugin, comes first. A reward's function gives the
+    environment's own reward, before any scale or shift of the data's.
+    """
+    own = _registered(what, kind)
+    if own is not None:
+        return own
+    environment, task = identify(what), task_of(what)
+    if environment is None or task is None:
+        return None
+    family, settings = environment.family, dict(environment.settings)
+    if kind == "reward":
+        return None if _PAID.search(task.note) or not _agree(settings, family, NEUTRAL) else environment.reward
+    if not settings.pop("terminate_when_unhealthy", True):
+        return "never"
+    free = frozenset(settings) if family.any_setting else NEUTRAL | PAY
+    return family.termination if _agree(settings, family, free) else None
+
+
+def _registered(what: DataSpec | Task | str | None, kind: str) -> str | None:
+    """The name under which somebody registered a function for just this environment or data set."""
+    task = task_of(what)
+    names = [] if task is None else [task.env_id, (task.env_id or "").rpartition(":")[2], task.name]
+    if isinstance(what, DataSpec):
+        names.append(what.name)
+    known = registry.names(kind)
+    return next((n for n in names if n and n in known and n not in OWN[kind]), None)
+
+
+def _agree(given: Mapping[str, Any], family: Family, free: frozenset[str]) -> bool:
+    """Whether each setting that was given has the value that the family asks for, or is free to have any."""
+    wanted = family.settings
+    return all(_same(v, wanted[k]) if k in wanted else k in free for k, v in given.items())
+
+
+def raw_transitions(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(observations [N, *O], actions [N, A] or int64 [N], next observations [N, *O]) of `rows`, int64 [N], in the environment's units."""
+    spec, columns = dataset.spec, dataset.columns
+    here, after, actions = (columns[k][rows] for k in ("observations", "next_observations", "actions"))
+    if spec.observation_mean is not None and spec.observation_std is not None:
+        mean, std = (
+            torch.tensor(v, device=here.device).reshape(spec.observation_shape) for v in (spec.observation_mean, spec.observation_std)
+        )
+        here, after = here * std + mean, after * std + mean
+    if not spec.discrete and spec.action_low:
+        low, high = (torch.tensor(v, device=here.device) for v in (spec.action_low, spec.action_high))
+        actions = low + (actions + 1.0) * 0.5 * (high - low)
+    return here, actions, after
+
+
+def task_of(what: DataSpec | Task | str | None) -> Task | None:
+    """The task of a data set's spec, of an environment's id or of a data set's name."""
+    if isinstance(what, str):
+        found = tasks.lookup(what)
+        return found if found is not None else Task(name=what, env_id=what)
+    return what.task if isinstance(what, DataSpec) else what
+
+
+def _fits(family: Family, spec: DataSpec | None, task: Task) -> bool:
+    observations = spec.observation_dim if spec else task.observation_dim
+    if family.observations and observations is not None and observations not in family.observations:
+        return False
+    if spec is None:
+        return not family.actions or task.action_dim in (None, family.actions)
+    if family.choices:  # data need not contain every choice
+        return spec.discrete and spec.num_actions <= family.choices
+    return not family.actions or (not spec.discrete and spec.action_dim == family.actions)
+
+
+def _same(value: Any, expected: Any) -> bool:
+    """Whether a setting has the expected value; texts: one of them; numbers: the same ones, in any kind of sequence."""
+    if not isinstance(expected, tuple):
+        return bool(value == expected)
+    if isinstance(expected[0], str):
+        return value in expected
+    return isinstance(value, Sequence) and tuple(value) == expected

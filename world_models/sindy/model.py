@@ -1,0 +1,186 @@
+"""SINDy's equations as a world model, and the run that finds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.errors import UserError
+from offrl.registry import register
+from offrl.settings.field import setting
+from offrl.settings.replicas import Replica
+from offrl.system import files as checkpoint
+from offrl.world_models import starts
+from offrl.world_models.dynamics import Dynamics, DynamicsSettings, Split, data_range, split
+from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load, save
+from offrl.world_models.sindy import regression as sindy
+
+EQUATIONS = "equations.txt"
+
+
+@dataclass
+class SindySettings(sindy.SindyConfig):
+    """Settings of the sparse regression, and of what a model of the environment needs besides."""
+
+    name: str = "sindy"
+    batch_size: int = setting(256, "no meaning here: the fit takes all rows", low=1)
+    noise: bool = setting(False, "roll-outs add noise of the size of the one-step error")
+    held_out: int = setting(1000, "random transitions for the error of each member", low=1)
+    test_share: float = setting(0.05, "share of the episodes that are kept apart for the report; 0: fit to all", low=0.0, high=0.5)
+    termination: str = setting("auto", "auto: the environment's own rule, where it is known; never; or a rule's name")
+    reward: str = setting("learned", "learned: a polynomial; auto: the environment's own where it is known; or a rule's name")
+    calibrated: bool = setting(False, "standard deviations scaled so that held-out intervals cover what they should")
+    history: ClassVar[int] = 1
+    delta: ClassVar[bool] = True
+    loss: ClassVar[str] = "least squares"  # no learnt variance: uncertainty=aleatoric says so
+
+
+class SindyModel(WorldModel):
+    """Members are the ensemble's and, as the last one, the median that roll-outs follow. Equations are in the environment's units."""
+
+    kind = "sindy"
+
+    def __init__(self, config: Any, spec: DataSpec) -> None:
+        super().__init__(config, spec)
+        self.members = config.members + 1
+
+    def build(self) -> Any:
+        return nn.Module()
+
+    def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
+        s, a, _ = self.recorded(observations, actions, observations)
+        return self.told(tree, *sindy.predict_members(tree, s, self.encode(a)))
+
+    def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
+        s, a, _ = self.recorded(observations, actions, observations)
+
+        def one(dynamics: Tensor, reward: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+            own = {k: {**tree[k], "median": v} for k, v in (("dynamics", dynamics), ("reward", reward))}
+            return sindy.predict({**tree, **own}, s, a)
+
+        coefficients = [tree[k]["coefficients"] for k in ("dynamics", "reward")]
+        nexts, rewards = torch.vmap(one)(coefficients[0], coefficients[1], s, self.encode(a))
+        return self.told(tree, nexts, rewards)
+
+    def sample(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, key: Tensor) -> Outcome:
+        return self.outcome(tree, self.predict(tree, observations, actions, past), observations, actions, key)
+
+    def told(self, tree: Tree, nexts: Tensor, rewards: Tensor) -> Prediction:
+        """In the data set's units."""
+        std, reward_std = (tree[k]["residual"].to(nexts.dtype) for k in ("dynamics", "reward"))
+        if self.spec.observation_mean is not None:
+            offset, unit, _, _ = self.units(nexts.device)
+            nexts, std = (nexts - offset) / unit, std / unit
+        std = torch.cat([std, reward_std * abs(self.spec.reward_scale)]).clamp(min=1e-6)
+        if self.config.calibrated:
+            std = std * tree["scale"]
+        return Prediction(nexts, std[:-1].expand(nexts.shape), self.transformed(rewards), std[-1].expand(rewards.shape))
+
+    def outcome(self, tree: Tree, prediction: Prediction, *x: Any, **more: Any) -> Outcome:
+        if not self.config.noise:
+            prediction = prediction._replace(std=torch.zeros_like(prediction.std), reward_std=torch.zeros_like(prediction.reward_std))
+        return super().outcome(tree, prediction, *x, **more)
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """No batches: the fit is one regression at the end."""
+
+    def prepare(self, dataset: Dataset) -> None:
+        return None
+
+    def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
+        return {}
+
+
+class Sindy(Algorithm):
+    """Sparse equations of the environment. The run's updates do nothing; `deliver` fits the model of each seed."""
+
+    Config = SindySettings
+    acting = ()
+    captured = False
+    common = tuple(f.name for f in dataclasses.fields(SindySettings))  # one fit to the data, which seeds alone tell apart
+    online = None
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        spec = dataset.spec
+        known = Dynamics.fit_config(DynamicsSettings(termination=config.termination, reward=config.reward), dataset)
+        if known.termination == "learned":
+            raise UserError(
+                f"the rule by which episodes of {spec.name} end is not known, and SINDy learns none: set algo.termination to one, or never"
+            )
+        actions = spec.num_actions if spec.discrete else spec.action_dim
+        sindy.factors(spec.observation_dim, actions, config)  # refuses what is too large before a run directory is made
+        return dataclasses.replace(config, termination=known.termination, reward=known.reward)
+
+    def build(self) -> dict[str, nn.Module]:
+        self.model = SindyModel(self.config, self.spec)
+        return {}
+
+    def sampler(self) -> Sampler:
+        return _Nothing()
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return state, {"sindy/loss": torch.zeros_like(state.step, dtype=torch.float32)}
+
+    def finished(self, state: TrainState) -> Tensor:
+        return torch.ones_like(state.step, dtype=torch.bool)
+
+    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+        from offrl.world_models import quality
+
+        dataset = dataset.to("cpu")
+        parts, reports, lines = split(dataset, self.config), [], []
+        for replica in replicas:
+            path = run_dir / FOLDER / f"{replica.name}.safetensors"
+            if not path.exists():
+                self.write(path, replica, dataset, parts)
+            trained = load(path)
+            found = [*(f"  note: {n}" for n in trained.meta["notes"]), *(f"  {e}" for e in sindy.equations(trained.tree))]
+            lines += [f"seed {replica.seed}", *found, ""]
+            reports.append((replica, trained.tree))
+        checkpoint.write_text(run_dir / EQUATIONS, "\n".join(lines))
+        if not quiet:
+            print("\n".join(lines), flush=True)
+        quality.report(run_dir, self.model, reports, dataset, parts, quiet)
+
+    def write(self, path: Path, replica: Replica, dataset: Dataset, parts: Split) -> None:
+        """Fit the model of one seed and keep it."""
+        from offrl.world_models import quality
+
+        model, actions = self.model, dataset.columns["actions"]
+        flat = {k: dataset.columns[k].reshape(len(dataset), -1).float() for k in ("observations", "next_observations")}
+        s, a, nexts = model.recorded(flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train])
+        rewards = (dataset.columns["rewards"][parts.train] - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
+        tree, notes = sindy.fit(s, model.encode(a), rewards, nexts, self.config, replica.seed)
+        for part in ("dynamics", "reward"):
+            tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
+        tree |= {**data_range(dataset), **starts.sample(model, dataset)}
+        tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
+        tree["scale"] = quality.scales(model, tree, dataset, parts.held)
+        tree["levels"] = quality.levels(model, tree, dataset, parts.held)
+        held = model.predict(tree, flat["observations"][parts.held], actions[parts.held], flat["observations"][:0])
+        errors = (held.mean - flat["next_observations"][parts.held]).square().mean((-2, -1))
+        about = {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}
+        meta = {"data": about, "held_out": errors.tolist(), "seed": replica.seed, "updates": 0, "epochs": 0, "notes": list(notes)}
+        meta["longest"] = int(dataset.episode_lengths().max())
+        save(path, model, tree, meta)
+
+
+@register("world_model", "sindy")
+def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> SindyModel:
+    """The model that a file describes."""
+    known = {f.name for f in dataclasses.fields(SindySettings)}
+    if strange := sorted(set(config) - known):
+        raise UserError(f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl")
+    return SindyModel(SindySettings(**config), spec)
