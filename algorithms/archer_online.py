@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.fit import check_fit
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.lm import replay as rings
@@ -25,7 +26,7 @@ from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import setting
-from offrl.tasks.environments import check_fit, resolve_task
+from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:

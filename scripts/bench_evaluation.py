@@ -26,13 +26,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from offrl import registry
 from offrl.data.dataset import DataSpec
-from offrl.evaluation.evaluator import Evaluator, observe, plain_products, reset_seed
+from offrl.evaluation.evaluator import Evaluator, plain_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool import EvaluationPool
 from offrl.runs.record import Run
 from offrl.settings.evaluation import EvalConfig
 from offrl.system import backend
 from offrl.tasks.environments import make_env
+from offrl.tasks.episodes import observe, reset_seed
 from offrl.tasks.task import Task
 
 ENVIRONMENTS = ("Hopper-v4", "HalfCheetah-v4", "Walker2d-v4", "Ant-v4")

@@ -30,13 +30,13 @@ import torch  # noqa: E402
 
 from offrl import ope  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
-from offrl.evaluation.evaluator import observe  # noqa: E402
 from offrl.ope.candidates import find_runs, run_candidates  # noqa: E402
 from offrl.ope.fqe import FQE, Scale, standardised  # noqa: E402
 from offrl.ope.metrics import regret, spearman  # noqa: E402
 from offrl.ope.problem import Problem, make_problem  # noqa: E402
 from offrl.settings.replicas import Replica  # noqa: E402
 from offrl.system import backend  # noqa: E402
+from offrl.tasks.episodes import observe  # noqa: E402
 from offrl.training.engine import LocalEngine, Plan, first_state  # noqa: E402
 
 METHODS = ("fqe", "wis", "dr", "model", "own_q")  # columns of the table

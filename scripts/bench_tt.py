@@ -35,12 +35,12 @@ from offrl.algorithms.tt.beam_search import Plans, beam_search  # noqa: E402
 from offrl.algorithms.tt.discretizer import Bins, decode, encode  # noqa: E402
 from offrl.data.dataset import Dataset  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
-from offrl.evaluation.evaluator import observe, reset_seed  # noqa: E402
 from offrl.evaluation.policy import TrainedPolicy, bind  # noqa: E402
 from offrl.runs.record import Run  # noqa: E402
 from offrl.settings.dataset import DatasetConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 from offrl.system import backend  # noqa: E402
+from offrl.tasks.episodes import observe, reset_seed  # noqa: E402
 
 BINS = 100
 

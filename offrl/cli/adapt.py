@@ -57,13 +57,14 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     import numpy as np
 
     from offrl.data.dataset import DataSpec
+    from offrl.data.fit import check_fit
     from offrl.evaluation.in_context import Arena, Played, Trained, picture, table, unseen
     from offrl.runs.log import interval_text, print_table
     from offrl.settings.evaluation import EvalConfig
     from offrl.statistics.intervals import mean_interval
     from offrl.system import files as checkpoint
     from offrl.system.progress import Progress
-    from offrl.tasks.environments import check_fit, make_env, resolve_task
+    from offrl.tasks.environments import make_env, resolve_task
 
     specs = [DataSpec.from_json(run.record["spec"]) for run in runs]
     task = resolve_task(specs[0].task, EvalConfig(env=config.env or "auto"))

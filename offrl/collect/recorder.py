@@ -16,11 +16,11 @@ from offrl.collect.environment import World
 from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
 from offrl.collect.record import Stop
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import Policy, aim, goal_of, observe
-from offrl.evaluation.steppers import mujoco_warnings
+from offrl.evaluation.evaluator import Policy
 from offrl.interop.policies import reseeded
 from offrl.interop.sb3 import Actor
 from offrl.system.progress import Progress
+from offrl.tasks.episodes import aim, goal_of, mujoco_warnings, observe
 
 SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost
 

@@ -21,10 +21,10 @@ from offrl.collect.episodes import Episode, columns_of, read_shards, shards, wri
 from offrl.collect.record import KEPT, Stop, Stopped
 from offrl.collect.recorder import Recorder, measure, seed_for
 from offrl.errors import UserError
-from offrl.evaluation.steppers import mujoco_warnings
 from offrl.interop.sb3 import Actor, actor_from
 from offrl.system import files as checkpoint
 from offrl.system.progress import Progress
+from offrl.tasks.episodes import mujoco_warnings
 
 BUFFER = 1_000_000  # transitions that SAC draws from, as D4RL's
 

@@ -14,6 +14,7 @@ import torch
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
 from offrl.system import files as checkpoint
+from offrl.system.user_code import guarded, python_object
 
 Labeller = Callable[[dict[str, np.ndarray]], Any]
 FORMS = "file.py:function, package.module:function, or a preference model or reward labels (.safetensors)"
@@ -49,8 +50,6 @@ def call_labeller(where: str, function: Labeller, columns: dict[str, np.ndarray]
 
     Raises UserError, which begins with `where`, for what it raises and for other than T finite numbers.
     """
-    from offrl.interop.policies import guarded
-
     steps = len(columns["rewards"])
     values = np.asarray(guarded(where, function, columns))
     if values.dtype.kind not in "biuf":
@@ -93,8 +92,6 @@ def labeller(text: str) -> tuple[Labeller, str]:
     if not colon or not place or not name.replace(".", "").isidentifier():
         there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, there)}")
-    from offrl.interop.policies import python_object
-
     found, source = python_object(place, name, text)
     if not callable(found) or isinstance(found, type):
         raise UserError(f"dataset.reward_labels={text} is a {type(found).__name__}, not a function of an episode's columns")

@@ -7,28 +7,25 @@ its episodes at once, episode e in row e; so neither `parallel` nor the other po
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from offrl.errors import UserError, warn
-from offrl.evaluation.steppers import FastStepper, PlainStepper, StepFailed, fast_stepper, mujoco_warnings
+from offrl.evaluation.steppers import FastStepper, PlainStepper, StepFailed, fast_stepper
 from offrl.evaluation.text_stepper import TextStepper, observed
 from offrl.settings.evaluation import EvalConfig
 from offrl.statistics.intervals import mean_interval
-from offrl.tasks.environments import action_kind, check_fit, flattener, make_env, resolve_task, time_limit, versions
+from offrl.tasks.environments import action_kind, flattener, make_env, time_limit, versions
+from offrl.tasks.episodes import ENDLESS, aim, goal_of, mujoco_warnings, observe, reset_seed
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["Evaluation", "Evaluator", "Policy", "check_fit", "evaluate", "make_env", "mean_interval", "reset_seed", "resolve_task"]
-
-ENDLESS = 10_000  # steps after which an episode is cut when neither the environment, the task nor the settings limit it
 DISCOUNT = 0.99  # of the discounted returns of a policy without a discount of its own
 Progress = Callable[[int, int], None]
 
@@ -54,41 +51,6 @@ class Values(Protocol):
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Such values in the units of the environment's rewards, for episodes of these lengths."""
-
-
-def observe(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
-    """The carry once `policy` was told what its last actions earned, [E] in the environment's units. For all who step an environment: most
-    policies do not listen, and have no `observe(carry, rewards)`."""
-    listen = getattr(policy, "observe", None)
-    return carry if listen is None else listen(carry, rewards)
-
-
-def aim(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
-    """The carry of episodes that just began once `policy` was told their goals, [E, G] raw, or None where there are none to tell. Most
-    policies take none, and have no `aim(carry, goals)`. Raises UserError for one that does where there is none."""
-    tell = getattr(policy, "aim", None)
-    return carry if tell is None else tell(carry, goals)
-
-
-def goal_of(observation: Any, info: Any) -> np.ndarray | None:
-    """The goal of the episode that `env.reset` just began, [G]: OGBench's info["goal"], or the entry desired_goal of the observation.
-
-    A goal of several entries (the kitchen's) is joined in sorted order, as data's are.
-    """
-    for there, key in ((info, "goal"), (observation, "desired_goal")):
-        if isinstance(there, Mapping) and key in there:
-            try:
-                return np.concatenate(_leaves(there[key]))
-            except (TypeError, ValueError):  # in words, say: nothing that a policy could be told
-                return None
-    return None
-
-
-def _leaves(value: Any) -> list[np.ndarray]:
-    """[width] each."""
-    if isinstance(value, Mapping):
-        return [leaf for key in sorted(value) for leaf in _leaves(value[key])]
-    return [np.asarray(value, np.float32).ravel()]
 
 
 @dataclass(frozen=True)
@@ -148,12 +110,6 @@ class Evaluation:
         if self.discounted is None or self.estimates is None or np.isnan(self.estimates[n]).any():
             return None
         return float((self.estimates[n] - self.discounted[n]).mean())
-
-
-def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
-    """The environment seed, 31 bits, of one episode: a hash, so that neighbouring seeds share no start state."""
-    text = f"offrl evaluation {seed} {policy_seed} {episode}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
 def evaluate(

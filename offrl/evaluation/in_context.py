@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import ENDLESS, reset_seed
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
+from offrl.tasks.episodes import ENDLESS, reset_seed
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:

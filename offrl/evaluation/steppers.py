@@ -9,15 +9,14 @@ a wrapper or a patched method leads back to `env.step`, never to other numbers.
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from offrl.errors import warn
+from offrl.tasks.episodes import mujoco_warnings, success_of
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -435,32 +434,3 @@ def _read(env: gym.Env) -> tuple[_Kind, int, float, int | None, list[Any]]:
         raise TypeError(f"{name} is not known")
     kind, version = _KINDS[name]
     return kind(base, version), int(base.frame_skip), float(base.dt), min(limits, default=None), views
-
-
-def success_of(info: dict[str, Any]) -> float | None:
-    """How far the task is done, 0 to 1, in the words that Gymnasium's environments use; None when they say nothing."""
-    for key in ("success", "is_success"):
-        if key in info:
-            said = np.asarray(info[key]).reshape(-1)
-            return float(said[0]) if len(said) and said.dtype.kind in "biuf" else None
-    if "episode_task_completions" in info:  # gymnasium-robotics' kitchen
-        done, left = len(info["episode_task_completions"]), len(info.get("tasks_to_complete", ()))
-        return done / max(1, done + left)
-    return None
-
-
-@contextlib.contextmanager
-def mujoco_warnings() -> Iterator[list[str]]:
-    """Gives the list that MuJoCo's warnings of unstable physics go to, after which it silently resets; without this they would go to a
-    MUJOCO_LOG.TXT in the current folder. Whoever steps an environment looks at the list and empties it."""
-    messages: list[str] = []
-    mujoco: Any = sys.modules.get("mujoco")  # absent: none of the environments uses it
-    if mujoco is None:
-        yield messages
-        return
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda text: messages.append(text) if "unstable" in text else warn(f"MuJoCo: {text}"))
-    try:
-        yield messages
-    finally:
-        mujoco.set_mju_user_warning(before)

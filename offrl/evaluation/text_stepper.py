@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from offrl.evaluation.steppers import StepFailed, Steps, success_of
+from offrl.evaluation.steppers import StepFailed, Steps
+from offrl.tasks.episodes import success_of
 
 
 class Observed(str):

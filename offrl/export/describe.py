@@ -183,7 +183,8 @@ def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     task = spec.task
     if task is None or task.env_id is None:
         return found
-    from offrl.tasks.environments import check_fit, flattener, make_env, quiet, time_limit
+    from offrl.data.fit import check_fit
+    from offrl.tasks.environments import flattener, make_env, quiet, time_limit
 
     with contextlib.suppress(Exception), quiet():  # names are a courtesy: without the environment's package there are none
         env = make_env(task)

@@ -17,10 +17,10 @@ from torch import Tensor
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import goal_of, reset_seed
 from offrl.figures import curves as plots
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task, time_limit
+from offrl.tasks.episodes import goal_of, reset_seed
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:

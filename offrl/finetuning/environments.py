@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from offrl.data.dataset import DataSpec
+from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import ENDLESS
-from offrl.evaluation.steppers import StepFailed, fast_stepper, mujoco_warnings
-from offrl.tasks.environments import action_kind, check_fit, flattener, make_env, time_limit
+from offrl.evaluation.steppers import StepFailed, fast_stepper
+from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
+from offrl.tasks.episodes import ENDLESS, mujoco_warnings
 from offrl.tasks.task import Task
 
 

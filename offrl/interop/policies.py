@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from offrl.errors import UserError, nearest
-from offrl.evaluation.evaluator import Policy, observe
+from offrl.evaluation.evaluator import Policy
+from offrl.system.user_code import guarded, python_object
+from offrl.tasks.episodes import observe
 
 FORMS = "an SB3 .zip, an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
 
@@ -106,19 +104,6 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def guarded(where: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a stranger's code; what it raises is told in one line that names its place."""
-    try:
-        return function(*args, **kwargs)
-    except UserError:
-        raise
-    except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        reason = " ".join(str(error).split())
-        raise UserError(f"{where} failed{at}: {type(error).__name__}: {reason}") from error
-
-
 def _load(text: str, low: np.ndarray | None, high: np.ndarray | None) -> dict[str, Policy]:
     path = Path(text).expanduser()
     if path.is_dir():
@@ -168,42 +153,6 @@ def _python(place: str, name: str, text: str) -> dict[str, Policy]:
             raise UserError(f"{text} is an empty dict; it must hold policies by name")
         return {str(k): _wrap(v, f"{text}[{k!r}]") for k, v in value.items()}
     return {name: _wrap(value, text)}
-
-
-def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
-    """What the Python file (.py) or module `place` calls `name`, and the file it was read from. `text`: both, for messages.
-
-    Raises UserError.
-    """
-    if place.endswith(".py"):
-        path = Path(place).expanduser()
-        if not path.is_file():
-            there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-            raise UserError(f"there is no file {path}.{nearest(path.name, there)}")
-        spec = importlib.util.spec_from_file_location(f"_offrl_agent_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses and the like look their module up
-        sys.path.insert(0, str(path.parent.resolve()))
-        try:
-            guarded(f"importing {path}", spec.loader.exec_module, module)
-        finally:
-            sys.path.pop(0)
-    else:
-        try:
-            found = importlib.util.find_spec(place) is not None
-        except (ImportError, ValueError):  # a parent that is missing, or a name that cannot be one
-            found = False
-        if not found:
-            raise UserError(f"{text}: there is no Python module '{place}'; a file is named file.py:{name}")
-        module = guarded(f"importing {place}", importlib.import_module, place)
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise UserError(f"{place} has no '{part}'.{nearest(part, [n for n in vars(module) if not n.startswith('_')])}")
-        value = getattr(value, part)
-    source = getattr(module, "__file__", None)
-    return value, Path(source) if source else None
 
 
 def _wrap(value: Any, where: str) -> Policy:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from offrl.errors import UserError, warn
 from offrl.system.progress import Progress
+from offrl.system.user_code import guarded
 
 CHUNK = 8  # questions at a time for a labeller that only answers lists
 
@@ -169,8 +170,6 @@ def _stream(labeller: Any, prompts: list[str]) -> Iterator[tuple[int, str]]:
     if callable(getattr(labeller, "stream", None)):
         yield from labeller.stream(prompts)
         return
-    from offrl.interop.policies import guarded
-
     where = f"the labeller {type(labeller).__name__}"
     for start in range(0, len(prompts), CHUNK):
         part = prompts[start : start + CHUNK]

@@ -12,6 +12,7 @@ import numpy as np
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
+from offrl.system.user_code import guarded, python_object
 
 WIDEST = 48  # observations of more numbers need names for those that matter
 SKIP = "-"  # the name of an entry that is not shown
@@ -88,8 +89,6 @@ class Renderer:
         """columns: of T rows, as `offrl.data.reward_labels.episode_columns` gives them. Raises UserError for what the user's function
         does."""
         if self.function is not None:
-            from offrl.interop.policies import guarded
-
             text = guarded(self.where, self.function, {name: column.copy() for name, column in columns.items()})
             if not isinstance(text, str):
                 raise UserError(f"{self.where} gave a {type(text).__name__}; a text is due")
@@ -128,8 +127,6 @@ class Renderer:
 
 def named_function(text: str, setting: str) -> Callable[..., Any]:
     """What file.py:name or package.module:name names, for the setting `setting`. Raises UserError."""
-    from offrl.interop.policies import python_object
-
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.replace(".", "").isidentifier():
         raise UserError(f"{setting}={text} names no function; it is file.py:function or package.module:function")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, nearest
 from offrl.labelling.config import LabelSettings
+from offrl.system.user_code import python_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,8 +204,6 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
     if len(given) > 1:
         raise UserError(f"{' and '.join(f'{n}=' for n in given)} name several language models; give one of them")
     if own.labeller:
-        from offrl.interop.policies import python_object
-
         place, _, name = own.labeller.rpartition(":")
         if not place:
             raise UserError(f"labeller={own.labeller} names no object; it is file.py:object or package.module:object")

@@ -18,6 +18,7 @@ from offrl.labelling import parse
 from offrl.labelling.cache import Answers, Counts, Labeller, ask
 from offrl.labelling.prompts import Renderer, check_labelable
 from offrl.labelling.rewards import refuse
+from offrl.system.user_code import guarded
 
 Reached = Callable[[dict[str, np.ndarray], str], Any]
 PROMPT = """\
@@ -138,8 +139,6 @@ def _observation(dataset: Dataset, row: int) -> np.ndarray:
 
 def _flags(dataset: Dataset, start: int, end: int, reached: Reached, subgoals: list[str], where: str) -> np.ndarray:
     """bool [N, T + 1] from the user's function. Raises UserError for other than T flags."""
-    from offrl.interop.policies import guarded
-
     rows = []
     for subgoal in subgoals:
         found = np.asarray(guarded(where, reached, episode_columns(dataset, start, end), subgoal))

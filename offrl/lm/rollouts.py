@@ -13,9 +13,8 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import ENDLESS, reset_seed
-from offrl.evaluation.steppers import success_of
 from offrl.tasks.environments import make_env
+from offrl.tasks.episodes import ENDLESS, reset_seed, success_of
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:

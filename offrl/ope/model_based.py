@@ -17,12 +17,12 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import observe
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import combine
 from offrl.ope.problem import Estimates, Problem, raw_observations, scale
 from offrl.ope.selection import Work
 from offrl.registry import register
+from offrl.tasks.episodes import observe
 from offrl.world_models import provide
 from offrl.world_models.environment import horizon_of
 from offrl.world_models.model import Prediction, Trained, Tree, load

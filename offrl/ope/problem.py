@@ -15,8 +15,8 @@ from offrl.data.dataset import Dataset
 from offrl.data.memory import free_bytes
 from offrl.data.transforms import returns_to_go
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import observe
 from offrl.interop.policies import reseeded
+from offrl.tasks.episodes import observe
 
 ROWS = 16_384  # observations that a memoryless policy is given at once
 EPISODES = 1_024  # episodes that a policy with a memory walks through side by side

@@ -358,8 +358,9 @@ class Run:
     def _scored_in(self, episodes: int, seed: int, env: Any, parallel: int, max_steps: int | None, goals: bool) -> tuple[Task, EvalConfig]:
         """The task that policies are scored in, and how. goals: whether they act towards some. Raises UserError."""
         from offrl.data.dataset import DataSpec
-        from offrl.evaluation.evaluator import check_fit, resolve_task
+        from offrl.data.fit import check_fit
         from offrl.settings.evaluation import EvalConfig
+        from offrl.tasks.environments import resolve_task
 
         spec = DataSpec.from_json(self.record["spec"])
         own = self.record.get("env", "auto")

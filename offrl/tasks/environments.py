@@ -22,11 +22,9 @@ from offrl.tasks.task import Task
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from offrl.data.dataset import DataSpec
 
 Flatten = Callable[[Any], np.ndarray]
 CONTINUING = ("PointMaze", "AntMaze")  # of them, those that take `continuing_task`
-CURE = "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
 ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandReach", "HandManipulate")
 
 
@@ -186,55 +184,6 @@ def action_kind(env: gym.Env) -> tuple[bool, int]:
     if isinstance(space, spaces.Text):
         return False, 1
     raise UserError(f"actions of kind {type(space).__name__} are not supported: only Box and Discrete are")
-
-
-def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
-    """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action range is narrower."""
-    import gymnasium as gym
-
-    made = make_env(task) if env is None else env
-    speaks = [isinstance(space, gym.spaces.Text) for space in (made.observation_space, made.action_space)]
-    if spec.text or any(speaks):
-        if env is None:
-            made.close()
-        _check_texts(spec, task, all(speaks), any(speaks))
-        return
-    try:
-        shape = flattener(made, task.observation_keys)[1]
-        discrete, size = action_kind(made)
-        bounds = None if discrete else (made.action_space.low.ravel(), made.action_space.high.ravel())  # type: ignore[attr-defined]
-    finally:
-        if env is None:
-            made.close()
-    label, cure = task.env_id or "the environment", CURE
-    note = f" {task.note}." if task.note else ""
-    if tuple(spec.observation_shape) != shape:
-        raise UserError(
-            f"data set {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of {_shape(shape)}.{note} {cure}"
-        )
-    if discrete != spec.discrete:
-        kinds = ("continuous", "discrete")
-        raise UserError(f"data set {spec.name} has {kinds[spec.discrete]} actions, {label} {kinds[discrete]} ones.{note} {cure}")
-    have = spec.num_actions if discrete else spec.action_dim
-    if have > size or (have != size and not discrete):  # data need not contain every choice
-        word = "choices of action" if discrete else "action dimensions"
-        raise UserError(f"data set {spec.name} has {have} {word}, {label} has {size}.{note} {cure}")
-    if bounds is not None and spec.action_low and spec.action_high:
-        slack = 1e-3 * (np.asarray(spec.action_high) - np.asarray(spec.action_low))
-        if np.any(np.asarray(spec.action_low) < bounds[0] - slack) or np.any(np.asarray(spec.action_high) > bounds[1] + slack):
-            warn(f"the actions of data set {spec.name} reach beyond the range of {label}: evaluation clips them")
-
-
-def _check_texts(spec: DataSpec, task: Task, both: bool, any_: bool) -> None:
-    """`check_fit` where the data or the environment's `both` (or `any_` of its) spaces are texts."""
-    label = task.env_id or "the environment"
-    kinds = "texts" if both else "texts and numbers" if any_ else "numbers"
-    if not (spec.text and both):
-        raise UserError(f"data set {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}")
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
 
 
 def versions(task: Task, env: gym.Env) -> str:

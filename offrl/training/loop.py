@@ -21,10 +21,11 @@ from torch.utils import _pytree as pytree
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
+from offrl.data.fit import check_fit
 from offrl.data.prefetch import Prefetcher
 from offrl.errors import UserError, warn
 from offrl.evaluation.background import Scorer
-from offrl.evaluation.evaluator import Evaluator, check_fit, resolve_task
+from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.ope.stopping import Plateau
 from offrl.runs import record as runs
@@ -35,6 +36,7 @@ from offrl.settings.train import TrainConfig
 from offrl.system import backend
 from offrl.system import files as checkpoint
 from offrl.system.signals import handled
+from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
 from offrl.training.engine import Engine, LocalEngine, Plan, default_group, first_state, policies_of, try_update
 from offrl.training.step import PAYS_FROM, choose_mode, metric_means

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import Evaluation, Evaluator, Tally, aim, observe
+from offrl.evaluation.evaluator import Evaluation, Evaluator, Tally
 from offrl.runs.log import PLAIN_INTERVAL, duration
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
-from offrl.tasks.environments import check_fit, resolve_task
+from offrl.tasks.environments import resolve_task
+from offrl.tasks.episodes import aim, observe
 from offrl.tasks.task import Task
 from offrl.video.frames import NoVideo, Painter, Reel, draw_fast, first_line, follow, has_physics, pictures, silently, write
 

@@ -11,10 +11,12 @@ import pytest
 from gymnasium import spaces
 
 from offrl.data.dataset import DataSpec
+from offrl.data.fit import check_fit
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import Evaluation, Evaluator, evaluate, reset_seed
+from offrl.evaluation.evaluator import Evaluation, Evaluator, evaluate
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.environments import check_fit, flattener, make_env, resolve_task
+from offrl.tasks.environments import flattener, make_env, resolve_task
+from offrl.tasks.episodes import reset_seed
 from offrl.tasks.task import Task
 
 HOPPER = Task("hopper-medium-v2", env_id="Hopper-v4", ref_min=-20.272305, ref_max=3234.3, ref_label="D4RL")

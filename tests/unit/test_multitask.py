@@ -12,11 +12,12 @@ import torch
 
 from offrl import rng
 from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data.fit import check_fit
 from offrl.data.samplers.contexts import ContextSampler, FreshContexts, episode_tasks, optimal_actions
 from offrl.data.transforms import normalize_observations, scale_rewards
 from offrl.envs import bandits, darkroom, point_robot
 from offrl.errors import UserError
-from offrl.tasks.environments import check_fit, make_env
+from offrl.tasks.environments import make_env
 
 
 def small(**columns: Any) -> Dataset:

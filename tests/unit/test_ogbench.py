@@ -24,13 +24,14 @@ from offrl.data.load import load_dataset
 from offrl.data.memory import Memory
 from offrl.envs import ogbench
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import Evaluator, evaluate, goal_of
+from offrl.evaluation.evaluator import Evaluator, evaluate
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings import presets as experiments
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
 from offrl.tasks.environments import make_env, resolve_task
+from offrl.tasks.episodes import goal_of
 from offrl.tasks.task import Task
 from offrl.training.loop import make_algorithm
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data.fit import check_fit
 from offrl.data.load import load_dataset
 from offrl.envs import stitch
-from offrl.tasks.environments import check_fit, make_env
+from offrl.tasks.environments import make_env
 from offrl.tasks.task import lookup
 from offrl.world_models.known import terminations
 from offrl.world_models.known.environments import raw_transitions

@@ -16,9 +16,10 @@ import pytest
 from gymnasium import spaces
 
 from offrl.data.dataset import DataSpec
-from offrl.evaluation.evaluator import Evaluation, evaluate, reset_seed
+from offrl.evaluation.evaluator import Evaluation, evaluate
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, expand
+from offrl.tasks.episodes import reset_seed
 from offrl.tasks.task import Task
 from offrl.video import NoVideo, film, prepare
 from offrl.video import frames as picture

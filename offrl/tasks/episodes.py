@@ -1,0 +1,85 @@
+"""Playing episodes, whatever for: their seeds, goals and successes, rewards and goals for the policy, warnings of the physics."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from offrl.errors import warn
+
+ENDLESS = 10_000  # steps after which an episode is cut when neither the environment, the task nor the settings limit it
+
+
+def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
+    """The environment seed, 31 bits, of one episode: a hash, so that neighbouring seeds share no start state."""
+    text = f"offrl evaluation {seed} {policy_seed} {episode}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
+
+
+def observe(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
+    """The carry after the rewards [E] of the last actions, in the environment's units. Policies that use no rewards have no
+    `observe(carry, rewards)`."""
+    method = getattr(policy, "observe", None)
+    return carry if method is None else method(carry, rewards)
+
+
+def aim(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
+    """The carry of episodes that just began with the goals [E, G] raw, or None where there are none. Policies that are not
+    goal-conditioned have no `aim(carry, goals)`. Raises UserError for one that is where there are no goals."""
+    method = getattr(policy, "aim", None)
+    return carry if method is None else method(carry, goals)
+
+
+def goal_of(observation: Any, info: Any) -> np.ndarray | None:
+    """The goal of the episode that `env.reset` just began, [G]: OGBench's info["goal"], or the entry desired_goal of the observation.
+
+    A goal of several entries (the kitchen's) is joined in sorted order, as data's are.
+    """
+    for source, key in ((info, "goal"), (observation, "desired_goal")):
+        if isinstance(source, Mapping) and key in source:
+            try:
+                return np.concatenate(_leaves(source[key]))
+            except (TypeError, ValueError):  # in words, say: nothing that a policy could take
+                return None
+    return None
+
+
+def _leaves(value: Any) -> list[np.ndarray]:
+    """[width] each."""
+    if isinstance(value, Mapping):
+        return [leaf for key in sorted(value) for leaf in _leaves(value[key])]
+    return [np.asarray(value, np.float32).ravel()]
+
+
+def success_of(info: dict[str, Any]) -> float | None:
+    """The success in [0, 1] that an environment reports, under the keys that Gymnasium's use; None where it reports none."""
+    for key in ("success", "is_success"):
+        if key in info:
+            values = np.asarray(info[key]).reshape(-1)
+            return float(values[0]) if len(values) and values.dtype.kind in "biuf" else None
+    if "episode_task_completions" in info:  # gymnasium-robotics' kitchen
+        done, left = len(info["episode_task_completions"]), len(info.get("tasks_to_complete", ()))
+        return done / max(1, done + left)
+    return None
+
+
+@contextlib.contextmanager
+def mujoco_warnings() -> Iterator[list[str]]:
+    """Collect MuJoCo's warnings of unstable physics, after which it silently resets, in a list; else they would go to a MUJOCO_LOG.TXT
+    in the current folder. Whoever steps an environment looks at the list and empties it."""
+    messages: list[str] = []
+    mujoco: Any = sys.modules.get("mujoco")  # absent: none of the environments uses it
+    if mujoco is None:
+        yield messages
+        return
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: messages.append(text) if "unstable" in text else warn(f"MuJoCo: {text}"))
+    try:
+        yield messages
+    finally:
+        mujoco.set_mju_user_warning(previous)
