@@ -29,7 +29,7 @@ usage: offrl COMMAND [name=value ...]
   offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers
   offrl select runs/NAME ...         rank checkpoints and policies by the data alone
   offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER
-  offrl export runs/NAME             a policy as ONNX, TorchScript or safetensors
+  offrl export runs/NAME             a policy as ONNX, or for torch.export (format=pt2)
 
   offrl collect env=Hopper-v5 recipe=d4rl                          record data sets; policy=model.zip records from any policy
   offrl data inspect DATASET         what is in a data set, and every fault in it; `offrl data doctor` makes a page of it

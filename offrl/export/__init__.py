@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from offrl.settings.field import setting
 
-SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors", "pt2": ".pt2"}
+SUFFIX = {"onnx": ".onnx", "pt2": ".pt2"}
 OPSET, LARGEST_OPSET = 18, 23  # the first is what PyTorch's exporter writes without converting
 
 
@@ -17,11 +17,7 @@ OPSET, LARGEST_OPSET = 18, 23  # the first is what PyTorch's exporter writes wit
 class ExportConfig:
     """Settings of `offrl export`."""
 
-    format: str = setting(
-        "onnx",
-        "onnx, torchscript (.pt), safetensors (weights, and the operations in the JSON file), pt2 (torch.export)",
-        choices=tuple(SUFFIX),
-    )
+    format: str = setting("onnx", "onnx, or pt2 (torch.export)", choices=tuple(SUFFIX))
     seed: int | None = setting(None, "whose policy; null: the run's first seed")
     out: str | None = setting(None, "the file, or a folder for policy.SUFFIX; null: RUN/export/REPLICA/")
     stochastic: bool = setting(False, "true: sample the policy's distribution, with random numbers as inputs of the file; false: greedy")

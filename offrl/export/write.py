@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import torch
 
 from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.export import OPSET, SUFFIX, describe, netlist
+from offrl.export import OPSET, SUFFIX, describe
 from offrl.export.check import Check, Runner, check
 from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names
 from offrl.system import files as checkpoint
@@ -27,7 +27,7 @@ from offrl.system import files as checkpoint
 if TYPE_CHECKING:
     from offrl.runs.record import Run
 
-PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 EXAMPLE = 4  # rows of the observations that the graph is traced with
 CURE = " Free some space, or give another place with out=."
 
@@ -96,14 +96,12 @@ def export_policy(
     _known(format)
     if opset is not None and format != "onnx":
         raise UserError(f"opset={opset} belongs to format=onnx, not to {format}")
-    for package in PACKAGES.get(format, ()):
+    for package in ONNX_PACKAGES if format == "onnx" else ():
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise UserError(
-                f"format={format} needs pip install 'offrl[export]': {package} cannot be imported ({_line(error)}). "
-                "format=torchscript and format=safetensors need nothing more"
-            ) from None
+            needs = f"format=onnx needs pip install 'offrl[export]': {package} cannot be imported ({_line(error)})"
+            raise UserError(f"{needs}. format=pt2 needs nothing more") from None
     path = Path(path)
     beside = path.with_suffix(".json")
     others = _others(beside, path)
@@ -113,7 +111,7 @@ def export_policy(
         if stochastic and all(d.kind == GOALS for d in draws):
             raise UserError(f"the policy of {name} is deterministic: stochastic=true has nothing to draw; leave it out")
         graph = PolicyGraph(policy, stochastic)
-        built = _BUILDERS[format](graph, draws, opset or OPSET)
+        built = _onnx(graph, draws, opset or OPSET) if format == "onnx" else _pt2(graph, draws)
     except UserError:
         raise
     except Undrawable as error:
@@ -203,57 +201,36 @@ def _program(graph: PolicyGraph, draws: Sequence[Draw]) -> torch.export.Exported
     shapes = ({0: batch}, tuple(free)) if draws else ({0: batch},)
     with _quiet():
         program = torch.export.export(graph, _examples(graph, draws), dynamic_shapes=shapes, strict=False)
-    _no_operators_of_ours(str(program.graph_module.code))
-    return program
-
-
-def _no_operators_of_ours(text: str) -> None:
-    """A file with offrl's own operators could only be loaded beside offrl."""
-    if "offrl::" in text or "ops.offrl." in text:
+    if "ops.offrl." in str(program.graph_module.code):  # the file could only be loaded beside offrl
         raise Undrawable("it draws random numbers from offrl.rng's functions imported by name; they must be called as rng.normal(...)")
+    return program
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the notices that PyTorch's exporters give about themselves: that TorchScript is old, that torchvision is not installed, that
-    a width, as in math.sqrt(x.shape[-1]), is a constant."""
+    """Without the notices that PyTorch's exporters give about themselves, such as that torchvision is not installed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"`torch\.jit", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", message="Converting a tensor to a Python float", category=torch.jit.TracerWarning)
             warnings.filterwarnings("ignore", message=r"`isinstance\(treespec", category=FutureWarning)
             yield
     finally:
         logger.setLevel(level)
 
 
-def _tensors(observations: np.ndarray, noise: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    return [torch.from_numpy(x) for x in (observations, *noise)]
-
-
-def _torchscript(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
-    buffer = io.BytesIO()
-    with _quiet(), torch.no_grad():
-        traced = torch.jit.trace(graph, _examples(graph, draws), check_trace=False)
-        _no_operators_of_ours(str(traced.inlined_graph))
-        torch.jit.save(traced, buffer)
-        loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))
-    extra = {"load": "torch.jit.load(file)(observations, *others)"}
-    return _Built(buffer.getvalue(), lambda x, noise: loaded(*_tensors(x, noise)).numpy(), f"torch.jit, torch {torch.__version__}", extra)
-
-
-def _pt2(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
+def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
     buffer = io.BytesIO()
     with _quiet():
         torch.export.save(_program(graph, draws), buffer)
         loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
+        return loaded(*map(torch.from_numpy, (x, *noise))).numpy()
+
     extra = {"load": "torch.export.load(file).module()(observations, *others)"}
-    return _Built(
-        buffer.getvalue(), lambda x, noise: loaded(*_tensors(x, noise)).numpy(), f"torch.export, torch {torch.__version__}", extra
-    )
+    return _Built(buffer.getvalue(), runner, f"torch.export, torch {torch.__version__}", extra)
 
 
 def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
@@ -302,33 +279,3 @@ def _name_batch(model: Any) -> None:
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_param in own:
                 dimension.dim_param = "batch"
-
-
-def _safetensors(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
-    import safetensors.numpy
-    import safetensors.torch
-
-    names = input_names(draws) if draws else []
-    try:
-        operations, result, tensors = netlist.describe(_program(graph, draws), [netlist.OBSERVATIONS, *names])
-    except netlist.Unknown as error:
-        raise UserError(f"format=safetensors cannot describe this policy's operation '{error}'; choose onnx or torchscript") from None
-    kept = {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
-    data = safetensors.torch.save(kept, {"format": "pt", "description": "see the JSON file of the same name"})
-    arrays = safetensors.numpy.load(data)
-
-    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
-        given = {netlist.OBSERVATIONS: x, **dict(zip(names, noise, strict=True))}
-        return netlist.run(operations, result, arrays, given)
-
-    sizes = {k: list(v.shape) for k, v in kept.items()}
-    extra = {"load": "safetensors.numpy.load_file(file)", "tensors": sizes, "operations": operations, "result": result}
-    return _Built(data, runner, f"NumPy {np.__version__}, by the operations of the description", extra)
-
-
-_BUILDERS: dict[str, Callable[[PolicyGraph, Sequence[Draw], int], _Built]] = {
-    "onnx": _onnx,
-    "torchscript": _torchscript,
-    "safetensors": _safetensors,
-    "pt2": _pt2,
-}

@@ -53,7 +53,7 @@ def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
     assert [r["step"] for r in Run("runs/b").scores] == [0, 0, 15, 15, 30, 30]
     shown = trained("evaluate runs/b episodes=1 max_steps=12")
     assert shown.status == 0 and "iql+online" in shown.out, shown.err
-    assert trained("export runs/b format=safetensors").status == 0
+    assert trained("export runs/b format=pt2").status == 0
     reported = trained("report runs/a runs/b")
     assert reported.status == 0, reported.err
     page = next(word for word in reported.out.split() if word.endswith(".html"))

@@ -43,21 +43,20 @@ def test_export(offrl: Offrl) -> None:
     assert everyone["return_mean"] == pytest.approx(np.mean([r["return_mean"] for r in run.final_scores]))
     assert everyone["return_95_percent"][0] < everyone["return_mean"] < everyone["return_95_percent"][1]
     assert len(about["inputs"][0]["dimensions"]) == 11 and {"mean", "std", "name", "unit"} <= set(about["inputs"][0]["dimensions"][3])
-    for form in ("torchscript", "safetensors", "pt2"):
-        assert offrl(f"export runs/mine seed=1 format={form}").status == 0
+    assert offrl("export runs/mine seed=1 format=pt2").status == 0
     files = json.loads(path.with_name("policy.json").read_text())["files"]
-    assert set(files) == {"policy.onnx", "policy.pt", "policy.safetensors", "policy.pt2"}
-    assert offrl("export runs/mine stochastic=true format=torchscript out=elsewhere/x.pt").status == 0
-    assert [p.name for p in sorted(Path("elsewhere").iterdir())] == ["x.json", "x.pt"]
+    assert set(files) == {"policy.onnx", "policy.pt2"}
+    assert offrl("export runs/mine stochastic=true format=pt2 out=elsewhere/x.pt2").status == 0
+    assert [p.name for p in sorted(Path("elsewhere").iterdir())] == ["x.json", "x.pt2"]
     refused(offrl("export runs/mien"), "Did you mean 'mine'")
     refused(offrl("export"), "usage")
     refused(offrl("export runs/mine seed=9"), "no seed 9", "0, 1")
     refused(offrl("export runs/mine formt=onnx"), "Did you mean 'format'")
-    refused(offrl("export runs/mine format=tflite"), "onnx, torchscript")
+    refused(offrl("export runs/mine format=torchscript"), "format=torchscript is not allowed", "choose one of onnx, pt2")
     refused(offrl("export runs/mine temperature=3"), "no setting 'temperature'")
     refused(offrl("export runs/mine opset=11"), "opset=11", "18")
-    refused(offrl("export runs/mine format=torchscript out=x.onnx"), "does not end in .pt")
-    refused(offrl("export runs/mine format=safetensors out=runs/mine/policies/seed_0.safetensors"), "keeps its own policies")
+    refused(offrl("export runs/mine format=pt2 out=x.onnx"), "does not end in .pt2")
+    refused(offrl("export runs/mine out=runs/mine/policies/seed_0.onnx"), "keeps its own policies")
     assert "stochastic=" in offrl("export --help").out
     run.dir.joinpath("policies", "seed_0.safetensors").write_bytes(b"half of it")
     refused(offrl("export runs/mine"), "seed_0.safetensors", "damaged")
@@ -65,11 +64,11 @@ def test_export(offrl: Offrl) -> None:
 
 def test_export_a_cell_of_a_grid(offrl: Offrl) -> None:
     assert offrl("train algo=bc grid.learning_rate=[1e-4,1e-2] seeds=1 name=mine eval.env=none").status == 0
-    refused(offrl("export runs/mine format=torchscript"), "learning_rate=0.0001 or learning_rate=0.01")
-    refused(offrl("export runs/mine format=torchscript learning_rate=0.5"), "no policy with learning_rate=0.5")
-    done = offrl("export runs/mine format=torchscript learning_rate=1e-2")
+    refused(offrl("export runs/mine format=pt2"), "learning_rate=0.0001 or learning_rate=0.01")
+    refused(offrl("export runs/mine format=pt2 learning_rate=0.5"), "no policy with learning_rate=0.5")
+    done = offrl("export runs/mine format=pt2 learning_rate=1e-2")
     assert done.status == 0, done.err
-    (path,) = Path("runs/mine/export").rglob("policy.pt")
+    (path,) = Path("runs/mine/export").rglob("policy.pt2")
     about = json.loads(path.with_suffix(".json").read_text())
     assert about["policy"]["cell"] == {"learning_rate": 0.01} and about["scores"] == []
     assert about["policy"]["settings"]["learning_rate"] == 0.01
@@ -121,4 +120,4 @@ def test_video_of_an_environment_whose_package_is_missing(offrl: Offrl, monkeypa
     done = offrl("evaluate runs/cart episodes=1 video=true")
     assert done.status == 0 and "over seeds" in done.out
     assert done.err.count("\n") == 1 and "no video: CartPole-v1 cannot be drawn (pygame is not installed" in done.err
-    assert offrl("export runs/cart format=torchscript").out.count("actions [batch] int64") == 1
+    assert offrl("export runs/cart format=pt2").out.count("actions [batch] int64") == 1
