@@ -83,7 +83,7 @@ class ALoL(TurnAlgorithm):
             raise UserError(f"algo.start={config.start}: algo.lm=scratch is no policy to stay close to; take algo.start=cloned")
         return super().fit_config(config, dataset, grid)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         self.reference: LM | None = self.clone()  # None: it is the actor without its adapters, or nothing is to be learnt
         if c.start != "cloned" and c.tune != "adapters":

@@ -83,25 +83,25 @@ class ArCHerOnline(Hierarchical):
     # ---- an iteration
 
     @property
-    def interval(self) -> int:
+    def every(self) -> int:
         return int(self.config.critic_steps + self.config.actor_steps)
 
     @property
     def period(self) -> int:  # type: ignore[override]
         """Updates of an iteration: what is logged of the critic and of the actor is the mean over their own."""
-        return self.interval
+        return self.every
 
     @property
     def width(self) -> int:
         """Most tokens of a state and an action."""
         return int(self.config.length + (self.config.action_tokens or 1))
 
-    def reserve(self) -> Tree:
+    def buffers(self) -> Tree:
         return {"ring": rings.empty(self.config.capacity, self.width)}
 
-    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         """Play, and remember it."""
-        c, ring = self.config, state.frozen["ring"]
+        c, ring = self.config, state.buffers["ring"]
         if step == 0 and c.from_data:
             ring = rings.filled(ring, source)
         episodes = played(self, state, played_in(c, self.spec), c.rollouts, key, c.parallel, c.max_turns)
@@ -114,16 +114,16 @@ class ArCHerOnline(Hierarchical):
             "success": [float(e["meta"]["success"]) for e in episodes if "success" in e["meta"]],
         }
         means = {f"rollout/{n}": torch.tensor(float(sum(v)) / len(v), device=ring["at"].device) for n, v in found.items() if v}
-        return state._replace(frozen={**state.frozen, "ring": ring}), means
+        return state._replace(buffers={**state.buffers, "ring": ring}), means
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         c = self.config
         pick, write = rng.split(rng.fold_in(key, 401))
         own = round(len(batch[IDS]) * c.data_share)
-        memory = rings.draw(state.frozen["ring"], pick, len(batch[IDS]) - own)
+        memory = rings.draw(state.buffers["ring"], pick, len(batch[IDS]) - own)
         turn = trim(rings.joined({name: column[:own] for name, column in batch.items()}, memory))
         fresh = self.fresh(state, turn, write)
-        if phase >= c.critic_steps and int(state.step) >= c.warmup_iterations * self.interval:
+        if phase >= c.critic_steps and int(state.step) >= c.warmup_iterations * self.every:
             return self.descend(state, "policy", self.actor_loss, fresh)
         turn[BAR] = self.bars(state, fresh).transpose(0, 1)
         state, metrics = self.descend(state, "critic", self.critic_loss, turn)

@@ -39,7 +39,7 @@ class AWAC(CriticAlgorithm):
     Config = AWACConfig
     online: ClassVar[dict[str, Any] | None] = {"mixing": None}  # the union, as in the paper
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         if s.discrete:
             actor: nn.Module = Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)

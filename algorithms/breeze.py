@@ -64,7 +64,7 @@ class Breeze(ZeroShot):
 
     Config = BreezeConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         obs, actions, z = s.observation_dim, s.action_dim, c.z_dim
         self.own = c.data_share > 0.0
@@ -94,8 +94,8 @@ class Breeze(ZeroShot):
             return Adam(plain.learning_rate, weight_decay=c.actor_weight_decay, clip_value=plain.clip_value)
         return Adam(plain.learning_rate, beta2=0.99, weight_decay=c.weight_decay, clip_value=plain.clip_value)
 
-    def extras(self, params: dict[str, Params]) -> Tree:
-        return {**super().extras(params), "average": {name: value.clone() for name, value in params["actor"].items()}}
+    def extra(self, params: dict[str, Params]) -> Tree:
+        return {**super().extra(params), "average": {name: value.clone() for name, value in params["actor"].items()}}
 
     # ---- actions
 

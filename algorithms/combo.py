@@ -43,7 +43,7 @@ class COMBO(ModelBased, SoftMaximum):
 
     Config = COMBOConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         if c.kit_compat and (not c.importance or c.followed):
             raise UserError("algo.kit_compat=true is the penalty of that code, which has algo.importance=true and algo.followed=0")
@@ -52,7 +52,7 @@ class COMBO(ModelBased, SoftMaximum):
                 f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} is {self.real_rows} row(s): COMBO needs the data's, "
                 "where values are pushed up, and imagined ones"
             )
-        return super().build()
+        return super().modules()
 
     def joint(self, scores: Tensor) -> Tensor:
         if not self.config.kit_compat:

@@ -69,7 +69,7 @@ class CRL(GoalValued):
 
     Config = CRLConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         if c.encoder == "residual" and c.depth % BLOCK:
             raise UserError(f"algo.depth={c.depth} must be a multiple of {BLOCK}")

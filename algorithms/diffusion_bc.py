@@ -46,14 +46,14 @@ class DiffusionBC(Algorithm):
     Config = DiffusionBCConfig
     discrete = False
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         return {"actor": Denoiser(s.observation_dim, s.action_dim, c.hidden, c.embedding // 2 * 2)}
 
     def optimizer(self, name: str) -> Adam:
         return Adam(self.config.learning_rate, weight_decay=self.config.weight_decay)
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         return {"average": {name: value.clone() for name, value in params["actor"].items()}}
 
     # ---- learning

@@ -67,7 +67,7 @@ class DigiRL(TurnAlgorithm):
     Config = DigiRLConfig
     rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         critic = TurnCritic(self.reader_lm(), dict.fromkeys(VS, 2), {}, self.config.value_layers)
         return {"policy": language_model(self.config), "critic": critic}
 

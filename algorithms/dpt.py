@@ -124,13 +124,13 @@ class DPT(Algorithm):
             config = dataclasses.replace(config, one_state=one)
         return config
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.blank = self.encoded_action_dim + self.spec.observation_dim + 1  # numbers in a token that the query leaves at zero
         return {"actor": InContext(self.spec.observation_dim + self.blank, self.config, self.spec)}
 
     @property
     def policy(self) -> Policy:
-        return cast(Policy, self.modules["actor"].head)
+        return cast(Policy, self.networks["actor"].head)
 
     def sampler(self) -> Sampler:
         c = self.config

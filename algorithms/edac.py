@@ -37,13 +37,13 @@ class EDAC(ManyCritics):
     Config = EDACConfig
     discrete = False
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         if c.critics < 2:
             raise UserError(f"algo.critics={c.critics}: EDAC compares critics with each other; use at least 2")
         if c.compared_critics == 1 or c.compared_critics > c.critics:
             raise UserError(f"algo.compared_critics={c.compared_critics} must be 0 (all) or between 2 and algo.critics={c.critics}")
-        return super().build()
+        return super().modules()
 
     def compared(self, critic: Params, key: Tensor) -> Params:
         """The critics whose gradients are compared: all, or a random subset (as in the authors' code, where they are as many as actions

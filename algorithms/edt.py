@@ -93,7 +93,7 @@ class EDT(WindowAlgorithm):
             config = dataclasses.replace(config, return_range=[low, high if high > low else low + 1.0])
         return config
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         ends = self.config.return_range
         if ends and not (len(ends) == 2 and ends[0] < ends[1]):
             raise UserError(f"algo.return_range={ends} must be two numbers, the smaller one first; [] takes the data's")

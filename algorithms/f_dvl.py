@@ -39,9 +39,9 @@ class FDVL(DualQ):
 
     Config = FDVLConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.divergence = self.config.divergence
-        return super().build()
+        return super().modules()
 
     def value_error(self, difference: Tensor) -> Tensor:
         c = self.config

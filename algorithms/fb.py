@@ -44,7 +44,7 @@ class FB(ZeroShot):
 
     Config = FBConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.conservative, self.held = c.conservative, c.conservative != "none" and c.penalty_target is not None
         sizes = s.observation_dim, s.action_dim, c.z_dim, c.inputs_hidden, c.hidden

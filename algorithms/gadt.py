@@ -27,7 +27,7 @@ from offrl.training import stages as parts
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 NEVER = -1e9  # the advantage of a step after which nothing is known
-ONCE = 1 << 40  # `between` is called before the first update, and then no more
+ONCE = 1 << 40  # `refresh` is called before the first update, and then no more
 
 
 @dataclass
@@ -95,9 +95,9 @@ class GADT(Valued, WindowAlgorithm):
         settings = c.values_settings or dataclasses.asdict(self.teacher(c))
         kind = registry.get("algo", settings["name"])
         self.subgoals = Subgoals.from_algorithm(kind(kind.Config(**settings), self.spec), c.subgoal_steps)
-        return super().build()
+        return super().modules()
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         """The high level, which acts but does not learn; and the states that it may choose, drawn before the first update."""
         c, own = self.config, self.subgoals
         part = parts.there(c.values, c.values_id, self.spec, "values") if c.values else None
@@ -110,10 +110,10 @@ class GADT(Valued, WindowAlgorithm):
         return tree
 
     @property
-    def interval(self) -> int:
+    def every(self) -> int:
         return 0 if self.subgoals.latent else ONCE
 
-    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         """Draw the states that may be chosen as subgoals."""
         rows = source.take(rng.randint(key, (self.config.candidates,), source.count))
         states = rows["observations"].flatten(1).float()

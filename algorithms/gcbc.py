@@ -28,7 +28,7 @@ class GCBC(GoalConditioned):
 
     Config = GCBCConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         return {"actor": self.make_actor()}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:

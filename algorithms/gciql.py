@@ -35,7 +35,7 @@ class GCIQL(GoalValued):
     Config = GCIQLConfig
     targets: ClassVar[tuple[str, ...]] = ("critic",)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         inputs = self.spec.observation_dim + self.goal_dim
         critic = self.make_values(2, inputs + self.encoded_action_dim)
         return {"actor": self.make_actor(), "critic": critic, "value": self.make_net(inputs, 1)}

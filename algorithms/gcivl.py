@@ -35,7 +35,7 @@ class GCIVL(GoalConditioned):
     Config = GCIVLConfig
     targets: ClassVar[tuple[str, ...]] = ("value",)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         return {"actor": self.make_actor(), "value": self.make_values(2, self.spec.observation_dim + self.goal_dim)}
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ class LanguageSampler:
     inner: Sampler
 
     def prepare(self, dataset: Dataset) -> Source:
-        actor, c = self.algorithm.modules["actor"], self.algorithm.config
+        actor, c = self.algorithm.networks["actor"], self.algorithm.config
         text = languages.tokens(self.algorithm.language, c.text).to(dataset.device) if c.text else None
         if text is not None and len(text) < self.algorithm.text_length:
             raise UserError(f"algo.text={c.text} has {len(text)} tokens, fewer than algo.text_length={self.algorithm.text_length}")
@@ -210,7 +210,7 @@ class LaMo(SequenceAlgorithm):
             probe(trunk(config, language), config.padding == "left")
         return config
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.language = identified(self.config)
         actor = LanguagePolicy(self.sizes(), self.config, self.spec, self.language)
         self.notes = [described(self.language, actor, self.config)]
@@ -229,7 +229,7 @@ class LaMo(SequenceAlgorithm):
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         frozen = self.source.frozen if next(iter(params.values())).is_cuda else {}  # those of the modules are on the CPU
-        return functional_call(self.modules[name], {**frozen, **params}, x, tie_weights=False)
+        return functional_call(self.networks[name], {**frozen, **params}, x, tie_weights=False)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         loss, metrics = super().actor_loss(actor, state, batch, key)
@@ -242,7 +242,7 @@ class LaMo(SequenceAlgorithm):
 
     def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The frozen weights, or where the language model lay."""
-        frozen = trunk_of(self.modules["actor"]).frozen()
+        frozen = trunk_of(self.networks["actor"]).frozen()
         small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
         about: dict[str, Any] = {"identity": self.language.identity, "place": self.language.place}
         if self.config.ship_lm == "always" or not self.language.place or (self.config.ship_lm == "small" and small):

@@ -137,11 +137,11 @@ class MBRCSL(OutcomeConditioned):
             config = dataclasses.replace(config, target_return=round_digits(asked))
         return super().fit_config(config, dataset, grid)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         if 0.0 < c.real_share * c.batch_size < 1.0:
             raise UserError(f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} rows is none of them: raise it, or take 0")
-        return super().build()
+        return super().modules()
 
     def sampler(self) -> Sampler:
         return BothSampler(self)

@@ -140,7 +140,7 @@ class MetaDT(SequenceAlgorithm):
         """The trained task model."""
         return self.accepted(parts.load(self.config.task_model, self.spec, "task_model"))
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         kind, c = registry.get("algo", "task_model"), self.config
         self.model = kind(kind.Config(**(c.task_model_settings or {"history": c.history, "predicts": c.predicts})), self.spec)
         self.embedding = self.model.config.embedding
@@ -149,7 +149,7 @@ class MetaDT(SequenceAlgorithm):
             actor.steps = PromptedSteps(self.sizes(), super().sizes(), c)
         return {"actor": actor}
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         """The task model, which acts but does not learn."""
         c = self.config
         part = parts.there(c.task_model, c.task_model_id, self.spec, "task_model") if c.task_model else None

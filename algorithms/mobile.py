@@ -45,11 +45,11 @@ class MOBILE(ModelBased):
 
     Config = MOBILEConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         if self.real_rows >= c.batch_size:
             raise UserError(f"algo.real_share={c.real_share:g}: MOBILE is cautious of imagined rows alone, and none is left in a batch")
-        return super().build()
+        return super().modules()
 
     def learn_of(self, source: ModelSource, dataset: Dataset) -> Tree:
         if source.model.history > 1:

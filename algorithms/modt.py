@@ -74,7 +74,7 @@ class MODT(SequenceAlgorithm):
     Config = MODTConfig
     discrete = False  # a region of a discrete action is the action itself
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         weights = self.config.weights
         if weights and (len(weights) != 3 or not any(weights)):
             raise UserError(

@@ -146,7 +146,7 @@ class PETS(Dynamics):
     def build(self) -> dict[str, Any]:
         c = self.config
         check_plan(c)
-        modules = super().build()
+        modules = super().modules()
         # without what is the planner's: this is what the model's file describes
         self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
         return modules
@@ -174,8 +174,8 @@ class PETS(Dynamics):
     def sampler(self) -> Sampler:
         return GivenSampler(self) if self.config.world_model else PlanSampler(self)
 
-    def extras(self, params: dict[str, Params]) -> Tree:
-        s, found = self.spec, super().extras(params)
+    def extra(self, params: dict[str, Params]) -> Tree:
+        s, found = self.spec, super().extra(params)
         found |= {"low": torch.zeros(s.observation_dim), "high": torch.zeros(s.observation_dim), "scale": torch.ones(self.model.out_dim)}
         if "density" in self.about:
             found["density"] = uncertainty.fit_density(torch.zeros(1, s.observation_dim + s.action_dim))  # of the right shapes
@@ -186,10 +186,10 @@ class PETS(Dynamics):
             return state, {"dynamics/loss": torch.zeros((), device=state.step.device)}
         return super().update(state, batch, key, phase=phase)
 
-    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         if self.config.world_model:
             return (self.given(state, source), {}) if step == 0 else (state, {})
-        state, metrics = super().between(state, source, key, step=step)
+        state, metrics = super().refresh(state, source, key, step=step)
         return (state._replace(extra=filled(state.extra, source.about)), metrics) if step == 0 else (state, metrics)
 
     def review(self, state: TrainState, source: DynamicsSource) -> tuple[TrainState, Metrics]:

@@ -48,7 +48,7 @@ class QRL(GoalValued):
     Config = QRLConfig
     states_as_goals = "it measures distances between states"
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         if c.latent % (8 if c.quasimetric == "iqe" else 2):
             raise UserError(f"algo.latent={c.latent} must be a multiple of {8 if c.quasimetric == 'iqe' else 2} for {c.quasimetric}")

@@ -94,20 +94,20 @@ class RAMBO(ModelBased):
         default = DynamicsSettings(**self.dynamics)
         return self.config.world_model_shape or [default.members, default.history, 0, *default.hidden]
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         members, history, ending, *hidden = self.shape
         s = self.spec
         inputs = history * (s.observation_dim + s.action_dim)
         model = GaussianEnsemble(members, inputs, s.observation_dim + 1, hidden, ending=bool(ending))
-        return {**super().build(), "dynamics": model}
+        return {**super().modules(), "dynamics": model}
 
     def optimizer(self, name: str) -> Adam:
         return Adam(learning_rate=self.config.model_learning_rate) if name == "dynamics" else super().optimizer(name)
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         rows, width, history = self.config.batch_size, self.spec.observation_dim, self.shape[1]
         past = torch.zeros(rows, history - 1, width + self.spec.action_dim)
-        return {**super().extras(params), "imagined": {"observations": torch.zeros(rows, width), "past": past}}
+        return {**super().extra(params), "imagined": {"observations": torch.zeros(rows, width), "past": past}}
 
     # ---- before the first update, and between updates
 
@@ -121,12 +121,12 @@ class RAMBO(ModelBased):
         decay = ensemble.decay_of_layers(own.weight_decay, len(own.hidden) + 1)
         return {"table": table, "decay": torch.tensor(decay, device=rows.device)}
 
-    def between(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         first, rest = rng.split(key)
         found: Metrics = {}
         if step == 0:
             state, found = self.begin(state, source, first)
-        state, metrics = super().between(state, source, rest, step=step)
+        state, metrics = super().refresh(state, source, rest, step=step)
         return state, {**metrics, **found}
 
     def begin(self, state: TrainState, source: ModelSource, key: Tensor) -> tuple[TrainState, Metrics]:

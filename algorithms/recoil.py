@@ -60,9 +60,9 @@ class ReCOIL(DualQ):
         never = cost / (1.0 - discount) if discount < 1.0 else gap  # what it costs to stay away from the expert for ever
         return dataclasses.replace(config, value_range=[-1.1 * max(gap, never), 1.1 * gap])
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.by_expectile = self.config.implicit_maximum == "expectile"
-        return super().build()
+        return super().modules()
 
     def sampler(self) -> Sampler:
         return ExpertSampler()

@@ -29,10 +29,10 @@ class SACN(ManyCritics):
 
     Config = SACNConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         if self.config.log_alignment and (self.spec.discrete or self.config.critics < 2):
             raise UserError("algo.log_alignment=true needs continuous actions and at least 2 critics to compare; leave it out")
-        return super().build()
+        return super().modules()
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         loss, metrics = super().critic_loss(critic, state, batch, key)

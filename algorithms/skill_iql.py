@@ -107,7 +107,7 @@ class SkillIQL(InSampleQ):
             config = dataclasses.replace(config, value_range=[more * x for x in config.value_range])
         return config
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s, kind = self.config, self.spec, registry.get("algo", "skills")
         asked = _skill_settings(c)  # read in any case: what the skills depend on cannot be in a grid
         self.skills = kind(kind.Config(**(c.skills_settings or asked)), s)
@@ -129,12 +129,12 @@ class SkillIQL(InSampleQ):
         """The run with the skills."""
         return self.accepted(parts.load(self.config.skills, self.spec, "skills"))
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         """The skills, which act but do not learn; and what the critics' bound needs."""
         c = self.config
         part = parts.there(c.skills, c.skills_id, self.spec, "skills") if c.skills else None
         # training without the run fails when the data are encoded; a policy's file has what it needs
-        return {**super().extras(params), "skills": (part.state if part else self.skills.init(0)).params["skills"]}
+        return {**super().extra(params), "skills": (part.state if part else self.skills.init(0)).params["skills"]}
 
     def sampler(self) -> Sampler:
         return SpanSampler(self.length, made=self.encoded)
@@ -169,8 +169,8 @@ class SkillIQL(InSampleQ):
         key, drawn = rng.split(key)
         return super().update(state, self.one_step(batch, drawn), key, phase=phase)
 
-    def value_of(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:  # type: ignore[override]
-        return Algorithm.value_of(self, state, observations, actions)
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:  # type: ignore[override]
+        return Algorithm.q_value(self, state, observations, actions)
 
     def start(self, batch: int) -> Carry:
         return Held(torch.zeros(batch, self.width))

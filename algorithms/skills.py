@@ -72,14 +72,14 @@ class Skills(Algorithm):
     online = None
     headline = "skills/error"
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         s = self.spec
         return {"skills": SkillNet(s.observation_dim, s.action_dim, s.num_actions, self.config)}
 
     @property
     def policy(self) -> Policy:
         """The decoder, for its distribution's methods."""
-        return self.modules["skills"].decoder  # type: ignore[return-value]
+        return self.networks["skills"].decoder  # type: ignore[return-value]
 
     def sampler(self) -> Sampler:
         return SequenceSampler(self.config.skill_length)
@@ -107,7 +107,7 @@ class Skills(Algorithm):
         error = self._error(dist, batch["actions"])
         error = torch.where(valid, error, 0.0).sum() / valid.sum()
         kl = gaussian_kl(q, standard(q[0])).mean() / c.skill_dim
-        found = self.modules["skills"].prior.log_prob(self.prior(skills, observations[:, 0]), z.detach())  # type: ignore[operator, union-attr]
+        found = self.networks["skills"].prior.log_prob(self.prior(skills, observations[:, 0]), z.detach())  # type: ignore[operator, union-attr]
         loss = error + c.kl_weight * kl - found.mean()
         return loss, {"skills/loss": loss, "skills/error": error, "skills/kl": kl, "skills/prior_log_prob": found.mean()}
 

@@ -90,7 +90,7 @@ class TaskModel(Algorithm):
     online = None
     headline = "model/loss"
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         return {"model": TaskNet(self.spec.observation_dim, self.encoded_action_dim, self.config)}
 
     def sampler(self) -> Sampler:

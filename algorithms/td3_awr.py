@@ -34,8 +34,8 @@ class TD3AWR(PenalisedTD3):
 
     Config = TD3AWRConfig
 
-    def build(self) -> dict[str, nn.Module]:
-        return {**super().build(), "value": self.make_value()}
+    def modules(self) -> dict[str, nn.Module]:
+        return {**super().modules(), "value": self.make_value()}
 
     def v(self, value: Params, observations: Tensor) -> Tensor:
         """State values [B]."""

@@ -87,9 +87,9 @@ class VADT(Valued, WindowAlgorithm):
         settings = self.config.values_settings or {"name": "iql"}
         kind = registry.get("algo", settings["name"])
         self.critic = kind(kind.Config(**settings), self.spec)
-        return super().build()
+        return super().modules()
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         """V, which acts but does not learn."""
         c = self.config
         part = parts.there(c.values, c.values_id, self.spec, "values") if c.values else None

@@ -34,7 +34,7 @@ class TrainState(NamedTuple):
     target: dict[str, Params]  # Polyak copies; never optimised
     opt: dict[str, OptState]
     extra: Tree  # e.g. a Lagrange multiplier's state, running statistics
-    frozen: Tree  # what updates only read, e.g. imagined transitions: changed by `Algorithm.between` alone, never copied per update
+    buffers: Tree  # what updates only read, e.g. imagined transitions: changed by `Algorithm.refresh` alone, never copied per update
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
 
@@ -45,7 +45,7 @@ class Algorithm(ABC):
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     targets: ClassVar[tuple[str, ...]] = ()  # modules that have a Polyak copy
     acting: ClassVar[tuple[str, ...]] = ("actor",)  # modules that `act` needs; a policy file holds these
-    valuing: ClassVar[tuple[str, ...]] = ()  # modules that `value_of` needs
+    valuing: ClassVar[tuple[str, ...]] = ()  # modules that `q_value` needs
     period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
     vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
     captured: ClassVar[bool] = True  # False: an update waits for values, which no CUDA graph can hold
@@ -53,7 +53,7 @@ class Algorithm(ABC):
     discrete: ClassVar[bool] = True  # whether discrete actions are supported
     acts_on_device: ClassVar[bool] = False  # an action takes so long that policies act where they are trained, not on the CPU
     vectors: ClassVar[bool] = True  # observations of more dimensions than one are refused
-    common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `build`: no grid can vary them
+    common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `modules`: no grid can vary them
     acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.lm`
@@ -72,7 +72,7 @@ class Algorithm(ABC):
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
         with torch.random.fork_rng(devices=[]):
-            self.modules = self.build()  # only their structure is used: `apply` is handed the parameters
+            self.networks = self.modules()  # only their structure is used: `apply` is handed the parameters
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -93,7 +93,7 @@ class Algorithm(ABC):
         return cls.goal_conditioned
 
     @abstractmethod
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         """Ordinary modules by name; their initial parameters are the state's."""
 
     @abstractmethod
@@ -101,14 +101,14 @@ class Algorithm(ABC):
         """One update. Pure: returns the new state and scalar metrics; no branch on a tensor, no host copy."""
 
     @property
-    def interval(self) -> int:
-        """Updates between two calls of `between`, a multiple of `period`; 0: it is never called."""
+    def every(self) -> int:
+        """Updates between two calls of `refresh`, a multiple of `period`; 0: it is never called."""
         return 0
 
-    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        """What happens before update `step`, a multiple of `interval`, and before the first: roll-outs, a look at held-out data.
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        """What happens before update `step`, a multiple of `every`, and before the first: roll-outs, a look at held-out data.
 
-        Pure like `update`, but never compiled, so it may take long and depend on `step`; it alone may change `frozen`. source: what the
+        Pure like `update`, but never compiled, so it may take long and depend on `step`; it alone may change `buffers`. source: what the
         sampler prepared.
         """
         return state, {}
@@ -151,7 +151,7 @@ class Algorithm(ABC):
         """The carry once it is known what the actions just taken earned: [B], in the units of the rewards trained on."""
         return carry
 
-    def value_of(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has none.
 
         observations [B, O] normalised, actions [B, A] in [-1, 1] or [B] int64. For logs, and for the selection of policies to beat.
@@ -170,12 +170,12 @@ class Algorithm(ABC):
         """The optimiser of a module; the same for all unless overridden."""
         return Adam(learning_rate=self.config.learning_rate)
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         """What the state carries besides parameters, at the start: `TrainState.extra`."""
         return {}
 
-    def reserve(self) -> Tree:
-        """What updates only read, at the start: `TrainState.frozen`. No policy file holds it."""
+    def buffers(self) -> Tree:
+        """What updates only read, at the start: `TrainState.buffers`. No policy file holds it."""
         return {}
 
     def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -190,21 +190,21 @@ class Algorithm(ABC):
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            modules = self.build()
+            modules = self.modules()
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
         return TrainState(
             params=params,
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.targets},
             opt={n: self.optimizer(n).init(p) for n, p in params.items()},
-            extra=self.extras(params),
-            frozen=self.reserve(),
+            extra=self.extra(params),
+            buffers=self.buffers(),
             step=torch.zeros((), dtype=torch.int64),
             key=rng.make_key(seed),
         )
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
-        return functional_call(self.modules[name], params, x)
+        return functional_call(self.networks[name], params, x)
 
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""
@@ -229,7 +229,7 @@ class Algorithm(ABC):
     @property
     def policy(self) -> Policy:
         """The module "actor", for its distribution's methods; its own parameters are not used."""
-        return cast(Policy, self.modules["actor"])
+        return cast(Policy, self.networks["actor"])
 
     @property
     def encoded_action_dim(self) -> int:

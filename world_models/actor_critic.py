@@ -1,7 +1,7 @@
 """Soft actor-critics that learn from imagined transitions as well: branched roll-outs from the data's states (MBPO, arXiv 1906.08253).
 
 What algorithms differ in are a few named places: `judge` (what a roll-out is told: MOPO, MOReL), `critic_loss` and `target` (COMBO,
-MOBILE), `between` (RAMBO).
+MOBILE), `refresh` (RAMBO).
 """
 
 from __future__ import annotations
@@ -187,9 +187,9 @@ class ModelBased(SoftActorCritic):
         c = self.config
         return c.retain * c.rollouts * c.horizon
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.layout = self.columns()  # once: what is compiled cannot read it off the spec
-        return super().build()
+        return super().modules()
 
     def columns(self) -> dict[str, tuple[int, int, tuple[int, ...], torch.dtype]]:
         """Where the columns of an imagined transition stand in a row of the ring, as in `Packed`."""
@@ -207,7 +207,7 @@ class ModelBased(SoftActorCritic):
             at += math.prod(shape)
         return found
 
-    def reserve(self) -> Tree:
+    def buffers(self) -> Tree:
         width = max(end for _, end, _, _ in self.layout.values())
         none = torch.zeros((), dtype=torch.int64)
         # one row more, for what is thrown away
@@ -229,13 +229,13 @@ class ModelBased(SoftActorCritic):
 
     def imagined(self, state: TrainState, key: Tensor, count: int) -> Batch:
         """`count` rows of the ring."""
-        ring = state.frozen["ring"]
+        ring = state.buffers["ring"]
         return Packed(ring["rows"], self.layout).take(rng.randint(key, (count,), ring["count"].clamp(min=1)))
 
     # ---- roll-outs
 
     @property
-    def interval(self) -> int:
+    def every(self) -> int:
         return self.config.rollout_every
 
     def model_tree(self, state: TrainState, source: ModelSource) -> Tree:
@@ -298,10 +298,10 @@ class ModelBased(SoftActorCritic):
         keep = (rank >= int(self.config.sample_dropout * repeats + 1e-9)).reshape(-1)[: returns.shape[0]]
         return imagined._replace(valid=imagined.valid & keep)
 
-    def between(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         imagined = self.roll(state, source, key)
-        ring = self.push(state.frozen["ring"], imagined)
-        return state._replace(frozen={**state.frozen, "ring": ring}), self.describe(source, imagined)
+        ring = self.push(state.buffers["ring"], imagined)
+        return state._replace(buffers={**state.buffers, "ring": ring}), self.describe(source, imagined)
 
     def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
         """What roll-outs look like."""

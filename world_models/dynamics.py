@@ -209,7 +209,7 @@ class Dynamics(Algorithm):
         elites = min(config.elites, config.members)
         return dataclasses.replace(config, termination=termination, reward=reward, epoch=epoch, elites=elites)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.model = WorldModel(self.config, self.spec)
         if self.config.termination == "learned":
             self.notes = (f"no rule for when {self.spec.name or 'this environment'} ends is known: the model learns it from the data",)
@@ -241,7 +241,7 @@ class Dynamics(Algorithm):
             found["scale"] = weights(self.config.value_run, dataset, rows, self.config.value_quantile)
         return found
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         c, width = self.config, self.model.in_dim
         return {
             "mean": torch.zeros(width),
@@ -257,8 +257,8 @@ class Dynamics(Algorithm):
     def draw(self, state: TrainState) -> Batch:
         """The next batch of every member: name -> [E, B, ...]."""
         source, c = self.source, self.config
-        at = (state.step % self.interval) * c.batch_size + torch.arange(c.batch_size, device=state.step.device)
-        order = rng.fold_in(rng.fold_in(state.key, 201), state.step // self.interval)
+        at = (state.step % self.every) * c.batch_size + torch.arange(c.batch_size, device=state.step.device)
+        order = rng.fold_in(rng.fold_in(state.key, 201), state.step // self.every)
         slot = rng.permuted(order, at % source.count, source.count)
         own = rng.fold_in(rng.fold_in(state.key, 202), torch.arange(c.members, device=state.step.device))
         rows = rng.randint_at(own.unsqueeze(-1), slot.unsqueeze(0), source.count)  # [E, B]
@@ -283,11 +283,11 @@ class Dynamics(Algorithm):
     # ---- early stopping
 
     @property
-    def interval(self) -> int:
+    def every(self) -> int:
         assert self.config.epoch is not None, "fit_config finds the length of an epoch"
         return int(self.config.epoch)
 
-    def between(self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: DynamicsSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         if step == 0:
             # clones: under vmap what comes out must not be what all replicas share
             return state._replace(extra={**state.extra, "mean": source.mean.clone(), "std": source.std.clone()}), {}

@@ -53,7 +53,7 @@ class PlanSettings:
 
 
 def check_plan(config: Any, prefix: str = "algo.") -> None:
-    """Raise UserError for settings that contradict one another. Settings are compared as Python numbers: call it in `build`."""
+    """Raise UserError for settings that contradict one another. Settings are compared as Python numbers: call it in `modules`."""
     if config.plan_elites > config.plan_population:
         raise UserError(
             f"{prefix}plan_elites={config.plan_elites} is more than {prefix}plan_population={config.plan_population}: "

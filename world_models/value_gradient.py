@@ -88,7 +88,7 @@ def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Ten
         actions, _ = algorithm.act(state, algorithm.start(len(at)), at, state.key, explore=False)
         if isinstance(algorithm, CriticAlgorithm):
             return algorithm.values(state.params["critic"], at, actions)
-        found = algorithm.value_of(state, at, actions)
+        found = algorithm.q_value(state, at, actions)
         assert found is not None, "load refuses algorithms without values"
         return found.unsqueeze(0)
 

@@ -215,7 +215,7 @@ class TT(Algorithm):
         decay = 19 * epoch if config.decay_steps is None else config.decay_steps
         return dataclasses.replace(config, warmup_steps=warmup, decay_steps=decay)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         if s.discrete and s.num_actions > c.bins:
             raise UserError(f"{s.name} has {s.num_actions} actions, which do not fit into algo.bins={c.bins} tokens: raise it")
@@ -252,7 +252,7 @@ class TT(Algorithm):
             schedule="cosine_cycle", decay_steps=c.decay_steps or 1, floor=0.1, warmup_steps=c.warmup_steps or 0,
         )  # fmt: skip
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         """What tokens mean; until the first update, which takes it from the data, bins between -1 and 1."""
         s, n = self.spec, self.config.bins
         line = np.linspace(-1.0, 1.0, n)

@@ -31,13 +31,13 @@ KEYS = 1_000  # steps of an episode whose keys are made at once
 def bind(algorithm: Algorithm, state: TrainState) -> Algorithm:
     """`algorithm` whose modules hold the parameters of `state`: calling them takes a third of the time of handing the parameters in."""
     bound, own = copy.copy(algorithm), state.params
-    bound.modules = {name: copy.deepcopy(algorithm.modules[name]).requires_grad_(False) for name in own}
-    for name, module in bound.modules.items():
+    bound.networks = {name: copy.deepcopy(algorithm.networks[name]).requires_grad_(False) for name in own}
+    for name, module in bound.networks.items():
         module.to(state.step.device)  # what is frozen is no parameter
         module.load_state_dict(own[name], assign=True)
 
     def apply(name: str, params: Params, *x: Any) -> Any:
-        return bound.modules[name](*x) if params is own.get(name) else functional_call(algorithm.modules[name], params, x)
+        return bound.networks[name](*x) if params is own.get(name) else functional_call(algorithm.networks[name], params, x)
 
     bound.apply = apply  # type: ignore[method-assign]
     with torch.no_grad():
@@ -59,7 +59,7 @@ class TrainedPolicy:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device if algorithm.acts_on_device else "cpu")
         wanted = [n for n in dict.fromkeys((*algorithm.acting, *algorithm.valuing)) if n in state.params]
-        kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, frozen={})
+        kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, buffers={})
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
         self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), kept)
         spec = algorithm.spec
@@ -213,7 +213,7 @@ class TrainedPolicy:
         else:
             span = np.where(self.high > self.low, self.high - self.low, 1.0)
             given = torch.as_tensor((2.0 * (actions - self.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
-        found = self.algorithm.value_of(self.state, self._from_environment(observations), given)
+        found = self.algorithm.q_value(self.state, self._from_environment(observations), given)
         return None if found is None else found.double().numpy()
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -308,7 +308,7 @@ class TrainedPolicy:
             carried = {name.removeprefix(LUGGAGE): tensor for name, tensor in tensors.items() if name.startswith(LUGGAGE)}
             algorithm_class.receive(carried, meta["luggage"])
         algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
-        algorithm.reserve = dict  # no policy needs it, and it may be large
+        algorithm.buffers = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
         template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})
         return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"], device)

@@ -149,7 +149,7 @@ class PolicyGraph(nn.Module):
         self.aimed = own is None and self.start is not None
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
         self.own = own
-        self.nets = nn.ModuleDict(self._algorithm.modules if own is None else {})
+        self.nets = nn.ModuleDict(self._algorithm.networks if own is None else {})
         if policy.mean is not None and policy.std is not None:
             self.register_buffer("observation_mean", policy.mean.to(dtype))
             self.register_buffer("observation_std", policy.std.to(dtype))

@@ -63,9 +63,9 @@ class SoftMaximum(SoftActorCritic):
     """The soft maximum of Q(s, .): logsumexp over tried actions, each divided by its density (equation 4 and appendix F of the paper), or
     for discrete actions the exact one over all. What is made of it, `penalty`, joins the critics' loss."""
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.corrects, self.followed = self.config.importance, self.config.followed
-        return super().build()
+        return super().modules()
 
     def tried(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [3 n, B, A] for each state of the batch and their log densities [3 n, B]: uniform ones, the policy's at s, and at s'."""
@@ -158,10 +158,10 @@ class Conservative(SoftMaximum):
             raise UserError("algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without it")
         return super().fit_config(config, dataset, grid)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         self.share, self.held = c.penalty_share, c.action_gap is not None
-        modules = super().build()
+        modules = super().modules()
         return {**modules, "lagrange": LogWeight(math.e)} if self.held else modules
 
     def make_actor(self) -> nn.Module:

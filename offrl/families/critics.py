@@ -133,7 +133,7 @@ class CriticAlgorithm(Algorithm):
         own = name == "actor" and c.actor_learning_rate is not None
         return Adam(learning_rate=c.actor_learning_rate if own else c.learning_rate)
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         if not self.bound:
             return {}
         # the first power iteration starts from equal entries; iterations go on from update to update
@@ -184,7 +184,7 @@ class CriticAlgorithm(Algorithm):
         """Q of every critic: [E, B], or [E, M, B] for M actions at each observation."""
         return self.head.mean(self.q(critic, observations, actions))
 
-    def value_of(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.values(state.params["critic"], observations, actions).amin(0)
 
     def voters(self, state: TrainState, key: Tensor) -> Params:

@@ -39,9 +39,9 @@ class DualSettings(InSampleSettings):
 class DualQ(InSampleQ):
     """V's loss is a function of u = Q - V, with V the head's mean. A subclass gives it (`value_error`)."""
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        modules = super().build()
+        modules = super().modules()
         self.squared, self.robust = c.value_head == "scalar", c.huber_delta > 0.0
         self.noisy = c.action_noise > 0.0 and not self.spec.discrete
         return modules

@@ -26,7 +26,7 @@ from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 TASKS = ("reward", "goal")
-ONCE = 1 << 40  # updates between two calls of `between`: there is one, before the first
+ONCE = 1 << 40  # updates between two calls of `refresh`: there is one, before the first
 
 
 @dataclass
@@ -133,17 +133,17 @@ class ZeroShot(Algorithm):
 
     # ---- the task
 
-    def extras(self, params: dict[str, Params]) -> Tree:
+    def extra(self, params: dict[str, Params]) -> Tree:
         if self.config.task != "reward":
             return {}
         samples = self.config.inference_samples
         return {"states": torch.zeros(samples, self.spec.observation_dim), "rewards": torch.zeros(samples)}
 
     @property
-    def interval(self) -> int:
+    def every(self) -> int:
         return ONCE if self.config.task == "reward" else 0
 
-    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, dict[str, Tensor]]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, dict[str, Tensor]]:
         """Draw the transitions from which the task is inferred. They are drawn where the data lie, which may be on disk."""
         rows = source.rows if source.packed is None else source.packed.table
         batch = self.sampler()(source, key.to(rows.device), self.config.inference_samples)

@@ -75,7 +75,7 @@ class TwoLevels(GoalConditioned):
     acting: ClassVar[tuple[str, ...]] = ("actor", "high")
     heads: ClassVar[tuple[str, ...]] = ("low",)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         represent = self.make_net(s.observation_dim + self.goal_dim, c.representation)
         heads = {name: self.make_values(2, s.observation_dim + c.representation) for name in self.heads}
@@ -150,7 +150,7 @@ class TwoLevels(GoalConditioned):
         observations = batch["observations"]
         subgoal = self.represent(state.params["value"], observations, batch[HIGH_TARGETS])
         dist = self.apply("high", high, together(observations, batch[HIGH_GOALS]))
-        loss = -(weight * self.modules["high"].log_prob(dist, subgoal)).mean()  # type: ignore[operator]
+        loss = -(weight * self.networks["high"].log_prob(dist, subgoal)).mean()  # type: ignore[operator]
         metrics = {"high/loss": loss, "high/advantage": advantage.mean(), "high/weight": weight.mean()}
         if not self.constrained:
             return loss, metrics

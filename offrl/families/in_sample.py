@@ -47,7 +47,7 @@ class InSampleQ(CriticAlgorithm):
 
     online: ClassVar[dict[str, Any] | None] = {"actor_schedule": "constant", "mixing": None}  # the union, as in the paper
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         return {
             "value": self.make_value(),

@@ -47,7 +47,7 @@ class PenalisedTD3(TD3):
     }  # as published
     anneal: ClassVar[dict[str, tuple[float, float, float]]] = {"actor_bc": (1.0, 0.5, 0.5)}
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, layer_norm=c.actor_layer_norm, init=c.init)
         return {"critic": self.make_critic(), "actor": actor}

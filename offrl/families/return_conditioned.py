@@ -101,7 +101,7 @@ class OutcomeConditioned(Asking):
             config = dataclasses.replace(config, longest=int(dataset.episode_lengths()[drawn_episodes(dataset)].max()))
         return config
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.averages = c.condition == "average"
         inputs = s.observation_dim + 1

@@ -55,7 +55,7 @@ class SoftActorCritic(CriticAlgorithm):
     `critic_loss`.
     """
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         return {"entropy": LogWeight(c.entropy_weight), "actor": self.make_actor(), "critic": self.make_critic()}
 

@@ -141,7 +141,7 @@ class WindowAlgorithm(Algorithm):
     masked; when acting, the first windows are as short as the episode.
     """
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
 
     @classmethod
@@ -171,7 +171,7 @@ class WindowAlgorithm(Algorithm):
 
     @property
     def policy(self) -> Policy:
-        return cast(Policy, self.modules["actor"].head)
+        return cast(Policy, self.networks["actor"].head)
 
     def weight(self, state: TrainState, batch: Batch) -> Tensor | None:
         """How much each step's imitation counts, [B, K]; None: all alike."""

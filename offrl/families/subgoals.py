@@ -55,7 +55,7 @@ class Subgoals:
         """As `of`."""
         if isinstance(algorithm, TwoLevels):
             return cls(algorithm, int(algorithm.config.subgoal_steps))
-        if isinstance(algorithm, GoalConditioned) and callable(getattr(algorithm, "v", None)) and "value" in algorithm.modules:
+        if isinstance(algorithm, GoalConditioned) and callable(getattr(algorithm, "v", None)) and "value" in algorithm.networks:
             return cls(algorithm, steps)
         raise UserError(f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or gciql")
 

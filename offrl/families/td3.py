@@ -33,7 +33,7 @@ class TD3(CriticAlgorithm):
     period = 2
     discrete = False
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         return {"critic": self.make_critic(), "actor": Deterministic(s.observation_dim, s.action_dim, c.hidden, init=c.init)}
 

@@ -100,7 +100,7 @@ def v_of_policy(part: parts.Part, observations: Tensor, samples: int) -> Tensor:
 
 
 def _value(part: parts.Part, observations: Tensor, actions: Tensor) -> Tensor:
-    found = part.algorithm.value_of(part.state, observations, actions)
+    found = part.algorithm.q_value(part.state, observations, actions)
     assert found is not None
     return found.float()
 

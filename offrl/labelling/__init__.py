@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from offrl.labelling.subgoals import label_subgoals
 
 _WHERE = {
-    "Answers": "answers",
-    "Counts": "answers",
+    "Answers": "cache",
+    "Counts": "cache",
     "Endpoint": "endpoint",
-    "LabelSettings": "settings",
-    "Labeller": "answers",
-    "LocalModel": "local",
-    "Renderer": "words",
-    "ask": "answers",
+    "LabelSettings": "config",
+    "Labeller": "cache",
+    "LocalModel": "local_model",
+    "Renderer": "prompts",
+    "ask": "cache",
     "label_by_score": "rewards",
     "label_preferences": "preferences",
     "label_subgoals": "subgoals",

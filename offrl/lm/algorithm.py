@@ -174,7 +174,7 @@ class TextAlgorithm(Algorithm):
         """The policy's tokenizer."""
         return tokenizer_of(self.config)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         policy = language_model(self.config)
         self.notes = [self.described(policy)]
         return {"policy": policy}
@@ -208,7 +208,7 @@ class TextAlgorithm(Algorithm):
 
     def placed(self, name: str, params: Params) -> nn.Module:
         """Module `name`, its frozen tensors moved once to where its parameters are."""
-        module, device = self.modules[name], next(iter(params.values())).device
+        module, device = self.networks[name], next(iter(params.values())).device
         buffer = next(module.buffers(), None)
         if buffer is not None and buffer.device != device:
             module.to(device)
@@ -369,7 +369,7 @@ class TextAlgorithm(Algorithm):
 
     def lm(self) -> LM:
         """The language model in the policy."""
-        module = self.modules[self.acting[0]]
+        module = self.networks[self.acting[0]]
         return module if isinstance(module, LM) else cast(LM, module.lm)
 
     # ---- policy files

@@ -40,7 +40,7 @@ class Hierarchical(TurnAlgorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         return ranged(super().fit_config(config, dataset, grid), dataset)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.head = head_of(self.config)
         out = self.head.out_dim
         critic = TurnCritic(self.reader_lm(), dict.fromkeys(VS, out), dict.fromkeys(QS, out), self.config.value_layers)

@@ -1,4 +1,4 @@
-"""A ring of turns of fixed shape, for `TrainState.frozen`: what a policy said in an environment, the newest turns of it."""
+"""A ring of turns of fixed shape, for `TrainState.buffers`: what a policy said in an environment, the newest turns of it."""
 
 from __future__ import annotations
 

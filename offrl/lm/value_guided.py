@@ -73,7 +73,7 @@ class Steered(Cloned):
         lengths = [len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])]
         return ranged(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c = self.config
         self.head = self.v_head = head_of(c)  # of the heads with a value for each token, and of those with one
         lm = language_model(c)

@@ -83,7 +83,7 @@ class FQE(Algorithm):
         self.pairs = min(config.pairs, candidates)
         super().__init__(config, dataset.spec)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         width, hidden = self.spec.observation_dim + self.encoded_action_dim, self.config.hidden
         if self.shared:
             return {"critic": MLP(width, hidden, self.candidates, layer_norm=self.config.layer_norm)}

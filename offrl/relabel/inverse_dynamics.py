@@ -67,7 +67,7 @@ class InverseDynamics(Algorithm):
     Config = InverseSettings
     acting = ()
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         c, width = self.config, 3 * self.spec.observation_dim
         if self.spec.discrete:
             return {"inverse": Categorical(width, self.spec.num_actions, c.hidden, dropout=c.dropout)}
@@ -94,7 +94,7 @@ class InverseDynamics(Algorithm):
     @property
     def network(self) -> Policy:
         """For its distribution's methods; its own parameters are not used."""
-        network = self.modules["inverse"]
+        network = self.networks["inverse"]
         assert isinstance(network, Policy)
         return network
 

@@ -60,7 +60,7 @@ class Preferences(Algorithm):
     Config = PreferenceSettings
     acting = ()
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         return {"reward": MLP(self.spec.observation_dim + self.encoded_action_dim, self.config.hidden, 1)}
 
     def sampler(self) -> Sampler:

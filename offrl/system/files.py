@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
 
-VERSION = 1  # of the layout below; a reader refuses what is newer
+VERSION = 2  # of the layout of files; since 2 `TrainState.buffers` has this name
 FOLDER = "checkpoints"
 ELSEWHERE = " Free some space, or choose another place with runs_dir=."
 
@@ -82,6 +82,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise NewerVersion(f"{path} was written by a newer offrl (layout {meta['version']}, this one reads up to {VERSION}); upgrade offrl")
     if meta["sha256"] != _digest(tensors):
         raise UserError(f"{path} is damaged: its checksum does not match")
+    if meta["version"] < 2:
+        tensors = {re.sub(r"^(\w+)/frozen/", r"\1/buffers/", name): tensor for name, tensor in tensors.items()}
     return tensors, meta
 
 

@@ -133,7 +133,7 @@ def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState
 def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
     """A state without what a `TrainedPolicy` does not need."""
     wanted = (*algorithm.acting, *algorithm.valuing)
-    return state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, frozen={})
+    return state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, buffers={})
 
 
 class LocalEngine:
@@ -193,7 +193,7 @@ class LocalEngine:
     def settle(self, alive: Tensor) -> None:
         self.freeze(alive)
         for i, (state, good) in enumerate(zip(self._state, self._good, strict=True)):
-            for old, new in zip(pytree.tree_leaves(good), pytree.tree_leaves(state._replace(frozen={})), strict=True):
+            for old, new in zip(pytree.tree_leaves(good), pytree.tree_leaves(state._replace(buffers={})), strict=True):
                 old.copy_(new)
             self._sums[i] = {}
 
@@ -206,8 +206,8 @@ class LocalEngine:
             def choose(new: Tensor, old: Tensor, keep: Tensor = keep) -> Tensor:
                 return torch.where(keep.view(-1, *[1] * (new.ndim - 1)), new, old)
 
-            frozen = self._state[i].frozen
-            self._state[i] = pytree.tree_map(choose, self._state[i]._replace(frozen={}), self._good[i])._replace(frozen=frozen)
+            frozen = self._state[i].buffers
+            self._state[i] = pytree.tree_map(choose, self._state[i]._replace(buffers={}), self._good[i])._replace(buffers=frozen)
 
     def state(self) -> TrainState:
         return self._gather(self._state)
@@ -220,12 +220,12 @@ class LocalEngine:
 
     def load(self, state: TrainState, good: TrainState, sums: Metrics) -> None:
         self._state = [self._part(state, part) for part in self.parts]
-        self._good = [self._part(good._replace(frozen={}), part) for part in self.parts]  # what diverged is not trained again
+        self._good = [self._part(good._replace(buffers={}), part) for part in self.parts]  # what diverged is not trained again
         self._sums = [self._part(sums, part) for part in self.parts]
 
     def doubt(self) -> str | None:
         for step, state, good, hyper_ in zip(self.groups, self._state, self._good, self.hyper, strict=True):
-            if problem := step.doubt(good._replace(frozen=state.frozen), hyper_):
+            if problem := step.doubt(good._replace(buffers=state.buffers), hyper_):
                 return problem
         return None
 
@@ -256,8 +256,8 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
     read = watch(step.algorithm.config)
     try:
         state, _ = step.run(state, {}, 0, algorithm.period)
-        if algorithm.interval:
-            state, _ = step.run(state, {}, algorithm.interval, algorithm.period)
+        if algorithm.every:
+            state, _ = step.run(state, {}, algorithm.every, algorithm.period)
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's update does with a number that is now a tensor

@@ -62,7 +62,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
     algorithm = make_algorithm(config, dataset)
     if not algorithm.vectorized and len(them) > 1 and config.group not in (None, 1):
         raise UserError(f"{config.algo.name} trains one replica at a time: leave out group=")
-    if algorithm.interval and world.size > 1:
+    if algorithm.every and world.size > 1:
         raise UserError(f"{config.algo.name} trains in one process; start it without torchrun")
     task = resolve_task(dataset.spec.task, config.eval, algorithm.goal_conditioned) if world.first and algorithm.acting else None
     evaluator = None
@@ -523,7 +523,7 @@ class _Loop:
         self.step, self.since, self.alive = meta["step"], meta["since"], tensors["alive"]
         state = good = checkpoint.unflatten({"state": template}, tensors, where)["state"]
         if self.step != self.since:
-            good = checkpoint.unflatten({"good": template._replace(frozen={})}, tensors, where)["good"]
+            good = checkpoint.unflatten({"good": template._replace(buffers={})}, tensors, where)["good"]
         sums = {k.removeprefix("sums/"): v for k, v in tensors.items() if k.startswith("sums/")}
         scoring = None
         if meta["unscored"]:

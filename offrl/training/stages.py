@@ -31,7 +31,7 @@ class Part:
     """A trained replica, with everything that training knew: critics and targets too."""
 
     algorithm: Algorithm
-    state: TrainState  # without a replica axis, on the CPU; without optimiser states and `frozen`
+    state: TrainState  # without a replica axis, on the CPU; without optimiser states and `buffers`
     settings: dict[str, Any]  # of the algorithm: with them it can be built again
     identity: str  # a checksum of its parameters
     fingerprint: str  # of the data it was trained on
@@ -90,8 +90,8 @@ def load(path: str | Path, spec: DataSpec, setting: str) -> Part:
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()
     if not alive:
         raise UserError(f"{where}: all its replicas diverged")
-    algorithm.reserve = dict  # it may be large, and no part needs it
-    template = algorithm.init(0)._replace(opt={}, frozen={})
+    algorithm.buffers = dict  # it may be large, and no part needs it
+    template = algorithm.init(0)._replace(opt={}, buffers={})
     flat = {name: value[alive[0]] for name, value in tensors.items() if name.startswith("state/")}
     state = checkpoint.unflatten({"state": template}, flat, str(run_dir))["state"]
     digest = hashlib.sha256()

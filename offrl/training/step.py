@@ -29,7 +29,7 @@ from offrl.training import distributed
 
 COUNT = "count of "  # prefix of the sums that count in how many updates a metric came
 KEYS = 128  # updates whose keys are made at once
-BETWEEN = -(1 << 41)  # keys of `Algorithm.between`: updates have those of 0, 1, ...
+BETWEEN = -(1 << 41)  # keys of `Algorithm.refresh`: updates have those of 0, 1, ...
 PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
 Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
 
@@ -133,9 +133,9 @@ class Step:
         self.algorithm.source = source
         self.algorithm.graphs = "cudagraph" in mode
         self.sampler = algorithm.sampler()
-        self.interval = algorithm.interval
-        if self.interval % algorithm.period:
-            raise ValueError(f"{type(algorithm).__name__}: interval {self.interval} is no multiple of period {algorithm.period}")
+        self.every = algorithm.every
+        if self.every % algorithm.period:
+            raise ValueError(f"{type(algorithm).__name__}: interval {self.every} is no multiple of period {algorithm.period}")
         self.batches, self.hyper = batches, dict(hyper)
         self.precision = precision
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
@@ -177,13 +177,13 @@ class Step:
                     metrics = {**metrics, **{COUNT + k: torch.ones_like(v) for k, v in metrics.items()}}
                 total = add(total, metrics)
             self._configure({name: getattr(self.base, name) for name in hyper})
-            return state._replace(frozen={}), total
+            return state._replace(buffers={}), total
 
         run = self._for_all(one)
 
         def pattern(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
             new, total = run(state, *rest)
-            return new._replace(frozen=state.frozen), total
+            return new._replace(buffers=state.buffers), total
 
         return pattern
 
@@ -198,14 +198,14 @@ class Step:
 
         return alone
 
-    def _between(self, state: TrainState, sums: Metrics, step: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
-        """`Algorithm.between` for all replicas, eagerly. Where updates write over the state, so does this."""
+    def _refresh(self, state: TrainState, sums: Metrics, step: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
+        """`Algorithm.refresh` for all replicas, eagerly. Where updates write over the state, so does this."""
 
         def one(state: TrainState, hyper: Hyper) -> tuple[TrainState, Metrics]:
             self._configure(hyper)
             key = rng.fold_in(rng.fold_in(state.key, BETWEEN), state.step)
             with self._autocast(state):
-                state, metrics = self.algorithm.between(state, self.source, key, step=step)
+                state, metrics = self.algorithm.refresh(state, self.source, key, step=step)
             self._configure({name: getattr(self.base, name) for name in hyper})
             return state, {k: v.float() for k, v in metrics.items()}
 
@@ -299,7 +299,7 @@ class Step:
         hyper, batches = self.hyper if hyper is None else hyper, batches or []
         keys = update_keys(state, self.algorithm.period)
         # copies: an update may work in place, and the compiled one does; neither changes what is frozen
-        one, other = (pytree.tree_map(torch.clone, state._replace(frozen={}))._replace(frozen=state.frozen) for _ in range(2))
+        one, other = (pytree.tree_map(torch.clone, state._replace(buffers={}))._replace(buffers=state.buffers) for _ in range(2))
         expected, metrics = self._plain(0, self.algorithm.period)(one, keys.transpose(0, 1), hyper, batches)
         sums = {name: torch.zeros_like(value) for name, value in metrics.items()}
         # called as it will be: nothing looks at the arguments again
@@ -329,10 +329,10 @@ class Step:
         last = step + count
         while step < last:
             end = last
-            if self.interval:
-                end = min(last, (step // self.interval + 1) * self.interval)
-                if step % self.interval == 0:
-                    state, sums = self._between(state, sums, step, hyper)
+            if self.every:
+                end = min(last, (step // self.every + 1) * self.every)
+                if step % self.every == 0:
+                    state, sums = self._refresh(state, sums, step, hyper)
             state, sums = self._updates(state, sums, step, end, slot, hyper)
             step = end
         return state, sums
@@ -363,7 +363,7 @@ class Step:
                     self._trust(state, hyper, batches)
                 if whole and self.mode != "eager":
                     sums = self._complete(sums, state, part, hyper, batches)
-                    own = {name: sums[name] for name in self._names or ()}  # `_between` has others
+                    own = {name: sums[name] for name in self._names or ()}  # `_refresh` has others
                     self._program()(state, own, part, hyper, batches)
                 else:
                     state, metrics = self._plain(step % period, length)(state, part.transpose(0, 1), hyper, batches)

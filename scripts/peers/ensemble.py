@@ -74,7 +74,7 @@ class BootstrapSampler:
 class Ensemble(Algorithm):
     Config = EnsembleConfig
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         s = self.spec
         return {"model": Dynamics(self.config, s.observation_dim + s.action_dim, s.observation_dim + 1)}
 

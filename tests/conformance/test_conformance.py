@@ -159,7 +159,7 @@ def test_inductor_agrees_with_eager() -> None:
 def moments(case: Case) -> tuple[int, ...]:
     """When to interrupt. Period 2: inside a pattern, between two, inside again. One moment is as good as another where all are alike."""
     kind = ALGORITHMS[case.name]
-    return (1, 4, 7) if kind.period > 1 or kind.between is not Algorithm.between else (4,)
+    return (1, 4, 7) if kind.period > 1 or kind.refresh is not Algorithm.refresh else (4,)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +280,8 @@ def test_the_optimiser_has_the_configured_learning_rate(case: Case) -> None:
     fields = [f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config) if f.name.endswith("learning_rate")]
     algorithm = case.make(**dict.fromkeys(fields, 0.0))
     begun, step = start(algorithm, [1])
-    if algorithm.interval:  # to take over a trained model before the first update is no learning
-        begun, _ = step._between(begun, {}, 0, {})
+    if algorithm.every:  # to take over a trained model before the first update is no learning
+        begun, _ = step._refresh(begun, {}, 0, {})
     before = copy(begun.params)
     state, _ = train(algorithm, [1], 2 * algorithm.period)
     identical(state.params, before)
@@ -353,13 +353,13 @@ def test_act(case: Case, tmp_path: Path) -> None:
     np.testing.assert_allclose(alone, greedy[5], atol=1e-5)  # one observation is a batch of one
     policy.reset()
 
-    q = algorithm.value_of(state, obs, actions[False])
+    q = algorithm.q_value(state, obs, actions[False])
     assert (q is None) == (not algorithm.valuing)
     found = policy.value(raw, greedy)  # from raw observations and actions
     if q is None:
         assert found is None
     else:
-        critic = algorithm.value_of(state, obs.flip(0), actions[False].flip(0))
+        critic = algorithm.q_value(state, obs.flip(0), actions[False].flip(0))
         assert q.shape == (64,) and critic is not None and torch.allclose(critic.flip(0), q, atol=1e-4) and float(q.std()) > 0
         assert found is not None
         np.testing.assert_allclose(found, q.numpy(), atol=1e-3 * float(q.abs().max()))

@@ -96,9 +96,9 @@ def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dic
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
     before = copy(state)
-    period = max(1, algorithm.interval, algorithm.period)
+    period = max(1, algorithm.every, algorithm.period)
     whole, sums = step.run(state, {}, 0, 4 * period)
-    identical(state._replace(frozen={}), before._replace(frozen={}))  # an update changes nothing in place
+    identical(state._replace(buffers={}), before._replace(buffers={}))  # an update changes nothing in place
     half, part = started(algorithm, dataset)[1].run(copy(before), {}, 0, 2 * period)
     again, again_sums = started(algorithm, dataset)[1].run(copy(half), part, 2 * period, 2 * period)
     identical(whole, again)
@@ -120,7 +120,7 @@ def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str
 
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
-    state, _ = step.run(state, {}, 0, max(2, 2 * algorithm.interval))
+    state, _ = step.run(state, {}, 0, max(2, 2 * algorithm.every))
     policy = TrainedPolicy(algorithm, select(state, 0), 3)
     asked = ["say red\n", "say a b\n", "say blue\n"]
     said = [policy.act(asked), policy.act(["bye\n"] * 3)]
@@ -152,7 +152,7 @@ def test_padding_and_the_cache_change_nothing(name: str, settings: dict[str, Any
     """Each next token's logits: alone without padding, among longer prompts with padding, and read in pieces from a cache."""
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
-    state = select(step.run(state, {}, 0, max(2, 2 * algorithm.interval))[0], 0)
+    state = select(step.run(state, {}, 0, max(2, 2 * algorithm.every))[0], 0)
     from offrl.lm.models.decoding import left_padded
 
     prompts = [algorithm.prompt(texts) for texts in (["say red\n"], ["say a b\n", "blue\n", "say blue\n"], ["x"])]
@@ -175,7 +175,7 @@ def test_refuses_numbers_and_trains_in_bfloat16(name: str) -> None:
         check_kind(registry.get("algo", name), name, data(False))
     algorithm, dataset = make(name)
     state, step = started(algorithm, dataset, precision="bf16")
-    state, sums = step.run(state, {}, 0, max(2, 2 * algorithm.interval))
+    state, sums = step.run(state, {}, 0, max(2, 2 * algorithm.every))
     assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
 
 

@@ -222,10 +222,11 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run.policy().act(np.zeros(4))
 
 
-def test_the_function_train_is_not_hidden_by_the_module() -> None:
+def test_functions_of_the_package_are_hidden_by_no_module() -> None:
+    import offrl.finetuning.setup
     import offrl.training.loop
 
-    assert offrl.training.loop is package.train and callable(offrl.training.loop)
+    assert offrl.train is package.train and callable(offrl.train) and callable(offrl.finetune)
     assert package.Interrupted is sys.modules["offrl.training.loop"].Interrupted
 
 

@@ -50,7 +50,7 @@ def make(dataset: Dataset = DATA, **settings: Any) -> tuple[Any, TrainState, Any
     }
     algorithm = Dynamics(Dynamics.fit_config(DynamicsSettings(**{**small, **settings}), dataset), dataset.spec)
     algorithm.source = algorithm.sampler().prepare(dataset)
-    state, _ = algorithm.between(algorithm.init(0), algorithm.source, rng.make_key(0), step=0)
+    state, _ = algorithm.refresh(algorithm.init(0), algorithm.source, rng.make_key(0), step=0)
     return algorithm, state, algorithm.source
 
 
@@ -176,7 +176,7 @@ def test_without_a_learnt_variance_predictions_have_that_of_the_held_out_errors(
 def test_every_member_goes_through_a_bootstrap_sample_of_its_own_in_each_epoch() -> None:
     n = len(DATA.transition_rows()) - make()[2].held["inputs"].shape[0]
     algorithm, state, source = make(batch_size=10, epoch=-(-n // 10))
-    updates = algorithm.interval
+    updates = algorithm.every
     assert source.count == n and make(batch_size=10)[0].interval == 250, "epochs of small data are no shorter than that"
     rows = wide(source.table.table[:, : OBS + A])
 
@@ -219,7 +219,7 @@ def reviewed(
     target = source.held["targets"]
     mean = torch.stack([target + r for r in root])
     monkeypatch.setattr(algorithm.model, "raw", lambda params, tree, x: Raw(mean, torch.full_like(mean, -4.0), None))
-    return algorithm.between(state, source, rng.make_key(0), step=algorithm.interval)
+    return algorithm.refresh(state, source, rng.make_key(0), step=algorithm.every)
 
 
 def marked(state: TrainState, value: float) -> TrainState:

@@ -102,7 +102,7 @@ def test_subgoals_among_states_of_the_data(tmp_path: Path) -> None:
     dataset = data()
     algorithm = trained(tmp_path, dataset, "gcivl")
     source = algorithm.sampler().prepare(dataset)
-    state, _ = algorithm.between(algorithm.init(0), source, rng.make_key(1), step=0)
+    state, _ = algorithm.refresh(algorithm.init(0), source, rng.make_key(1), step=0)
     states = state.extra["candidates"][0].numpy()
     assert all((s == OBSERVATIONS).all(1).any() for s in states) and len(np.unique(states, axis=0)) > 2
     g = torch.Generator().manual_seed(2)  # values of another size, so that some states are within reach and some are not

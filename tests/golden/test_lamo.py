@@ -50,7 +50,7 @@ def started(algorithm: Any, seed: int = 0) -> Any:
 
 def weights(algorithm: Any, state: Any) -> dict[str, np.ndarray]:
     """Learnt and frozen, by name in the trunk or in the policy."""
-    actor = algorithm.modules["actor"]
+    actor = algorithm.networks["actor"]
     every = {**dict(actor.named_buffers()), **state.params["actor"]}
     return {k.replace("steps.trunk.base.", "").replace(".default", ""): v.numpy().astype(np.float64) for k, v in every.items()}
 
@@ -103,17 +103,17 @@ def policy(w: dict[str, np.ndarray], b: int, first: int, last: int) -> np.ndarra
 def test_embedding() -> None:
     algorithm = make()
     w, x = weights(algorithm, algorithm.init(0)), G.normal(size=(5, OBS))
-    module = algorithm.modules["actor"].steps.embed["observation"]
+    module = algorithm.networks["actor"].steps.embed["observation"]
     own = {k.removeprefix("steps.embed.observation."): v for k, v in algorithm.init(0).params["actor"].items() if "embed.obs" in k}
     found = torch.func.functional_call(module, own, torch.tensor(x, dtype=torch.float32))
     np.testing.assert_allclose(found.numpy(), embed(x, w, "observation"), atol=1e-5)
-    plain = make(embedding="linear").modules["actor"].steps.embed["observation"]
+    plain = make(embedding="linear").networks["actor"].steps.embed["observation"]
     assert plain.second is None and [n for n, _ in plain.named_parameters()] == ["first.weight", "first.bias"]
 
 
 def test_lora_adds_to_what_is_frozen() -> None:
     algorithm = make()
-    layer = algorithm.modules["actor"].get_submodule("steps.trunk.base.h.0.attn.c_attn")
+    layer = algorithm.networks["actor"].get_submodule("steps.trunk.base.h.0.attn.c_attn")
     x = G.normal(size=(5, D))
     for state, adds in ((algorithm.init(0), False), (started(algorithm), True)):
         prefix = "steps.trunk.base.h.0.attn.c_attn."
@@ -183,7 +183,7 @@ def test_positions_are_of_texts_alone(tune: str, tmp_path: Path) -> None:
 
 def test_update_trains_adapters_and_heads_and_nothing_frozen() -> None:
     algorithm = make(clip_norm=0.25, learning_rate=0.01, weight_decay=0.5)
-    before = {k: v.clone() for k, v in algorithm.modules["actor"].named_buffers()}
+    before = {k: v.clone() for k, v in algorithm.networks["actor"].named_buffers()}
     state, key = algorithm.init(0), rng.make_key(0)
     trunk = [k for k in state.params["actor"] if k.startswith("steps.trunk.")]
     assert len(trunk) == 3 and not any("wpe" in k or "mlp" in k or "ln_" in k for k in trunk)
@@ -193,7 +193,7 @@ def test_update_trains_adapters_and_heads_and_nothing_frozen() -> None:
     later = started(algorithm)
     assert all(bool((g != 0).any()) for g in gradient(later.params["actor"], later).values())
     new, _ = algorithm.update(later, BATCH, key, phase=0)
-    after = dict(algorithm.modules["actor"].named_buffers())
+    after = dict(algorithm.networks["actor"].named_buffers())
     assert list(after) == list(before) and all(torch.equal(after[k], before[k]) for k in before)
     # AdamW by hand: eps 1e-6, the first of four warming updates, the gradient cut to a norm of 0.25, and decay of everything
     grads = gradient(later.params["actor"], later)

@@ -82,7 +82,7 @@ def rewards(algorithm: Any, ring: dict[str, Tensor]) -> list[float]:
 def test_the_ring_against_a_list(tmp_path: Path) -> None:
     """Rows of ended roll-outs are dropped, the oldest ones overwritten, in the order of their steps."""
     algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=3, horizon=2, retain=1)
-    ring, kept, number, g = state.frozen["ring"], [0.0] * 6, 1, np.random.default_rng(0)
+    ring, kept, number, g = state.buffers["ring"], [0.0] * 6, 1, np.random.default_rng(0)
     assert algorithm.capacity == 6
     at = count = 0
     for _ in range(8):
@@ -95,7 +95,7 @@ def test_the_ring_against_a_list(tmp_path: Path) -> None:
         assert (int(ring["at"]), int(ring["count"])) == (at, count)
         assert not ring["rows"][6].any()  # what was thrown away leaves nothing
     assert count == 6 and number > 20
-    columns = algorithm.imagined(state._replace(frozen={"ring": ring}), rng.make_key(0), 50)
+    columns = algorithm.imagined(state._replace(buffers={"ring": ring}), rng.make_key(0), 50)
     n = columns["rewards"]
     torch.testing.assert_close(columns["observations"], n.unsqueeze(-1).expand(-1, OBS))
     torch.testing.assert_close(columns["next_observations"], n.unsqueeze(-1).expand(-1, OBS) + 0.5)
@@ -104,8 +104,8 @@ def test_the_ring_against_a_list(tmp_path: Path) -> None:
 
 def test_draws_are_uniform_over_what_is_there(tmp_path: Path) -> None:
     algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=4, horizon=2, retain=3)
-    ring = algorithm.push(state.frozen["ring"], steps(1, [[True, True, False, True], [True, False, False, True]]))
-    drawn = algorithm.imagined(state._replace(frozen={"ring": ring}), rng.make_key(5), 10_000)["rewards"]
+    ring = algorithm.push(state.buffers["ring"], steps(1, [[True, True, False, True], [True, False, False, True]]))
+    drawn = algorithm.imagined(state._replace(buffers={"ring": ring}), rng.make_key(5), 10_000)["rewards"]
     values, counts = drawn.unique(return_counts=True)
     assert values.tolist() == [1.0, 2.0, 4.0, 5.0, 8.0]  # 5 of 24 places hold something
     assert float((counts / 10_000 - 0.2).abs().max()) < 0.02
@@ -114,7 +114,7 @@ def test_draws_are_uniform_over_what_is_there(tmp_path: Path) -> None:
 def test_the_data_s_rows_come_first_in_a_batch(tmp_path: Path) -> None:
     data = small.dataset(rewards=np.full(small.ROWS, 9.0))
     algorithm, state, source = small.make(tmp_path, "mopo", data, real_share=0.25)
-    state, _ = algorithm.between(state, source, rng.make_key(0), step=0)
+    state, _ = algorithm.refresh(state, source, rng.make_key(0), step=0)
     batch = algorithm.mixed(state, algorithm.sampler()(source, rng.make_key(1), 8), rng.make_key(2))
     assert (batch["rewards"] == 9.0).tolist() == [True] * 2 + [False] * 6
     assert all(v.shape[0] == 8 for v in batch.values())

@@ -99,7 +99,7 @@ def test_a_penalty_is_of_known_steps_alone(tmp_path: Path) -> None:
 
 def test_halted_rows_end_in_the_ring(tmp_path: Path) -> None:
     algorithm, state, source = make(tmp_path, threshold_scale=0.5, rollouts=40, halt_reward=-77.0)
-    state, metrics = algorithm.between(state, source, rng.make_key(2), step=0)
+    state, metrics = algorithm.refresh(state, source, rng.make_key(2), step=0)
     rows = algorithm.imagined(state, rng.make_key(3), 300)
     halted = rows["rewards"] == -77.0
     assert halted.any() and not rows["masks"][halted].any() and rows["masks"][~halted].all()

@@ -70,7 +70,7 @@ def make(model: str, dataset: Dataset = DATA, **settings: Any) -> tuple[Any, Tra
     }
     algorithm = kind(kind.fit_config(kind.Config(**{**small, "world_model": model, **settings}), dataset), dataset.spec)
     algorithm.source = algorithm.sampler().prepare(dataset)
-    return algorithm, algorithm.between(algorithm.init(0), algorithm.source, KEY, step=0)[0]
+    return algorithm, algorithm.refresh(algorithm.init(0), algorithm.source, KEY, step=0)[0]
 
 
 def members(tree: dict[str, Any], params: dict[str, Any], inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -223,7 +223,7 @@ def test_dt_loss() -> None:
     dataset = data()
     algorithm = make("dt", dataset)
     assert algorithm.config.target_return == 33.0 == algorithm.config.return_scale and algorithm.config.max_timestep == 6
-    p = scramble(algorithm.modules["actor"])
+    p = scramble(algorithm.networks["actor"])
     params = {k: torch.tensor(v, dtype=torch.float32) for k, v in p.items()}
     batch = batch_of(algorithm, dataset, [0, 1, 4, 8, 10])
     loss, _ = algorithm.actor_loss(params, algorithm.init(0), batch, None)
@@ -235,9 +235,9 @@ def test_dt_loss() -> None:
 def test_no_action_sees_itself_or_what_comes_later(name: str) -> None:
     dataset = data()
     algorithm = make(name, dataset)
-    scramble(algorithm.modules["actor"])
+    scramble(algorithm.networks["actor"])
     state = algorithm.init(0)
-    state = state._replace(params={"actor": {k: v.detach() for k, v in algorithm.modules["actor"].named_parameters()}})
+    state = state._replace(params={"actor": {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}})
     batch = batch_of(algorithm, dataset, [3, 4])
 
     def actions(changed: dict[str, Tensor]) -> Tensor:
@@ -264,8 +264,8 @@ def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
     if discrete and name == "modt":
         pytest.skip("continuous actions only")
     algorithm = make(name, dataset, **({"stride": 99} if name == "edt" else {}))  # one length of history: all of it
-    scramble(algorithm.modules["actor"])
-    actor = {k: v.detach() for k, v in algorithm.modules["actor"].named_parameters()}
+    scramble(algorithm.networks["actor"])
+    actor = {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}
     state = algorithm.init(0)._replace(params={"actor": actor})
     policy = TrainedPolicy(algorithm, state, 0)
     observations, rewards = dataset.columns["observations"][3:9].numpy(), dataset.columns["rewards"][3:9].numpy()
@@ -319,7 +319,7 @@ def test_edt_losses() -> None:
     assert algorithm.config.return_range == [2.0, 33.0]
     returns = torch.tensor([2.0, 33.0, 17.5, -5.0, 40.0])
     assert algorithm.bin_of(returns).tolist() == [0, 4, 2, 0, 4]
-    net = algorithm.modules["actor"]
+    net = algorithm.networks["actor"]
     scramble(net)
     actor = {k: v.detach() for k, v in net.named_parameters()}
     batch = batch_of(algorithm, dataset, [0, 4])
@@ -344,7 +344,7 @@ def test_edt_hides_returns_but_the_first(padding: str) -> None:
     """As in the authors' mask: nothing attends to the return of a later step, also not that return itself."""
     dataset = data()
     algorithm = make("edt", dataset, activation="relu", padding=padding)
-    p = scramble(algorithm.modules["actor"])
+    p = scramble(algorithm.networks["actor"])
     actor = {k: torch.tensor(v, dtype=torch.float32) for k, v in p.items()}
     batch = batch_of(algorithm, dataset, [3, 1, 7])  # windows of 4, 2 and 2 steps
     valid = batch["valid"].numpy()
@@ -374,8 +374,8 @@ def test_edt_hides_returns_but_the_first(padding: str) -> None:
 def test_edt_takes_the_history_that_promises_most() -> None:
     dataset = data()
     algorithm = make("edt", dataset, stride=1)
-    scramble(algorithm.modules["actor"])
-    actor = {k: v.detach() for k, v in algorithm.modules["actor"].named_parameters()}
+    scramble(algorithm.networks["actor"])
+    actor = {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}
     state = algorithm.init(0)._replace(params={"actor": actor})
     g = torch.Generator().manual_seed(0)
     shapes = {"observations": (8, 4, 3), "actions": (8, 4, 2), "rewards": (8, 4), "returns_to_go": (8, 4)}
@@ -475,7 +475,7 @@ def test_qdt_returns_add_up_within_a_window(padding: str) -> None:
     for n in (1, 2, 4):
         share = [lengths.count((n, k)) / 200 for k in range(1, n + 1)]
         np.testing.assert_allclose(share, 1 / n, atol=0.12)
-    p = scramble(algorithm.modules["actor"])
+    p = scramble(algorithm.networks["actor"])
     params = {k: torch.tensor(v, dtype=torch.float32) for k, v in p.items()}
     some = {k: v[:12] for k, v in batch.items()}
     brief = algorithm.shortened(some, rng.split(key)[0])
@@ -519,12 +519,12 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     policy.save(tmp_path / "policy.safetensors")
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     expected = policy.act(observations)
-    value = algorithm.critic.v(algorithm.extras({})["value"], torch.from_numpy(observations))
+    value = algorithm.critic.v(algorithm.extra({})["value"], torch.from_numpy(observations))
     np.testing.assert_allclose(policy._carry.window["prompts"][:, -1], value)
     source = algorithm.sampler().prepare(dataset)
     batch = windows(source, torch.tensor([4]), 2)
     part = algorithm.part
-    q = part.algorithm.value_of(part.state, dataset.columns["observations"][4:6], dataset.columns["actions"][4:6])
+    q = part.algorithm.q_value(part.state, dataset.columns["observations"][4:6], dataset.columns["actions"][4:6])
     v = part.algorithm.v(part.state.params["value"], dataset.columns["observations"][4:6])
     np.testing.assert_allclose(batch["prompts"][0], q.numpy(), rtol=1e-5)
     weight = algorithm.weight(algorithm.init(0), batch)[0]

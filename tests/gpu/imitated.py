@@ -226,7 +226,7 @@ def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False) -> Trac
 
     Raises RuntimeError for what no CUDA graph can hold.
     """
-    seeds, between = [0, 1] if algorithm.vectorized else [0], algorithm.interval
+    seeds, between = [0, 1] if algorithm.vectorized else [0], algorithm.every
     updates = max(3 * algorithm.period, 2 * between if between < 100 else 0)
     with imitated(), Machine() as machine:
         sampler = algorithm.sampler()

@@ -159,7 +159,7 @@ def test_frozen_tensors_follow_the_parameters() -> None:
     with imitated(), Machine():
         state = SimpleNamespace(params={"policy": {"own": torch.ones(2).to(META)}}, step=torch.zeros(()).to(META))
         bound = bind(algorithm, state)  # type: ignore[arg-type]
-        assert isinstance(bound.modules["policy"].given, Held) and isinstance(bound.modules["policy"].own, (Held, nn.Parameter))
+        assert isinstance(bound.networks["policy"].given, Held) and isinstance(bound.networks["policy"].own, (Held, nn.Parameter))
     assert module.given.device == CPU  # the algorithm's own stay
 
 

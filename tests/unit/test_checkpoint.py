@@ -137,7 +137,7 @@ def test_missing_foreign_and_newer_files(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(checkpoint, "VERSION", 7)
     checkpoint.write(tmp_path / "future", {"w": torch.ones(2)}, {})
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"written by a newer offrl \(layout 7, this one reads up to 1\); upgrade"):
+    with pytest.raises(UserError, match=rf"written by a newer offrl \(layout 7, this one reads up to {checkpoint.VERSION}\); upgrade"):
         checkpoint.read(tmp_path / "future")
     save(tmp_path / "run", 1)
     os.replace(tmp_path / "future", file(tmp_path / "run", 2))
@@ -155,7 +155,7 @@ def test_the_checksum_covers_names_and_values(tmp_path: Path) -> None:
         safetensors.torch.save_file(swapped, tmp_path / "y", header)
         with pytest.raises(UserError, match="checksum"):
             checkpoint.read(tmp_path / "y")
-    assert json.loads(header["offrl"])["version"] == 1
+    assert json.loads(header["offrl"])["version"] == checkpoint.VERSION
 
 
 def test_other_settings_are_named(tmp_path: Path) -> None:

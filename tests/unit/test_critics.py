@@ -244,7 +244,7 @@ def test_any_number_of_critics(critics: int) -> None:
     nets = [ref.net(state.params["critic"], member=e) for e in range(critics)]
     q = np.stack([ref.forward(n, INPUT)[0][:, 0] for n in nets])
     np.testing.assert_allclose(algorithm.values(state.params["critic"], BATCH["observations"], BATCH["actions"]), q, atol=1e-5)
-    np.testing.assert_allclose(algorithm.value_of(state, BATCH["observations"], BATCH["actions"]), q.min(0), atol=1e-5)
+    np.testing.assert_allclose(algorithm.q_value(state, BATCH["observations"], BATCH["actions"]), q.min(0), atol=1e-5)
     y = X["rewards"] + 0.99 * X["masks"]
     loss, _ = algorithm.td_loss(state.params["critic"], BATCH, algorithm.td_target(BATCH, torch.ones(B)), KEY)
     assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-4), "a mean over the batch, a sum over critics"
@@ -304,7 +304,7 @@ def test_layer_norm_and_residual_against_numpy(norm: bool, residual: bool) -> No
 def test_options_reach_critics_and_values_and_not_the_actor() -> None:
     algorithm, state = make("iql", layer_norm=True, residual=True, critic_hidden=[7, 7], critics=3)
     for name in ("critic", "value"):
-        module = algorithm.modules[name]
+        module = algorithm.networks[name]
         assert module.residual and [v.shape[-1] for k, v in state.params[name].items() if k.endswith("layers.0.bias")] == [7]
     assert "scales.1" in state.params["critic"] and "norms.1.weight" in state.params["value"]
     assert not any("norm" in k for k in state.params["actor"]) and state.params["actor"]["net.layers.0.bias"].shape == (6,)
@@ -408,7 +408,7 @@ def test_critics_of_every_algorithm_find_a_constant(name: str, head: str) -> Non
         algorithm = case.make(data)
         state, step = cases.start(algorithm, [0, 1], data)
         rows = [data.columns[k][:64] for k in ("observations", "actions")]
-        error = lambda s: max(float((algorithm.value_of(select(s, i), *rows) - 1).abs().mean()) for i in (0, 1))  # noqa: B023, E731
+        error = lambda s: max(float((algorithm.q_value(select(s, i), *rows) - 1).abs().mean()) for i in (0, 1))  # noqa: B023, E731
         before = error(state)
         state, sums = step.run(state, {}, 0, 80)
         assert all(v.isfinite().all() for v in sums.values()) and ("critic/saturation" in sums) == (head != "scalar")
@@ -434,7 +434,7 @@ def test_every_head_finds_the_exact_value_of_a_chain(name: str, head: str) -> No
     state, sums = step.run(stack([algorithm.init(0)]), {}, 0, 300)
     one = select(state, 0)
     actions = torch.tensor([[-0.7], [0.7]])
-    q = algorithm.value_of(one, torch.eye(2), actions)
+    q = algorithm.q_value(one, torch.eye(2), actions)
     np.testing.assert_allclose(q, [2.8, 2.0], atol=0.1)
     if name == "iql":
         np.testing.assert_allclose(algorithm.v(one.params["value"], torch.eye(2)), [2.8, 2.0], atol=0.1)

@@ -257,10 +257,10 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
             print("begun", flush=True)
             from offrl import registry
             from offrl.data.dataset import DataSpec
-            from offrl.evalconfig import EvalConfig
-            from offrl.evalpool import EvaluationPool
-            from offrl.policy import TrainedPolicy
-            from offrl.tasks import Task
+            from offrl.settings.evaluation import EvalConfig
+            from offrl.evaluation.pool import EvaluationPool
+            from offrl.evaluation.policy import TrainedPolicy
+            from offrl.tasks.task import Task
             Algorithm = registry.get("algo", "td3_bc")
             spec = DataSpec((17,), 6, action_low=(-1.0,) * 6, action_high=(1.0,) * 6, name="x")
             algorithm = Algorithm(Algorithm.Config(hidden=[8]), spec)

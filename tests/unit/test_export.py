@@ -312,7 +312,7 @@ def test_an_algorithm_with_a_memory_may_give_its_own_graph(tmp_path: Path, monke
     class Own(torch.nn.Module):
         def __init__(self, algorithm: Algorithm) -> None:
             super().__init__()
-            self.actor = algorithm.modules["actor"]
+            self.actor = algorithm.networks["actor"]
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.actor(x)[0]

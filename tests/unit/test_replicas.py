@@ -166,7 +166,7 @@ def test_for_replica_changes_the_config_alone() -> None:
     algorithm = IQL(IQL.Config(hidden=[4]), SPEC)
     own = for_replica(algorithm, Replica(0, (("temperature", 10.0),)))
     assert (own.config.temperature, own.config.hidden, algorithm.config.temperature) == (10.0, [4], 3.0)
-    assert own.modules is algorithm.modules and for_replica(algorithm, Replica(0)) is algorithm
+    assert own.networks is algorithm.networks and for_replica(algorithm, Replica(0)) is algorithm
 
 
 # ------------------------------------------------------------------------------------------------------------------ runs

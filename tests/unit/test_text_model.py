@@ -82,7 +82,7 @@ def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_pa
     _, state, later = trained(folder, data, updates, lora_layers=layers)
     # random states say little: 0.963 +- 0.009 over seeds
     assert float(later["policy/loss"]) / updates < (0.99 if layers else 0.8) * float(first["policy/loss"])
-    language, lm = base.language_of(algorithm.config), algorithm.modules["policy"]
+    language, lm = base.language_of(algorithm.config), algorithm.networks["policy"]
     assert all("lora" in name for name in state.params["policy"])
     assert sum(p.numel() for p in state.params["policy"].values()) < 0.2 * language.parameters
     # the reference is the model as it was, to the last bit; with adapters it is another
@@ -92,7 +92,7 @@ def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_pa
         plain = fresh.logits(fresh.hidden(ids))
         bound = TrainedPolicy(algorithm, state, 0)
         bound.step(bound.start(1), [data.strings[0]], 0)
-        policy = bound._ready[0].modules["policy"]
+        policy = bound._ready[0].networks["policy"]
         with policy.reference():
             assert torch.equal(policy.logits(policy.hidden(ids)), plain)
         assert (policy.logits(policy.hidden(ids)) - plain).abs().max() > 0.1

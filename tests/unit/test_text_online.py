@@ -93,7 +93,7 @@ def test_episodes_become_the_turns_that_the_sampler_draws() -> None:
 def test_the_ring_keeps_the_newest_turns() -> None:
     algorithm, dataset = make(capacity=4)
     source = algorithm.sampler().prepare(dataset)
-    ring = rings.push(algorithm.reserve()["ring"], turns(source, torch.arange(3)))
+    ring = rings.push(algorithm.buffers()["ring"], turns(source, torch.arange(3)))
     assert (int(ring["at"]), int(ring["count"])) == (3, 3)
     ring = rings.push(ring, turns(source, torch.arange(3, 6)))
     assert (int(ring["at"]), int(ring["count"])) == (2, 4)
@@ -102,7 +102,7 @@ def test_the_ring_keeps_the_newest_turns() -> None:
     for name in ("ids", "valid", "action", "next_ids", "next_valid", "reward", "done", "known"):
         wide = rings.widened(expected[name], algorithm.width) if expected[name].dim() == 2 else expected[name]
         assert torch.equal(kept[name], wide), name
-    full = rings.filled(algorithm.reserve()["ring"], source)  # more turns than places: the last ones
+    full = rings.filled(algorithm.buffers()["ring"], source)  # more turns than places: the last ones
     assert sorted(full["reward"].tolist()) == sorted(turns(source, torch.arange(2, 6))["reward"].tolist())
     assert torch.equal(rings.draw(full, rng.make_key(0), 50)["reward"].unique(), full["reward"].unique())
 
@@ -120,7 +120,7 @@ def test_resumes_bit_for_bit(settings: dict[str, Any], first: int, tmp_path: Pat
 
     begin = stack([algorithm.init(4)])
     whole, sums = run(begin, {}, 0, 7)
-    assert not torch.equal(whole.frozen["ring"]["ids"], begin.frozen["ring"]["ids"])
+    assert not torch.equal(whole.buffers["ring"]["ids"], begin.buffers["ring"]["ids"])
     state, part = run(begin, {}, 0, first)
     for name, value in state.params["policy"].items():  # the first iteration warms up
         assert torch.equal(value, begin.params["policy"][name])

@@ -226,10 +226,10 @@ from types import SimpleNamespace
 from offrl.video import film, prepare, NoVideo
 prepare()
 from offrl.data.dataset import DataSpec
-from offrl.evalconfig import EvalConfig
-from offrl.evaluate import evaluate
-from offrl.replicas import expand
-from offrl.tasks import Task
+from offrl.settings.evaluation import EvalConfig
+from offrl.evaluation.evaluator import evaluate
+from offrl.settings.replicas import expand
+from offrl.tasks.task import Task
 
 class Wave:
     def start(self, episodes):

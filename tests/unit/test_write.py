@@ -526,7 +526,7 @@ def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
         import os, signal, sys
         sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2])]!r}
         from test_write import example, write_data
-        from offrl.data import sink
+        from offrl.data.formats import hdf5_sink as sink
         real, calls = sink.write_at, 0
         def stop(*arguments):
             global calls

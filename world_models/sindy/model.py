@@ -123,7 +123,7 @@ class Sindy(Algorithm):
         sindy.factors(spec.observation_dim, actions, config)  # refuses what is too large before a run directory is made
         return dataclasses.replace(config, termination=known.termination, reward=known.reward)
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         self.model = SindyModel(self.config, self.spec)
         return {}
 

@@ -1,4 +1,4 @@
-"""`Algorithm.between`: called before certain updates, alone changes `frozen`, and shows neither slices, nor modes, nor other replicas."""
+"""`Algorithm.refresh`: called before certain updates, alone changes `buffers`, and shows neither slices, nor modes, nor other replicas."""
 
 from __future__ import annotations
 
@@ -42,41 +42,41 @@ class Sums:
 
 
 class Toy(Algorithm):
-    """Updates pull a weight towards a ring's mean; `between`, before updates 0, 4, 8, ..., writes the weight and noise into the ring."""
+    """Updates pull a weight towards a ring's mean; `refresh`, before updates 0, 4, 8, ..., writes the weight and noise into the ring."""
 
     Config = Config
     acting: ClassVar[tuple[str, ...]] = ()
     calls: ClassVar[list[int]] = []
 
-    def build(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         return {"w": nn.Linear(1, 1)}
 
     def sampler(self) -> Any:
         return Sums()
 
     def init(self, seed: int) -> TrainState:
-        return super().init(seed)._replace(frozen={"ring": torch.zeros(3), "count": torch.zeros((), dtype=torch.int64)})
+        return super().init(seed)._replace(buffers={"ring": torch.zeros(3), "count": torch.zeros((), dtype=torch.int64)})
 
     @property
-    def interval(self) -> int:
+    def every(self) -> int:
         return 4
 
-    def between(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         Toy.calls.append(step)
-        ring, count = state.frozen["ring"], state.frozen["count"]
+        ring, count = state.buffers["ring"], state.buffers["count"]
         value = state.params["w"]["weight"].reshape(()) + self.config.push * source["unit"] * rng.normal(key, ())
         new = ring.index_put((count % 3,), value)
-        return state._replace(frozen={"ring": new, "count": count + 1}), {"ring/value": value}
+        return state._replace(buffers={"ring": new, "count": count + 1}), {"ring/value": value}
 
     def update(self, state: TrainState, batch: Any, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         def loss(params: Any, state: TrainState) -> tuple[Tensor, Metrics]:
-            away = params["weight"].sum() - state.frozen["ring"].mean() * self.source["unit"]
+            away = params["weight"].sum() - state.buffers["ring"].mean() * self.source["unit"]
             return away.square(), {"loss": away.square()}
 
         return self.descend(state, "w", loss)
 
     def finished(self, state: TrainState) -> Tensor:
-        return state.frozen["count"] >= self.config.most
+        return state.buffers["count"] >= self.config.most
 
 
 SPEC = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,))
@@ -107,7 +107,7 @@ def test_its_metrics_are_means_over_its_calls() -> None:
     step, state = begun([0])
     after, sums = step.run(state, {}, 0, 12)
     values = metric_means(sums, 12)
-    assert torch.allclose(values["ring/value"], after.frozen["ring"].mean(-1).double())  # three calls filled a ring of three
+    assert torch.allclose(values["ring/value"], after.buffers["ring"].mean(-1).double())  # three calls filled a ring of three
     assert set(values) == {"loss", "ring/value"}
 
 
@@ -118,14 +118,14 @@ def test_a_replica_alone_is_as_among_others() -> None:
     alone, _ = step.run(state, {}, 0, 9)
     for a, b in zip(pytree.tree_leaves(among), pytree.tree_leaves(alone), strict=True):
         assert torch.allclose(a[1].double(), b[0].double(), atol=1e-6)
-    assert not torch.allclose(among.frozen["ring"][0], among.frozen["ring"][1])
+    assert not torch.allclose(among.buffers["ring"][0], among.buffers["ring"][1])
 
 
 def test_a_grid_reaches_it() -> None:
     step, state = begun([5, 5], hyper={"push": torch.tensor([0.0, 1.0])})
     after, _ = step.run(state, {}, 0, 1)
     first = state.params["w"]["weight"].reshape(2)
-    assert after.frozen["ring"][0, 0] == first[0] and after.frozen["ring"][1, 0] != first[1]
+    assert after.buffers["ring"][0, 0] == first[0] and after.buffers["ring"][1, 0] != first[1]
 
 
 @compiler
@@ -133,10 +133,10 @@ def test_compiled_it_writes_over_the_state_and_gives_the_same_numbers() -> None:
     eager, state = begun([0, 1])
     expected, sums = eager.run(state, {}, 0, 10)
     step, state = begun([0, 1], "compiled")
-    ring = state.frozen["ring"]
+    ring = state.buffers["ring"]
     after, found = step.run(state, {}, 0, 6)
     after, found = step.run(after, found, 6, 4)
-    assert after.frozen["ring"] is ring
+    assert after.buffers["ring"] is ring
     for a, b in zip(pytree.tree_leaves((expected, sums)), pytree.tree_leaves((after, {k: found[k] for k in sums})), strict=True):
         assert torch.allclose(a.double(), b.double(), atol=1e-5)
 
