@@ -20,7 +20,7 @@ from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
-from offrl.settings.field import known
+from offrl.settings.field import without_places
 
 LAYOUT = 2  # raise it when the files of a cached data set change meaning
 
@@ -127,7 +127,7 @@ def _add_rewards(raw: RawData, config: DatasetConfig) -> bool:
 
 def _key(config: DatasetConfig, sources: list[Source]) -> str:
     """Names the memory-mapped form of these files under these settings."""
-    plain = known(replace(config.anywhere(), concatenate=[]))
+    plain = without_places(replace(config, concatenate=[]))
     about = [LAYOUT, plain, [s.identity() for s in sources]]
     if config.reward_labels is not None:
         from offrl.data.reward_labels import labeller

@@ -32,35 +32,29 @@ class CriticSettings:
     """Settings of every algorithm that learns Q; an algorithm's own defaults are in its file."""
 
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
-    actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0, later=True)
+    actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     discount: float = setting(0.99, "discount factor", low=0.0, high=1.0)
     polyak: float = setting(0.005, "share of the online parameters that enters the targets whenever they move", low=0.0, high=1.0)
     hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
-    critic_hidden: list[int] = setting([], "widths of the critics' hidden layers (and of V's); []: hidden", low=1, later=True)
+    critic_hidden: list[int] = setting([], "widths of the critics' hidden layers (and of V's); []: hidden", low=1)
     init: str = setting(
         "torch",
         "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
         choices=("torch", "orthogonal", "fixed_bias", "small_head"),
     )
-    critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1, later=True)
-    target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0, later=True)
-    layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)", later=True)
-    residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)", later=True)
-    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, later=True)
-    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, later=True)
-    lipschitz: float = setting(
-        0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0, later=True
-    )
-    lipschitz_radius: float = setting(
-        0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0, later=True
-    )
+    critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1)
+    target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)
+    layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)")
+    residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)")
+    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99)
+    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0)
+    lipschitz: float = setting(0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0)
+    lipschitz_radius: float = setting(0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0)
     value_head: str = setting("scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS)
-    value_bins: int = setting(101, "bins of a value head that is not scalar", low=2, later=True)
-    value_range: list[float] = setting(
-        [], "smallest and largest value of the bins; []: found from the data's discounted returns", later=True
-    )
-    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, later=True)
+    value_bins: int = setting(101, "bins of a value head that is not scalar", low=2)
+    value_range: list[float] = setting([], "smallest and largest value of the bins; []: found from the data's discounted returns")
+    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3)
 
 
 class Target(NamedTuple):

@@ -33,16 +33,16 @@ class LevelSettings(GoalTargetSettings):
     subgoal_steps: int = setting(25, "k: a subgoal is so many steps ahead (humanoidmaze 100, manipulation 10)", low=1)
     representation: int = setting(10, "numbers that represent a subgoal", low=1)
     adjacency_weight: float = setting(
-        0.0, "HRAC's penalty of subgoals that are not reached within k steps (HRAC: 20, beside Q); 0: none", low=0.0, later=True
+        0.0, "HRAC's penalty of subgoals that are not reached within k steps (HRAC: 20, beside Q); 0: none", low=0.0
     )
     adjacency_dims: int = setting(
-        0, "so many first entries of an observation say where one is, which decides what is near (ant: 2); 0: all", low=0, later=True
+        0, "so many first entries of an observation say where one is, which decides what is near (ant: 2); 0: all", low=0
     )
     adjacency_cell: float = setting(
         1.0, "with adjacency_dims: places are told apart by cells of this width, in the units of normalised observations; 0: no cells",
-        low=0.0, later=True,
+        low=0.0,
     )  # fmt: skip
-    adjacency_learning_rate: float = setting(2e-4, "the adjacency networks' learning rate", low=0.0, later=True)
+    adjacency_learning_rate: float = setting(2e-4, "the adjacency networks' learning rate", low=0.0)
 
 
 def on_sphere(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
                 f"{run_dir} began from another state ({_words(old['identity']['parent'])}) than {_words(mine['parent'])}, which has "
                 f"changed since: offrl finetune resume={run_dir} goes on with the old one, another name= begins anew"
             )
-        changed = difference(old["identity"], mine)
+        changed = difference(runs.complete(old["identity"]), mine)
         if changed:
             name, (there, here) = next(iter(changed.items()))
             raise UserError(f"{run_dir} holds another run ({name}: {there} there, {here} here); choose another name=")

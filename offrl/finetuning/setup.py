@@ -23,6 +23,7 @@ from offrl.runs import record as runs
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
+from offrl.settings.field import without_places
 from offrl.settings.presets import algorithm_group, base_algorithm, read_yaml
 from offrl.settings.replicas import Replica, expand
 from offrl.settings.train import TrainConfig, seed_list
@@ -329,13 +330,12 @@ def identity(start: Start) -> dict[str, Any]:
         "env": start.task.env_id or start.task.name,
         "parent": None if start.parent is None else {k: v for k, v in start.parent.items() if k != "run"},  # wherever it lies
         "finetune": {k: v for k, v in dataclasses.asdict(start.config).items() if k not in (*FREE, "precision")},
+        "precision": start.config.precision,
     }
     if start.data is not None:
-        values["dataset"] = {k: v for k, v in dataclasses.asdict(start.data).items() if k not in DatasetConfig.PLACES}
+        values["dataset"] = without_places(start.data)
     if start.anneal:
         values["steps"] = start.config.steps  # over which settings are annealed
-    if start.config.precision != "float32":
-        values["precision"] = start.config.precision
     if start.grid:
         values["grid"] = [[name, cells] for name, cells in start.grid.items()]
     return json.loads(json.dumps(values, default=str))

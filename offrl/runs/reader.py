@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from offrl.runs.record import CONFIG, RECORD, SCORES, Run, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
+from offrl.settings.field import places
 from offrl.settings.replicas import Replica, cell_name
 
 BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
@@ -156,8 +157,7 @@ class Reader:
                 values = {f"algo.{field}": value for field, value in replica.values}
                 own = {**flat, **values}
                 settings[replica.cell] = digest(own)
-                whole = {**self._settings(run, complete(run.record["identity"])), **values}  # two variants may differ in a default
-                self.variants.append(Variant(dataset, label, digest(own), whole, {**given, **values}))
+                self.variants.append(Variant(dataset, label, digest(own), own, {**given, **values}))
         steps = config.get("steps") if isinstance(config.get("steps"), int) else None
         if steps is not None and config.get("stop", "none") != "none":
             steps = min(steps, ended_early(path, config.get("stop_patience")) or steps)
@@ -183,9 +183,9 @@ class Reader:
         return run
 
     @staticmethod
-    def _settings(run: Run, identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _settings(run: Run) -> dict[str, Any]:
         """What decides a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
-        identity = {k: v for k, v in (identity or run.record["identity"]).items() if k not in ("seeds", "grid")}
+        identity = {k: v for k, v in complete(run.record["identity"]).items() if k not in ("seeds", "grid")}
         flat = {k: v for k, v in flatten(identity).items() if k not in _PLACES}
         return {**flat, "data.fingerprint": str(run.record["data"]["fingerprint"])[:12]}
 
@@ -286,7 +286,7 @@ class Reader:
         return True
 
 
-_PLACES = {f"dataset.{name}" for name in DatasetConfig.PLACES}
+_PLACES = {f"dataset.{name}" for name in places(DatasetConfig)}
 
 
 def _why(run: Run, steps: int | None, at: int, scored: bool) -> str:

@@ -17,7 +17,7 @@ from offrl.errors import UserError, nearest
 from offrl.runs.log import Result, final_table
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
-from offrl.settings.field import known, later
+from offrl.settings.field import without_places
 from offrl.settings.replicas import Replica, Values, by_cell, expand, grid_text, number, replicas
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.statistics.intervals import mean_interval
@@ -40,17 +40,10 @@ PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", 
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
-    """The settings that decide the parameters that come out; two runs that agree in these are the same run.
-
-    What later versions added is there only where it is used, so that older runs keep their names.
-    """
+    """The settings that decide the parameters that come out; two runs that agree in these are the same run."""
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
-    values["algo"], values["dataset"] = known(config.algo), known(config.dataset)
+    values["algo"], values["dataset"] = without_places(config.algo), without_places(config.dataset)  # the fingerprint says what data are
     values["seeds"] = seed_list(config.seeds)
-    for place in DatasetConfig.PLACES:  # where the data lie; what they are, the fingerprint says
-        values["dataset"].pop(place, None)
-    if values["precision"] == "float32":
-        del values["precision"]
     grid = values.pop("grid")
     if grid:
         values["grid"] = [[field, cells] for field, cells in grid.items()]  # a list: the order of the fields is that of the replicas
@@ -155,12 +148,15 @@ def change(old: dict[str, Any], new: dict[str, Any]) -> str:
     return next((f"{name}: {there} there, {here} here" for name, (there, here) in changed.items()), "")
 
 
-def complete(settings: dict[str, Any]) -> dict[str, Any]:
-    """An identity with what it leaves out because it has its default."""
-    parts: dict[str, Any] = {"dataset": DatasetConfig}
+def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's identity with the defaults of the settings that it lacks because they are younger than the run."""
+    kinds: dict[str, Any] = {"dataset": DatasetConfig}
     with contextlib.suppress(UserError):  # of an algorithm that is not installed any more
-        parts["algo"] = registry.get("algo", settings["algo"]["name"]).Config
-    return {"precision": "float32", **settings, **{part: {**later(kind), **settings[part]} for part, kind in parts.items()}}
+        kinds["algo"] = registry.get("algo", settings["algo"]["name"]).Config
+    parts = {part: {**without_places(kind()), **settings[part]} for part, kind in kinds.items() if settings[part]}
+    if "algo" in parts:
+        parts["algo"] = _without(parts["algo"], [field for field, _ in settings.get("grid", [])])
+    return {"precision": "float32", **settings, **parts}
 
 
 def installed(package: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,7 +113,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     dataset = str(values.pop("dataset", "builtin"))
     dataset_group = dataset if dataset in config_names("dataset") else "default"
     experiment = choose_experiment(algo, dataset, str(values.pop("experiment", None) or "auto"))
-    config = _hydra([f"dataset={dataset_group}", f"algo={algo}"])
+    config = _defaults(dataset_group, algo)
     OmegaConf.set_struct(config, True)
     if dataset_group == "default":
         config.dataset.name = dataset
@@ -276,8 +278,17 @@ def _all_names(config: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def _hydra(overrides: list[str]) -> Any:
-    """Compose configs/train.yaml with the chosen groups over the typed schemas."""
+def _defaults(dataset: str, algo: str) -> Any:
+    """configs/train.yaml with a file of configs/dataset and one of configs/algo, or a plugin's algorithm, over the typed schemas."""
+    kind = registry.get("algo", base_algorithm(algo))
+    if missing := {"name", "batch_size"} - {f.name for f in dataclasses.fields(kind.Config)}:
+        raise UserError(f"algorithm '{algo}' ({kind.__module__}): its Config has no field '{min(missing)}', which all must have")
+    return copy.deepcopy(_hydra(dataset, algo, kind.Config))
+
+
+@functools.cache  # a composition takes half a second
+def _hydra(dataset: str, algo: str, schema: type) -> Any:
+    """See `_defaults`. schema: the algorithm's Config."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
@@ -285,16 +296,12 @@ def _hydra(overrides: list[str]) -> Any:
 
     store = ConfigStore.instance()
     store.store(name="offrl_schema", node=TrainConfig)
-    files = config_names("algo")
-    for name, algorithm in registry.names("algo").items():
-        if missing := {"name", "batch_size"} - {f.name for f in dataclasses.fields(algorithm.Config)}:
-            raise UserError(f"algorithm '{name}' ({algorithm.__module__}): its Config has no field '{min(missing)}', which all must have")
-        store.store(group="offrl_algo", name=name, node=algorithm.Config)
-        if name not in files:  # a plugin's algorithm has no YAML file
-            store.store(group="algo", name=name, node={"algo": algorithm.Config}, package="_global_")
+    store.store(group="offrl_algo", name=base_algorithm(algo), node=schema)
+    if algo not in config_names("algo"):  # a plugin's algorithm has no YAML file
+        store.store(group="algo", name=algo, node={"algo": schema}, package="_global_")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3", job_name="offrl"):
-        return hydra_compose("train", overrides=overrides)
+        return hydra_compose("train", overrides=[f"dataset={dataset}", f"algo={algo}"])
 
 
 def _plain(value: Any) -> Any:

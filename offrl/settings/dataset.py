@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from offrl.errors import UserError
-from offrl.settings.field import check, setting
+from offrl.settings.field import check, places, setting
 
 FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "text")
 MEMORY = ("auto", "device", "mmap")
@@ -19,8 +19,6 @@ WEIGHTING = ("none", "return", "advantage", "top")
 class DatasetConfig:
     """One data set. Everything below `name` has a default that leaves the data as they are."""
 
-    # Settings that decide where data come from and where they are put, and nothing about the data.
-    PLACES: ClassVar[tuple[str, ...]] = ("name", "cache_dir", "mirror", "memory", "memory_limit_gb", "cache", "cache_limit_gb")
     # Settings of `apply_transforms`: what is done after the columns are assembled.
     TRANSFORMS: ClassVar[tuple[str, ...]] = (
         "concatenate",
@@ -56,7 +54,9 @@ class DatasetConfig:
 
     # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values keep to these.
     CONTENT: ClassVar[tuple[str, ...]] = TRANSFORMS[: TRANSFORMS.index("terminated_only")]
-    name: str = setting("builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME")
+    name: str = setting(
+        "builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME", place=True
+    )
     format: str = setting(
         "auto", "layout; columns: npz, HDF5, Parquet, a key per column; padded: ImagineBench's; text: JSON lines", choices=FORMATS
     )
@@ -70,59 +70,43 @@ class DatasetConfig:
     subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)
     subsample_seed: int = setting(0, "decides which episodes subsample keeps", low=0)
     # Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that are not known are labelled by an inverse-dynamics model.
-    labelled_fraction: float = setting(
-        1.0, "a random share of the episodes keeps its actions; the others count as action-free", high=1.0, later=True
-    )
+    labelled_fraction: float = setting(1.0, "a random share of the episodes keeps its actions; the others count as action-free", high=1.0)
     labelled_quantile: float = setting(
-        1.0, "the ones that keep them are drawn from this share of the episodes, the lowest returns", high=1.0, later=True
+        1.0, "the ones that keep them are drawn from this share of the episodes, the lowest returns", high=1.0
     )
-    labelled_seed: int = setting(0, "decides which ones", low=0, later=True)
-    action_free: list[str] = setting([], "data sets whose actions are missing, or to be ignored: labelled and appended", later=True)
-    action_free_members: int = setting(
-        3, "inverse-dynamics models, whose actions are averaged; 0: leave action-free episodes out", low=0, later=True
-    )
+    labelled_seed: int = setting(0, "decides which ones", low=0)
+    action_free: list[str] = setting([], "data sets whose actions are missing, or to be ignored: labelled and appended")
+    action_free_members: int = setting(3, "inverse-dynamics models, whose actions are averaged; 0: leave action-free episodes out", low=0)
     action_free_updates: int = setting(
-        10_000, "at most so many updates of each; they end where the validation error no longer falls", low=1, later=True
+        10_000, "at most so many updates of each; they end where the validation error no longer falls", low=1
     )
-    action_free_hidden: list[int] = setting(
-        [1024, 1024], "their layers; [256,256] trains about ten times as fast on a CPU", low=1, later=True
-    )
-    action_free_seed: int = setting(0, "seed of the first of them", low=0, later=True)
+    action_free_hidden: list[int] = setting([1024, 1024], "their layers; [256,256] trains about ten times as fast on a CPU", low=1)
+    action_free_seed: int = setting(0, "seed of the first of them", low=0)
     # Imitation: demonstrations are appended, and the column "expert" marks them for the algorithms that look at it.
-    expert: str | None = setting(
-        None, "a data set of an expert's episodes: demonstrations, appended to the others (algo=recoil)", later=True
-    )
-    expert_episodes: int = setting(1, "how many of its episodes are demonstrations; 0: all", low=0, later=True)
-    expert_choice: str = setting("first", "which ones: the first, or the best by recorded return", choices=EXPERT_CHOICE, later=True)
-    expert_unmarked: int = setting(0, "so many more of its episodes are appended that nothing marks as the expert's", low=0, later=True)
+    expert: str | None = setting(None, "a data set of an expert's episodes: demonstrations, appended to the others (algo=recoil)")
+    expert_episodes: int = setting(1, "how many of its episodes are demonstrations; 0: all", low=0)
+    expert_choice: str = setting("first", "which ones: the first, or the best by recorded return", choices=EXPERT_CHOICE)
+    expert_unmarked: int = setting(0, "so many more of its episodes are appended that nothing marks as the expert's", low=0)
     # Imagined rollouts, of a language model or a world model, as a second source (ImagineBench, arXiv 2505.10010).
-    imagined: list[str] = setting([], "data sets of imagined rollouts, appended; the column imagined marks their rows", later=True)
-    imagined_share: float | None = setting(
-        None, "share of the drawn rows that are imagined; null: as many as there are", low=0.0, high=1.0, later=True
-    )
+    imagined: list[str] = setting([], "data sets of imagined rollouts, appended; the column imagined marks their rows")
+    imagined_share: float | None = setting(None, "share of the drawn rows that are imagined; null: as many as there are", low=0.0, high=1.0)
     instruction_encodings: str | None = setting(
-        None, "padded data with instructions as texts: npz file of instructions and encodings, appended to observations", later=True
+        None, "padded data with instructions as texts: npz file of instructions and encodings, appended to observations"
     )
     reward_labels: str | None = setting(
         None,
         "new rewards: file.py:function or package.module:function of an episode's columns, or a file of offrl data label (.safetensors)",
-        later=True,
     )
-    terminated_only: bool = setting(
-        False, "keep the episodes that ended by themselves: where that is success, the successful ones", later=True
-    )
+    terminated_only: bool = setting(False, "keep the episodes that ended by themselves: where that is success, the successful ones")
     top_fraction: float = setting(1.0, "keep this share of the episodes (at least one), the best by return", high=1.0)
     # Which episodes are drawn more often (arXiv 2306.13085); unlike with top_fraction the others stay, in normalisation statistics, say.
     weighting: str = setting(
         "none",
         "draw rows by exp(w / temperature), w their episode's scaled return or advantage; top: the best only",
         choices=WEIGHTING,
-        later=True,
     )
-    weighting_temperature: float = setting(0.1, "the smaller, the more of the draws go to the best episodes", low=0.0, later=True)
-    weighting_fraction: float = setting(
-        0.1, "weighting=top: this share of the episodes (at least one) is drawn from, uniformly", high=1.0, later=True
-    )
+    weighting_temperature: float = setting(0.1, "the smaller, the more of the draws go to the best episodes", low=0.0)
+    weighting_fraction: float = setting(0.1, "weighting=top: this share of the episodes (at least one) is drawn from, uniformly", high=1.0)
     # Rewards, in this order: by_return_range, scale, shift.
     reward_by_return_range: float = setting(0.0, "x: rewards times x / (largest - smallest episode return); 0: off", low=0.0)
     reward_scale: float = setting(1.0, "rewards are multiplied by this")
@@ -133,18 +117,24 @@ class DatasetConfig:
     clip_actions: bool = setting(False, "clip actions outside the environment's range; without it such data are refused")
     action_margin: float = setting(0.0, "clip actions, scaled to [-1, 1], to +-(1 - margin), so that atanh stays finite", low=0.0)
     normalize_observations: bool = setting(False, "(s - mean) / (std + 1e-3), with the statistics of the data that were kept")
-    memory: str = setting("auto", "where columns live: auto picks mmap (files in cache_dir) above memory_limit_gb", choices=MEMORY)
-    memory_limit_gb: float = setting(0.0, "0: half of the free memory", low=0.0)
-    cache_dir: str | None = setting(None, "downloads and memory-mapped columns; null: $OFFRL_CACHE or ~/.cache/offrl")
-    mirror: str | None = setting(None, "URL prefix or folder to take data sets from, not their own address; null: $OFFRL_MIRROR")
-    cache: str = setting("auto", "keep the read data in cache_dir for the next load; auto: if reading took over 0.5 s", choices=CACHE)
-    cache_limit_gb: float = setting(10.0, "disk for them; beyond it those not used for longest are removed", low=0.0)
+    memory: str = setting(
+        "auto", "where columns live: auto picks mmap (files in cache_dir) above memory_limit_gb", choices=MEMORY, place=True
+    )
+    memory_limit_gb: float = setting(0.0, "0: half of the free memory", low=0.0, place=True)
+    cache_dir: str | None = setting(None, "downloads and memory-mapped columns; null: $OFFRL_CACHE or ~/.cache/offrl", place=True)
+    mirror: str | None = setting(
+        None, "URL prefix or folder to take data sets from, not their own address; null: $OFFRL_MIRROR", place=True
+    )
+    cache: str = setting(
+        "auto", "keep the read data in cache_dir for the next load; auto: if reading took over 0.5 s", choices=CACHE, place=True
+    )
+    cache_limit_gb: float = setting(10.0, "disk for them; beyond it those not used for longest are removed", low=0.0, place=True)
     check: bool = setting(True, "refuse data whose faults would corrupt training; false: warn only")
 
     def anywhere(self) -> DatasetConfig:
-        """These settings with the defaults of `PLACES`: two that agree in it ask for the same treatment of the data."""
+        """These settings with the defaults of those that are a `place`: two that agree in it ask for the same treatment of the data."""
         default = DatasetConfig()
-        return replace(self, **{name: getattr(default, name) for name in self.PLACES})
+        return replace(self, **{name: getattr(default, name) for name in places(self)})
 
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""

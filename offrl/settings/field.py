@@ -18,31 +18,29 @@ def setting(
     high: float | None = None,
     choices: Sequence[str] | None = None,
     shown: str | None = None,
-    later: bool = False,
     place: bool = False,
 ) -> Any:
     """A dataclass field with its documentation and, if given, its inclusive range or its allowed values.
 
-    `shown`: what help gives as the default where that is not the field's own. `later`: runs existed before this setting did; one that has
-    its default is the same run as one without it. `place`: it says where something lies, which is no part of what a run is.
+    `shown`: what help gives as the default where that is not the field's own. `place`: it says where something lies, which is no part of
+    what a run is.
     """
     metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown}
-    metadata |= {"later": later, "place": place}
+    metadata |= {"place": place}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def later(kind: Any) -> dict[str, Any]:
-    """The settings of a dataclass that are `later`, with their defaults."""
-    found = [spec for spec in dataclasses.fields(kind) if spec.metadata.get("later")]
-    return {f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory() for f in found}
+def places(kind: Any) -> set[str]:
+    """Names of the settings of a dataclass that are a `place`."""
+    return {f.name for f in dataclasses.fields(kind) if f.metadata.get("place")}
 
 
-def known(config: Any) -> dict[str, Any]:
-    """A dataclass as a dictionary, without settings that are a `place`, or are `later` and have their default."""
-    defaults, places = later(config), {f.name for f in dataclasses.fields(config) if f.metadata.get("place")}
-    return {k: v for k, v in dataclasses.asdict(config).items() if k not in places and (k not in defaults or v != defaults[k])}
+def without_places(config: Any) -> dict[str, Any]:
+    """A dataclass as a dictionary, less the settings that are a `place`."""
+    left_out = places(config)
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in left_out}
 
 
 def check(config: Any, prefix: str = "") -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
-import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -42,11 +40,8 @@ def test_spikes_are_entries_far_above_the_running_median() -> None:
 def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ablations
 
-    from offrl.settings import compose as composing
     from offrl.settings.compose import compose
 
-    once = functools.cache(lambda *overrides, slow=composing._hydra: slow(list(overrides)))  # Hydra's part, once for each algorithm
-    monkeypatch.setattr(composing, "_hydra", lambda overrides: copy.deepcopy(once(*overrides)))
     for name, part in ablations.PARTS.items():
         options = argparse.Namespace(
             data=str(tmp_path), files=[], seeds=3, steps=None, runs="runs", set={}, plain=False, verbose=False, part_name=name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import json
@@ -42,23 +41,6 @@ found = functools.cache(find_experiment)
 
 def settings(algo: str, dataset: str, **values: Any) -> TrainConfig:
     return compose({"algo": algo, "dataset": dataset, **values})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Any:
-    """Hydra composes an algorithm's defaults once, not for each of a thousand data sets."""
-    kept: dict[tuple[str, ...], Any] = {}
-    slow = composing._hydra
-
-    def cached(overrides: list[str]) -> Any:
-        key = tuple(overrides)
-        if key not in kept:
-            kept[key] = slow(overrides)
-        return copy.deepcopy(kept[key])
-
-    composing._hydra = cached  # type: ignore[assignment]
-    yield
-    composing._hydra = slow  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

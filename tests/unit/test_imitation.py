@@ -15,7 +15,6 @@ from offrl.data.demonstrations import ExpertSampler, append_expert
 from offrl.data.load import load_dataset
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
-from offrl.settings.field import known
 
 
 def episodes(count: int, at: float, steps: int = 5, **more: Any) -> dict[str, Any]:
@@ -128,7 +127,6 @@ def test_settings(tmp_path: Path) -> None:
     assert all(torch.equal(a[k], b[k]) for k in a)
     with pytest.raises(UserError, match="no-such"):
         load_dataset(DatasetConfig(**common, expert=str(tmp_path / "no-such.npz")))
-    assert not [name for name in known(DatasetConfig(name=ours)) if name.startswith("expert")], "older runs keep their names"
 
 
 def test_rewards_need_not_be_there(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_for_replica_changes_the_config_alone() -> None:
 def test_identity_and_the_directory_of_a_run() -> None:
     data = dataset()
     plain = compose(SMALL)
-    assert not {"grid", "precision", "workers", "group"} & set(runs.identity(plain))
+    assert not {"grid", "workers", "group"} & set(runs.identity(plain))
     commands: list[dict[str, Any]] = [
         {},
         {"precision": "bf16"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ from offrl.data import Dataset, DatasetConfig, load_dataset, weight_episodes
 from offrl.data.transforms import concatenate, keep_episodes
 from offrl.data.weights import advantages, effective_episodes
 from offrl.errors import UserError
-from offrl.settings.field import known
 
 LENGTHS = [2, 5, 3, 4, 1, 6]
 ENDS = np.cumsum(LENGTHS) - 1
@@ -130,9 +129,3 @@ def test_from_a_setting_in_memory_and_on_disk(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.weights, softmax_over_rows(RETURNS, 0.1), rtol=1e-12)  # of the rewards before scale and shift
     plain = load_dataset(DatasetConfig(name=settings["name"], cache_dir=str(tmp_path), memory="mmap"))
     assert plain.mapped and plain.weights is None and plain.fingerprint == disk.fingerprint
-
-
-def test_unused_settings_leave_names_as_they_were() -> None:
-    new = {f.name for f in fields(DatasetConfig) if f.name.startswith(("weighting", "action_free", "labelled", "reward_labels"))}
-    assert len(new) == 12 and not new & set(known(DatasetConfig()))
-    assert known(DatasetConfig(weighting="top"))["weighting"] == "top"
