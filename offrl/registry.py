@@ -25,8 +25,6 @@ _BUILTIN = {
     "world_model": "offrl.algorithms",
     "termination": "offrl.world_models.known.terminations offrl.envs",
     "reward": "offrl.world_models.known.rewards offrl.envs",
-    "command": "offrl.cli.model",
-    "estimator": "offrl.ope.model_based",
 }
 _table: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()
@@ -35,8 +33,7 @@ _plugins_loaded = False
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup), "published"
-    (a lookup of published scores), "termination" or "reward" (a known function of a transition), "estimator" (of `offrl select`) or
-    "command" (what one of the command line does)."""
+    (a lookup of published scores), "termination" or "reward" (a known function of a transition)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})

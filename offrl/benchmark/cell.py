@@ -17,6 +17,7 @@ from typing import Any
 
 from offrl.benchmark import plan
 from offrl.errors import UserError
+from offrl.system.signals import terminable
 
 PASSED_ON = ("OFFRL_", "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # to jobs on other machines
 STOP_SECONDS = 1.0  # between two looks for a request to stop
@@ -142,8 +143,6 @@ def _words(error: Exception) -> str:
 def _stoppable(request: Path) -> Iterator[None]:
     """Ends the work inside as SIGTERM would, saving first, once the file `request` is there, which reaches jobs on any machine, or this
     process has lost its parent: nobody would know of a cell that goes on after its command was killed."""
-    from offrl.cli.train import terminable
-
     over, parent = threading.Event(), os.getppid()
 
     def watch() -> None:

@@ -5,4 +5,3 @@ Nothing heavy is imported before a command knows what to do.
 """
 
 NAMES = ("train", "finetune", "evaluate", "adapt", "benchmark", "report", "select", "data", "collect", "model", "export", "list", "doctor")
-HOMES = {"doctor": "train"}  # commands in another one's file: a function of the command's name, and its help as NAME_USAGE

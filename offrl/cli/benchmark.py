@@ -11,8 +11,8 @@ def run(arguments: list[str]) -> int:
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.benchmark.run import benchmark
-    from offrl.cli.train import terminable
     from offrl.settings.compose import parse
+    from offrl.system.signals import terminable
 
     values = parse(arguments)
     try:

@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
     names, settings = rest[:first], rest[first:]
     if stray := [a for a in settings if not _SETTING.match(a)]:
         raise UserError(f"offrl data {action}: '{stray[0]}' stands after the settings; names of data sets come first")
-    from offrl.cli.train import terminable
+    from offrl.system.signals import terminable
 
     with terminable():  # what is half-written goes
         return {"inspect": _inspect, "doctor": _doctor, "label": _label}.get(action, _make)(action, names, settings)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from offrl.cli import HOMES, NAMES
+from offrl.cli import NAMES
 from offrl.errors import UserError, nearest
 
 HELP = """\
@@ -88,9 +88,8 @@ def _run(arguments: list[str]) -> int:
     name, rest = arguments[0], arguments[1:]
     if name not in NAMES:
         raise UserError(f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help")
-    command = importlib.import_module(f"offrl.cli.{HOMES.get(name, name)}")
-    function, usage = (name, f"{name.upper()}_USAGE") if name in HOMES else ("run", "USAGE")
-    if hasattr(command, usage) and any(a in ("-h", "--help") for a in rest):
-        print(getattr(command, usage))
+    command = importlib.import_module(f"offrl.cli.{name}")
+    if hasattr(command, "USAGE") and any(a in ("-h", "--help") for a in rest):
+        print(command.USAGE)
         return 0
-    return getattr(command, function)(rest)
+    return command.run(rest)

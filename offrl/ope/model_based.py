@@ -19,9 +19,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import combine
-from offrl.ope.problem import Estimates, Problem, raw_observations, scale
-from offrl.ope.selection import Work
-from offrl.registry import register
+from offrl.ope.problem import Estimates, Note, Problem, raw_observations, scale
 from offrl.tasks.episodes import observe
 from offrl.world_models import provide
 from offrl.world_models.environment import horizon_of
@@ -31,26 +29,23 @@ from offrl.world_models.units import Units
 NEGLIGIBLE = 1e-6  # a roll-out ends where rewards are discounted below this share
 
 
-@register("estimator", "model")
-def model_values(work: Work) -> Estimates:
+def model_values(problem: Problem, settings: OPEConfig, device: str, tell: Note | None = None) -> Estimates:
     """Values of all candidates, with intervals over the elites and the initial states (see `offrl.ope.fqe.combine`)."""
-    trained = model_of(work).to(work.device)
-    return estimate(work.problem, trained, work.settings, work.tell)
+    return estimate(problem, load_or_train(problem.dataset, settings, device, tell is None).to(device), settings, tell)
 
 
-def model_of(work: Work) -> Trained:
+def load_or_train(dataset: Dataset, settings: OPEConfig, device: str, quiet: bool) -> Trained:
     """The model that `world_model` names, checked against the data, or one that is trained now.
 
     Raises UserError for a model of other spaces. What its own data set did to observations and rewards may differ: both are converted.
     """
-    settings, dataset = work.settings, work.problem.dataset
     path = settings.world_model
     if not path:
         from offrl.settings.compose import compose
 
         given = {"algo": "dynamics", "experiment": "none", "dataset": dataset.spec.name, "compile": settings.compile}
-        config = compose({**given, "device": work.device, "runs_dir": settings.models_dir, "quiet": work.tell is None})
-        path = str(provide.train(config, dataset.to(work.device), {}))
+        config = compose({**given, "device": device, "runs_dir": settings.models_dir, "quiet": quiet})
+        path = str(provide.train(config, dataset.to(device), {}))
     trained = load(path)
     own = trained.model.spec
     names = ("observation_mean", "observation_std", "reward_scale", "reward_shift")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
 from offrl.errors import UserError, nearest, warn
@@ -24,6 +23,7 @@ from offrl.ope.doubly_robust import doubly_robust
 from offrl.ope.fqe import Fitted, Progress, fit, summarise
 from offrl.ope.importance import behavior_log_prob, wis
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
+from offrl.ope.model_based import model_values
 from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_problem, raw_observations
 from offrl.runs.record import Run
 from offrl.settings.dataset import DatasetConfig
@@ -60,7 +60,7 @@ METHODS: dict[str, Callable[[Work], Estimates]] = {
     "fqe": lambda work: summarise(work.fitted),
     "wis": lambda work: wis(work.problem, work.behavior, work.settings),
     "dr": lambda work: doubly_robust(work.fitted, work.behavior, work.settings),
-    "model": lambda work: registry.get("estimator", "model")(work),
+    "model": lambda work: model_values(work.problem, work.settings, work.device, work.tell),
 }
 assert tuple(METHODS) == METHOD_NAMES
 DETAILS = ("effective_episodes", "clipped", "steps")  # of an estimate, a number for each candidate, that go into the file

@@ -12,13 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from offrl import registry
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.load import load_dataset
 from offrl.errors import UserError
+from offrl.figures.world_model import draw
+from offrl.ope.candidates import recorded, settings_of
 from offrl.runs.log import print_table
+from offrl.runs.record import Run
+from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
-from offrl.world_models.model import FOLDER, Tree
-from offrl.world_models.quality import LEVELS, Sample, dimensions, measured, own_deviations, sample
+from offrl.world_models.dynamics import Split, split
+from offrl.world_models.model import FOLDER, Trained, Tree, WorldModel, load
+from offrl.world_models.quality import LEVELS, Sample, dimensions, measured, ood, own_deviations, sample
 
 NUMBERS, PICTURE = "model.json", "model.png"
 FORMAT = 2  # raise it when the numbers change meaning
@@ -102,8 +109,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(out: Path, result: Mapping[str, Any]) -> None:
     """model.png, then model.json. Raises UserError where the disk refuses."""
-    from offrl.figures.world_model import draw
-
     if result["models"]:
         draw(result, out / PICTURE)
     checkpoint.write_text(out / NUMBERS, json.dumps(_plain(result), indent=1, allow_nan=False) + "\n")
@@ -118,7 +123,99 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ---- to read
+# ---- `offrl model`
+
+
+def report_again(name: str, dataset: str | None, reading: Mapping[str, Any], outside: str | None, out: str | None) -> None:
+    """Measure the models of the run (or file) `name` on their own data, or on `dataset`; write and print the results.
+
+    reading: dataset.SETTING=value, of `dataset` and of `outside`, data to tell from the models' own. out: the folder of the files; None:
+    the run's, or one in it. Raises UserError.
+    """
+    path = Path(name)
+    found = _models(path)
+    first, run_dir = found[0][1], found[0][1].path.parent.parent
+    own = _own_data(run_dir, first) if dataset is None or outside else None
+    other = _read(dataset, reading, first) if dataset is not None else None
+    if other is not None and other.fingerprint == first.meta["data"]["fingerprint"] and (run_dir / "run.json").exists():
+        own, other = own or _own_data(run_dir, first), None
+    data = other if other is not None else own
+    assert data is not None
+    chosen = sample(data, _parts(data, first))
+    other_data = _read(outside, reading, first) if outside else None
+    models = [(replica, trained.tree) for replica, trained in found]
+    about = about_of([str(trained.meta["sha256"]) for _, trained in found], data)
+    result = measure(first.model, models, data, chosen, about)
+    show(result)
+    if other_data is not None:
+        assert own is not None
+        rows = sample(own, _parts(own, first)).rows
+        areas = [ood(first.model, tree, own, other_data, rows) for _, tree in models]
+        show_ood(areas, own.spec.name, other_data.spec.name)
+        result["ood"] = {"inside": own.spec.name, "outside": other_data.spec.name, "auroc": areas}
+    words = ["model", *([] if path.is_dir() else [path.stem]), *([] if other is None else [_file_name(other.spec.name)])]
+    folder = Path(out) if out else run_dir / "-".join(words) if words[1:] else run_dir
+    write(folder, result)
+    print(f"{folder / PICTURE}, {folder / NUMBERS}")
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+
+
+def _models(path: Path) -> list[tuple[Replica, Trained]]:
+    """The models of a run, or the one in a file, with their replicas. Raises UserError."""
+    first = load(path)
+    if not isinstance(first.model, WorldModel):
+        raise UserError(f"{path} holds a model of another kind ({getattr(first.model, 'kind', '?')}): offrl model reports on ensembles")
+    if not path.is_dir():
+        return [(Replica(int(first.meta.get("seed", 0))), first)]
+    found = [(r, path / FOLDER / f"{r.name}.safetensors") for r in Run(path).replicas]
+    return [(replica, load(file)) for replica, file in found if file.exists()]  # those that diverged left none
+
+
+def _own_data(run_dir: Path, trained: Trained) -> Dataset:
+    """What the model was trained on, as it was then. Raises UserError where it is not there any more, or is not what it was."""
+    if not (run_dir / "run.json").exists():
+        raise UserError(f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME")
+    run = Run(run_dir)
+    config = settings_of(run).dataset
+    if run.record["spec"]["source"] == "arrays" and config.name not in registry.names("dataset"):
+        raise UserError(f"{run_dir} was trained on arrays from Python; name data of the same spaces: dataset=NAME")
+    try:
+        dataset = load_dataset(config, quiet=True)
+    except UserError as error:
+        raise UserError(f"the data of {run_dir} cannot be read ({error}); name others of the same spaces: dataset=NAME") from None
+    if dataset.fingerprint != trained.meta["data"]["fingerprint"]:
+        raise UserError(f"{config.name} is not what {run_dir} was trained on any more; to measure on it as new data: dataset={config.name}")
+    return _in_memory(dataset)
+
+
+def _read(name: str, reading: Mapping[str, Any], trained: Trained) -> Dataset:
+    """Other data, in the units of the model's. Raises UserError where they are of other spaces."""
+    settings = compose({**reading, "dataset": name, "algo": "bc", "experiment": "none"}).dataset
+    dataset = in_units_of(load_dataset(recorded(settings)), trained.model.spec)
+    trained.check(dataset.spec)
+    return _in_memory(dataset)
+
+
+def _in_memory(dataset: Dataset) -> Dataset:
+    if dataset.mapped:
+        raise UserError(f"{dataset.spec.name}: data to measure a model on must fit in memory; raise dataset.memory_limit_gb")
+    return dataset
+
+
+def _parts(dataset: Dataset, trained: Trained) -> Any:
+    """Which rows the model was not trained on: of its own data as it split them, else all."""
+    if dataset.fingerprint == trained.meta["data"]["fingerprint"]:
+        return split(dataset, trained.model.config)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    if not bool(dataset.columns["successor_known"].any()):
+        raise UserError(f"{dataset.spec.name} has no row whose next observation is known: nothing to measure a model on")
+    return Split(nothing, nothing, torch.arange(dataset.num_episodes), nothing)
+
+
+# ---- tables
 
 
 def averaged(result: Mapping[str, Any], part: str, key: str) -> np.ndarray:

@@ -23,6 +23,17 @@ def handled(handler: Callable[[int, object], None], *numbers: int) -> Iterator[N
             signal.signal(number, previous)
 
 
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends the work inside as Ctrl-C does: by KeyboardInterrupt."""
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with handled(handler, signal.SIGTERM):
+        yield
+
+
 def heeded(number: int) -> bool:
     """Whether a signal is to be handled: not where it is ignored, or handled by code that is not Python's."""
     return signal.getsignal(number) not in (signal.SIG_IGN, None)

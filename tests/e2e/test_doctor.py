@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from offrl.cli import train
+from offrl.cli import doctor
+from offrl.training import selfcheck
 
 from .conftest import Offrl
 
@@ -36,10 +37,10 @@ def test_what_fails_is_one_line_and_the_others_go_on(
     file.write_text("")
     monkeypatch.setenv("OFFRL_CACHE", str(file / "cache"))
 
-    def broken(self: object) -> str:
+    def broken(*_: object) -> str:
         raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
 
-    monkeypatch.setattr(train._Doctor, "memory", broken)
+    monkeypatch.setattr(doctor._Doctor, "memory", broken)
     result = offrl(FAST)
     assert result.status == 1
     assert names(result.out) == NAMES
@@ -51,8 +52,8 @@ def test_what_fails_is_one_line_and_the_others_go_on(
 
 
 def test_other_numbers_are_wrong(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "_apart", lambda ours, theirs: 1.0)
-    monkeypatch.setattr(train._Doctor, "allowed", 1e-5)
+    monkeypatch.setattr(selfcheck, "difference", lambda ours, theirs: 1.0)
+    monkeypatch.setattr(selfcheck.SelfCheck, "tolerance", 1e-5)
     result = offrl(FAST)
     assert result.status == 1
     assert "right      FAILED: WRONG: eager against eager" in result.out and "1.0e+00" in result.out and "NOT RIGHT: right" in result.out
