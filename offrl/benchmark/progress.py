@@ -15,13 +15,13 @@ from typing import Any
 
 from offrl.benchmark import plan, table
 from offrl.benchmark.plan import Cell
-from offrl.runs.log import duration
+from offrl.system.progress import Display, duration
 
 POLL_SECONDS = 0.5
 TAIL = 1 << 16  # bytes of metrics.jsonl that are read for its last line
 
 
-class Progress:
+class GridProgress:
     """A line for each cell that begins or ends, with what is left of the grid."""
 
     def __init__(self, folder: Path, todo: Sequence[Cell], at_once: int, say: Callable[[str], None]) -> None:
@@ -82,7 +82,7 @@ def _step(run_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def watching(progress: Progress, token: str, bar: bool) -> Iterator[None]:
+def watching(progress: GridProgress, token: str, bar: bool) -> Iterator[None]:
     """While a launcher is at work: its cells' files are watched and, after Ctrl-C or SIGTERM, its jobs asked to save and stop.
 
     The request is a file, which reaches jobs on any machine; jobs that had not begun find it when they do. A second signal quits at once.
@@ -97,7 +97,11 @@ def watching(progress: Progress, token: str, bar: bool) -> Iterator[None]:
         stop.touch()
         print("offrl: stopping: the cells at work save first (once more quits without)", file=sys.stderr, flush=True)
 
-    def watch(show: Callable[[], None]) -> None:
+    def show() -> None:
+        eta = progress.left() if progress.ended else ""
+        display.show(len(progress.ended), "  ".join(t for t in (eta, progress.at_work()) if t))
+
+    def watch() -> None:
         asked = 0.0
         while not over.wait(POLL_SECONDS):
             with contextlib.suppress(OSError):
@@ -114,8 +118,8 @@ def watching(progress: Progress, token: str, bar: bool) -> Iterator[None]:
     old = {}
     with contextlib.suppress(ValueError):  # not in the main thread, where Python handles no signals
         old = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    with _bar(progress) if bar else contextlib.nullcontext(lambda: None) as show:
-        thread = threading.Thread(target=watch, args=(show,), daemon=True)
+    with Display(len(progress.cells), quiet=not bar) as display:
+        thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         try:
             yield
@@ -127,21 +131,3 @@ def watching(progress: Progress, token: str, bar: bool) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 progress.look(token)
                 show()
-
-
-@contextlib.contextmanager
-def _bar(progress: Progress) -> Iterator[Callable[[], None]]:
-    """A bar of the whole grid on a terminal; rich puts the lines that are printed above it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.fields[text]}", markup=False))
-    with Bar(*columns, console=Console(highlight=False), refresh_per_second=2) as bar:
-        task = bar.add_task("", total=len(progress.cells), text="")
-
-        def show() -> None:
-            eta = progress.left() if progress.ended else ""
-            bar.update(task, completed=len(progress.ended), text="  ".join(t for t in (eta, progress.at_work()) if t))
-
-        yield show

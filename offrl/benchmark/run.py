@@ -15,7 +15,7 @@ from offrl.benchmark import cell, plan, suites, table
 from offrl.benchmark.launch import Jobs
 from offrl.benchmark.launch import load as load_launcher
 from offrl.benchmark.plan import Cell
-from offrl.benchmark.progress import Progress, watching
+from offrl.benchmark.progress import GridProgress, watching
 from offrl.errors import UserError
 from offrl.runs.log import print_table
 
@@ -69,7 +69,7 @@ def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, s
     (folder / plan.CELLS / plan.STOP).unlink(missing_ok=True)
     orders = {c.run: {"dataset": c.dataset, "steps": c.config.steps, "values": c.values} for c in todo}
     if jobs is None:
-        progress = Progress(folder, todo, 1, say)
+        progress = GridProgress(folder, todo, 1, say)
         for c in todo:
             progress.begins(c.run)
             cell.train(folder, c.run, orders[c.run], token, apart=False)
@@ -81,7 +81,7 @@ def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, s
         json.dumps({"token": token, "cwd": os.getcwd(), "environment": passed, "cells": orders}, indent=1, default=str) + "\n",
     )
     bar = sys.stdout.isatty() and not quiet
-    with watching(Progress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):
+    with watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):
         jobs.run([c.run for c in todo], token)
     if (folder / plan.CELLS / plan.STOP).exists():
         raise KeyboardInterrupt

@@ -141,7 +141,7 @@ class _Doctor:
         return f"{words}; CUDA {torch.version.cuda}, driver {_driver()}"
 
     def cache(self) -> str:
-        from offrl.data.formats.download import cache_dir
+        from offrl.system.files import cache_dir
 
         folder = cache_dir(None)
         try:

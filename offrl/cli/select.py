@@ -133,11 +133,11 @@ class Show:
         self.bar: Any = None
 
     def stage(self, title: str, total: int) -> Callable[[int, float], None]:
-        from offrl.runs.log import training_progress
+        from offrl.system.progress import TrainingProgress
 
         self.stop()
-        bar = self.bar = training_progress(f"{title}; {total:,} updates\n{self.arithmetic}", total, (1, ""), 0, self.quiet)
-        return lambda step, rate: bar.update(step, rate, "")
+        bar = self.bar = TrainingProgress(f"{title}; {total:,} updates\n{self.arithmetic}", total, quiet=self.quiet)
+        return bar.update
 
     def tell(self, message: str) -> None:
         if not self.quiet:

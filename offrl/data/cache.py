@@ -23,10 +23,10 @@ import torch
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.formats import Source, guessed_task
-from offrl.data.formats.download import cache_dir
 from offrl.data.memory import MANIFEST, Memory, dataset_from, mapped_bytes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from offrl.system.files import cache_dir
 
 SLOW = 0.5  # seconds; what loads faster is not worth the disk
 STALE = 86400.0  # seconds after which a half-written entry is taken for a crashed process's

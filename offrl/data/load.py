@@ -14,13 +14,13 @@ from offrl.data import cache as flat
 from offrl.data.assemble import RawData, assemble
 from offrl.data.dataset import Dataset
 from offrl.data.formats import Source, load_text, read_raw, resolve
-from offrl.data.formats.download import cache_dir
 from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import without_places
+from offrl.system.files import cache_dir
 
 LAYOUT = 2  # raise it when the files of a cached data set change meaning
 

@@ -63,10 +63,10 @@ def run(names: list[str], settings: list[str]) -> int:
     config = _read_by(names[0], asked)
 
     from offrl.data.formats import resolve
-    from offrl.data.formats.download import cache_dir
     from offrl.data.load import load_dataset
     from offrl.labelling.cache import Answers
     from offrl.labelling.prompts import Renderer, answers_file, check_labelable, named_function
+    from offrl.system.files import cache_dir
 
     if resolve(config.name, config).text:
         raise UserError(f"{names[0]} is a text data set; offrl data label is for control data, whose observations are numbers")

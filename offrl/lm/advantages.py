@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.formats.download import cache_dir
 from offrl.data.samplers.transitions import Batch, Episodes, alias_table
 from offrl.errors import UserError
 from offrl.lm.models.causal_lm import value_mlp
@@ -25,6 +24,7 @@ from offrl.lm.rollouts import played
 from offrl.lm.sampler import IDS, RETURN, REWARD
 from offrl.lm.utterances import ROW, TurnSampler, TurnSource, first_of, trim, turns
 from offrl.system import files as checkpoint
+from offrl.system.files import cache_dir
 
 if TYPE_CHECKING:
     from offrl.lm.utterances import TurnAlgorithm

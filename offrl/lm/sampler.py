@@ -21,11 +21,11 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.formats.download import cache_dir
 from offrl.data.samplers.transitions import Batch, Episodes, alias_table
 from offrl.data.transforms import returns_to_go
 from offrl.errors import UserError
 from offrl.lm.models.tokenizer import Tokenizer
+from offrl.system.files import cache_dir
 
 SLOW = 2.0  # seconds; what takes longer to encode is kept on disk
 ARRAYS = ("ids", "is_action", "turn", "obs_begin", "action_begin", "action_end", "final_begin", "final_end")

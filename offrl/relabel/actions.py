@@ -16,13 +16,13 @@ from torch import Tensor
 from offrl.data.assemble import RawData, assemble
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.formats import read_raw, resolve
-from offrl.data.formats.download import cache_dir
 from offrl.data.memory import Memory, chunks
 from offrl.data.transforms import concatenate, keep_episodes
 from offrl.errors import UserError
 from offrl.relabel.inverse_dynamics import InverseSettings, learn
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import check
+from offrl.system.files import cache_dir
 from offrl.system.locks import once
 
 LAYOUT = 1  # raise it when the same data and settings give other labels

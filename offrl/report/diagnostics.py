@@ -13,10 +13,11 @@ from typing import Any
 from offrl.figures.curves import Curves
 from offrl.report.page import Cell
 from offrl.report.rows import whole
-from offrl.runs.log import SCORE_COLUMNS, duration
+from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.record import SCORES, Run, complete
 from offrl.runs.record import behaviour as own_behaviour
 from offrl.settings.diff import ABSENT, difference, flatten, meaning, value_text
+from offrl.system.progress import duration
 
 POINTS = 150  # of a line in a picture; longer logs are thinned evenly
 EXTRA = {"discounted_mean", "q_overestimation"}  # columns of scores.csv that say something of the critic, not of the score

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from offrl.errors import UserError
 from offrl.settings.replicas import Replica, Values, by_cell, number
 from offrl.statistics.intervals import mean_interval
+from offrl.system.progress import TrainingProgress
 
 if TYPE_CHECKING:
     from offrl.runs.tensorboard import Board
@@ -36,7 +36,6 @@ BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
 }  # fmt: skip
 CHOICE = "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
-PLAIN_INTERVAL = 10.0  # seconds between progress lines when the output is not a terminal
 Interval = tuple[float, float, float]  # mean, low, high
 
 
@@ -170,8 +169,8 @@ class RunLog:
         self._again = json.loads(last[0]) if last and json_step(last[0].encode()) == keep_to else None
         self._board: Board | None = None
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
-        crowd = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
-        self._show = training_progress(title, total_steps, (len(self.replicas), crowd), resume_step or 0, quiet)
+        count = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
+        self._show = TrainingProgress(title, total_steps, len(self.replicas), count, resume_step or 0, quiet)
         self._closed = False
 
     def _score_columns(self, fields: Sequence[str]) -> tuple[str, ...]:
@@ -285,122 +284,6 @@ class NoLog:
         return self
 
     def __exit__(self, *_: object) -> None: ...
-
-
-# ------------------------------------------------------------------------------------------------------------- progress
-
-
-def duration(seconds: float) -> str:
-    """`75` -> `1 min 15 s`."""
-    if not math.isfinite(seconds):
-        return "?"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-class Pace:
-    """Steps per second of late: what happened `half_life` seconds ago counts half.
-
-    A mean over less would be that of either side where work comes in turns, as updates and roll-outs do.
-    """
-
-    def __init__(self, half_life: float = 60.0) -> None:
-        self.half_life, self.steps, self.seconds = half_life, 0.0, 0.0
-
-    def add(self, steps: float, seconds: float) -> float:
-        """So many more steps took so many seconds; the steps per second with them."""
-        keep = 0.5 ** (seconds / self.half_life)
-        self.steps, self.seconds = keep * self.steps + steps, keep * self.seconds + seconds
-        return self.steps / max(self.seconds, 1e-9)
-
-
-Crowd = tuple[int, str]  # how many replicas, and their number in words: (4, "4 seeds"), (24, "24 replicas"), (1, "")
-
-
-def _speed(rate: float, crowd: Crowd) -> str:
-    def digits(x: float) -> str:
-        return f"{x:,.0f}" if x >= 10 else f"{x:.1f}"
-
-    count, words = crowd
-    return f"{digits(rate)} updates/s" + (f" x {words} = {digits(rate * count)}/s" if words else "")
-
-
-class _Quiet:
-    def update(self, step: int, rate: float, extra: str) -> None: ...
-    def say(self, message: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-class _Plain(_Quiet):
-    """Lines for a log file: at most one in PLAIN_INTERVAL seconds, but every evaluation and the end."""
-
-    def __init__(self, title: str, total: int, crowd: Crowd) -> None:
-        self.total, self.crowd = total, crowd
-        self.next_line, self.last_extra, self.last_step = time.monotonic() + PLAIN_INTERVAL / 5, "", -1
-        self.say(title)
-
-    def update(self, step: int, rate: float, extra: str) -> None:
-        news = bool(extra) and extra != self.last_extra
-        if not news and time.monotonic() < self.next_line and not (step >= self.total > self.last_step):
-            return
-        if step == self.last_step and not news:
-            return
-        self.next_line, self.last_step = time.monotonic() + PLAIN_INTERVAL, step
-        left = f"  ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
-        percent = 100 * step // max(1, self.total)
-        self.say(f"step {step:,}/{self.total:,} ({percent}%)  {_speed(rate, self.crowd)}{left}{'  ' + extra if news else ''}")
-        self.last_extra = extra or self.last_extra
-
-    def say(self, message: str) -> None:
-        if message:
-            print(message, flush=True)
-
-
-class _Bar(_Quiet):
-    """A bar on a terminal. While it is up, rich puts anything that is printed (warnings too) above it."""
-
-    def __init__(self, title: str, total: int, crowd: Crowd, start: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self.total, self.crowd, self.extra = total, crowd, ""
-        console = Console(highlight=False)
-        if title:
-            console.print(title, markup=False)
-        self.bar = Progress(
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}", markup=False),
-            TextColumn("{task.fields[eta]}", markup=False),
-            TextColumn("{task.fields[extra]}", markup=False, style="bold"),
-            console=console,
-            refresh_per_second=4,
-        )
-        self.task = self.bar.add_task("", total=total, completed=start, speed="", eta="", extra="")
-        self.bar.start()
-
-    def update(self, step: int, rate: float, extra: str) -> None:
-        self.extra = extra or self.extra
-        eta = f"ETA {duration((self.total - step) / rate)}" if rate > 0 and step < self.total else ""
-        self.bar.update(self.task, completed=step, speed=_speed(rate, self.crowd), eta=eta, extra=self.extra)
-
-    def say(self, message: str) -> None:
-        self.bar.console.print(message, markup=False)
-
-    def stop(self) -> None:
-        self.bar.stop()
-
-
-def training_progress(title: str, total: int, crowd: Crowd, start: int, quiet: bool) -> _Quiet:
-    """What shows updates, their speed and what is left: a bar on a terminal, lines elsewhere. It has `update`, `say` and `stop`."""
-    if quiet:
-        return _Quiet()
-    return _Bar(title, total, crowd, start) if sys.stdout.isatty() else _Plain(title, total, crowd)
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

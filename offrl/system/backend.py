@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from offrl.data.formats.download import cache_dir
 from offrl.errors import UserError, warn
+from offrl.system.files import cache_dir
 
 SEAL = ".sha256"  # beside compiled code
 WRITING = 300.0  # seconds for which another process may be writing some

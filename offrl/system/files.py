@@ -28,6 +28,11 @@ class NewerVersion(UserError):
     """The file is whole, but this version of offrl cannot read it."""
 
 
+def cache_dir(configured: str | None = None) -> Path:
+    """The folder for downloads and memory-mapped columns: the setting, $OFFRL_CACHE, or ~/.cache/offrl."""
+    return Path(configured or os.environ.get("OFFRL_CACHE") or "~/.cache/offrl").expanduser()
+
+
 def flatten(tree: Any) -> dict[str, Tensor]:
     """{path: tensor} with paths such as "params/critic/head.weight", in a fixed order."""
     leaves, _ = pytree.tree_flatten_with_path(tree)

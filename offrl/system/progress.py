@@ -1,53 +1,153 @@
-"""Progress of long work that is no training: speed, time left, and what else a person wants to see."""
+"""Progress of long work: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from typing import TypeVar
 
-from offrl.runs.log import PLAIN_INTERVAL, Pace, duration
+INTERVAL = 10.0  # seconds between lines when the output is not a terminal
+FIRST = INTERVAL / 5  # seconds before the first
+D = TypeVar("D", bound="Display")
 
 
-class Progress:
-    """How far a stage is: a bar on a terminal, a line every ten seconds elsewhere, nothing when quiet."""
+def duration(seconds: float) -> str:
+    """`75` -> `1 min 15 s`."""
+    if not math.isfinite(seconds):
+        return "?"
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    minutes, rest = divmod(total, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
-    def __init__(self, title: str, total: int, unit: str, quiet: bool, done: int = 0) -> None:
-        self.title, self.total, self.unit, self.quiet = title, total, unit, quiet
-        now = time.monotonic()
-        self.next_line, self.bar = now + PLAIN_INTERVAL / 5, None
-        self.seen, self.pace = (now, done), Pace()
-        if not quiet and sys.stdout.isatty():
+
+class Pace:
+    """Steps per second of late: what happened `half_life` seconds ago counts half.
+
+    A mean over less would be that of either side where work comes in turns, as updates and rollouts do.
+    """
+
+    def __init__(self, half_life: float = 60.0) -> None:
+        self.half_life, self.steps, self.seconds = half_life, 0.0, 0.0
+
+    def add(self, steps: float, seconds: float) -> float:
+        """Count `steps` more steps, which took `seconds`; the steps per second with them."""
+        keep = 0.5 ** (seconds / self.half_life)
+        self.steps, self.seconds = keep * self.steps + steps, keep * self.seconds + seconds
+        return self.steps / max(self.seconds, 1e-9)
+
+
+class Display:
+    """A bar with text beside it, or lines. While a bar is up, rich puts anything that is printed (warnings too) above it.
+
+    stderr: on standard error, where the bar vanishes in the end.
+    """
+
+    def __init__(self, total: int | None, *, title: str = "", done: int = 0, quiet: bool = False, stderr: bool = False) -> None:
+        self.total, self.quiet, self.stderr = total, quiet, stderr
+        self.next_line, self.bar = time.monotonic() + FIRST, None
+        if not quiet and (sys.stderr if stderr else sys.stdout).isatty():
+            from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
-            self.bar = Bar(*columns, refresh_per_second=4)
-            self.task = self.bar.add_task(title, total=total, completed=done, text="")
+            self.bar = Bar(
+                *([TextColumn("{task.description}", markup=False)] if title else []),
+                BarColumn(bar_width=30),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}", markup=False),
+                TextColumn("{task.fields[extra]}", markup=False, style="bold"),
+                console=Console(stderr=stderr, highlight=False),
+                refresh_per_second=4,
+                transient=stderr,
+            )
+            self.task = self.bar.add_task(title, total=total, completed=done, text="", extra="")
             self.bar.start()
 
-    def update(self, done: int, extra: str = "") -> None:
-        """`done` of `total`; `extra` is shown behind speed and ETA."""
-        now = time.monotonic()
-        rate = self.pace.add(done - self.seen[1], now - self.seen[0])
-        self.seen = (now, done)
-        left = f"ETA {duration((self.total - done) / rate)}" if rate > 0 and done < self.total else ""
-        text = "  ".join(t for t in (f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s", left, extra) if t)
+    def show(self, done: int, text: str = "", extra: str = "", line: str = "", now: bool = False) -> bool:
+        """Set the bar; elsewhere print `line`, at once if `now`, else when one is due. Returns whether it was shown."""
         if self.bar is not None:
-            self.bar.update(self.task, completed=min(done, self.total), text=text)
-        elif not self.quiet and now >= self.next_line:
-            self.next_line = now + PLAIN_INTERVAL
-            print(f"{self.title}: {min(done, self.total):,}/{self.total:,} {self.unit}  {text}", flush=True)
+            self.bar.update(self.task, completed=done, text=text, extra=extra)
+        elif self.quiet or not (now or time.monotonic() >= self.next_line):
+            return False
+        else:
+            self.next_line = time.monotonic() + INTERVAL
+            self.say(line)
+        return True
 
-    def say(self, text: str) -> None:
-        """One line for good."""
+    def say(self, message: str) -> None:
+        """Print a line that stays, above the bar."""
         if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
-        elif not self.quiet:
-            print(text, flush=True)
+            self.bar.console.print(message, markup=False)
+        elif message and not self.quiet:
+            print(message, file=sys.stderr if self.stderr else None, flush=True)
 
-    def __enter__(self) -> Progress:
+    def stop(self) -> None:
+        """Take the bar down."""
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __enter__(self: D) -> D:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        self.stop()
+
+    def remaining(self, done: int, rate: float) -> str:
+        """The time to go at `rate` steps per second; empty when unknown or over."""
+        return f"ETA {duration((self.total - done) / rate)}" if self.total and rate > 0 and done < self.total else ""
+
+
+class Progress(Display):
+    """Progress of work that is counted in `unit`, with speed and time to go. total: None where unknown."""
+
+    def __init__(self, title: str, total: int | None, unit: str, quiet: bool, done: int = 0, stderr: bool = False) -> None:
+        super().__init__(total, title=title, done=done, quiet=quiet, stderr=stderr)
+        self.title, self.unit, self.pace, self.last = title, unit, Pace(), (time.monotonic(), done)
+
+    def update(self, done: int, extra: str = "") -> None:
+        """`done` of `total`; `extra` is shown behind speed and time to go."""
+        now = time.monotonic()
+        rate = self.pace.add(done - self.last[1], now - self.last[0])
+        self.last = (now, done)
+        speed = f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s"
+        count = f"{done:,}" if self.total is None else f"{min(done, self.total):,}/{self.total:,}"
+        text = _joined(speed, self.remaining(done, rate))
+        line = _joined(f"{self.title}: {count} {self.unit}", text, extra)
+        self.show(done if self.total is None else min(done, self.total), text, extra, line)
+
+
+class TrainingProgress(Display):
+    """Progress of the updates of N replicas. count: N in words ("4 seeds"), empty for a single one.
+
+    Lines come for each new result of an evaluation and for the end besides those that are due.
+    """
+
+    def __init__(self, title: str, total: int, replicas: int = 1, count: str = "", start: int = 0, quiet: bool = False) -> None:
+        if title and not quiet:
+            print(title, flush=True)
+        super().__init__(total, done=start, quiet=quiet)
+        self.updates, self.replicas, self.count = total, replicas, count
+        self.extra, self.last_step = "", -1
+
+    def update(self, step: int, rate: float, extra: str = "") -> None:
+        """Show `step`, the updates per second and the last evaluation's result, if there is one."""
+        news = bool(extra) and extra != self.extra
+        self.extra = extra or self.extra
+        text = _joined(self._speed(rate), self.remaining(step, rate))
+        line = _joined(f"step {step:,}/{self.updates:,} ({100 * step // max(1, self.updates)}%)", text, self.extra if news else "")
+        finished = step >= self.updates > self.last_step
+        if (news or step != self.last_step) and self.show(step, text, self.extra, line, now=news or finished):
+            self.last_step = step
+
+    def _speed(self, rate: float) -> str:
+        speed, total = (f"{x:,.0f}" if x >= 10 else f"{x:.1f}" for x in (rate, rate * self.replicas))
+        return f"{speed} updates/s" + (f" x {self.count} = {total}/s" if self.count else "")
+
+
+def _joined(*texts: str) -> str:
+    return "  ".join(text for text in texts if text)

@@ -29,12 +29,13 @@ from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.ope.stopping import Plateau
 from offrl.runs import record as runs
-from offrl.runs.log import NoLog, Pace, RunLog, duration, score_text
+from offrl.runs.log import NoLog, RunLog, score_text
 from offrl.settings.evaluation import cores, worker_count
 from offrl.settings.replicas import Replica, check_grid, replicas
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
 from offrl.system import files as checkpoint
+from offrl.system.progress import Pace, duration
 from offrl.system.signals import handled
 from offrl.tasks.environments import resolve_task
 from offrl.training import distributed

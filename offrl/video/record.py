@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import dataclasses
+import functools
 import importlib
 import math
 import os
 import shutil
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,9 @@ import numpy as np
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluation, Evaluator, Tally
-from offrl.runs.log import PLAIN_INTERVAL, duration
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
+from offrl.system.progress import Progress
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.episodes import aim, observe
 from offrl.tasks.task import Task
@@ -93,16 +93,16 @@ def film(
         evaluator = stack.enter_context(_evaluator(task, config, size))
         painter = stack.enter_context(contextlib.closing(Painter(evaluator.envs[0], size)))
         stride, rate = _speed(evaluator.envs[0], fps)
-        shown = stack.enter_context(_progress(len(replicas) * videos, quiet))
+        progress = stack.enter_context(Progress("filming", len(replicas) * videos, "episodes", quiet))
         stack.enter_context(_disk())
         for episode in range(videos):
             reels: list[Reel] = []
             for n, (replica, policy) in enumerate(zip(replicas, policies, strict=True)):
                 reel = stack.enter_context(contextlib.closing(Reel(size, _label(replica))))
-                shown.begin(f"{replica}, episode {episode}")
                 tally = Tally.of([policy], [replica.seed], config.episodes)
-                camera = _Camera(policy, painter, task, tally, episode, stride, reel)
-                evaluator.play(0, camera, replica.seed, [episode], tally, lambda done, total: shown.step())
+                report = functools.partial(_report, progress, episode * len(replicas) + n, f"{replica}, episode {episode}")
+                camera = _Camera(policy, painter, task, tally, episode, stride, reel, report)
+                evaluator.play(0, camera, replica.seed, [episode], tally)
                 camera.finish()
                 if scored is not None and tally.returns[0, episode] != scored.returns[n, episode]:
                     pair = f"{tally.returns[0, episode]:g} in the video, {scored.returns[n, episode]:g} in the scores"
@@ -115,6 +115,10 @@ def film(
             for reel in reels:
                 reel.close()
     return written
+
+
+def _report(progress: Progress, done: int, title: str, step: int) -> None:
+    progress.update(done, f"{title}, step {step:,}")
 
 
 @contextlib.contextmanager
@@ -190,9 +194,11 @@ def _speed(env: Any, fps: int) -> tuple[int, float]:
 class _Camera:
     """A policy that takes a picture before it acts. Only one episode runs, in the evaluator's first environment."""
 
-    def __init__(self, policy: Any, painter: Painter, task: Task, tally: Tally, episode: int, stride: int, reel: Reel) -> None:
+    def __init__(
+        self, policy: Any, painter: Painter, task: Task, tally: Tally, episode: int, stride: int, reel: Reel, report: Callable[[int], None]
+    ) -> None:
         self.policy, self.painter, self.task, self.tally, self.episode = policy, painter, task, tally, episode
-        self.stride, self.reel = stride, reel
+        self.stride, self.reel, self.report = stride, reel, report
 
     def start(self, episodes: int) -> Any:
         return self.policy.start(episodes)
@@ -200,6 +206,7 @@ class _Camera:
     def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
         if t % self.stride == 0:
             self._shoot(t)
+            self.report(t)
         return self.policy.step(carry, observations, t)
 
     def aim(self, carry: Any, goals: np.ndarray | None) -> Any:
@@ -219,63 +226,3 @@ class _Camera:
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise NoVideo(f"render() gave {picture.dtype} {picture.shape} where a picture is uint8 (height, width, 3)")
         self.reel.add(picture, t, float(self.tally.returns[0, self.episode]))
-
-
-# ------------------------------------------------------------------------------------------------------------- progress
-
-
-class _Shown:
-    """How far the filming is: nothing of it on the screen."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.steps, self.what = total, -1, 0, ""
-        self.began = time.monotonic()
-
-    def begin(self, what: str) -> None:
-        """The next of `total` episodes."""
-        self.done, self.steps, self.what = self.done + 1, 0, what
-
-    def step(self) -> None:
-        """One step of the environment."""
-        self.steps += 1
-
-    def text(self) -> str:
-        spent = time.monotonic() - self.began
-        left = f", ETA {duration(spent / self.done * (self.total - self.done))}" if self.done else ""
-        return f"filming {self.what} ({self.done + 1} of {self.total}), step {self.steps:,}{left}"
-
-
-class _Lines(_Shown):
-    def __init__(self, total: int) -> None:
-        super().__init__(total)
-        self.next = self.began + PLAIN_INTERVAL
-
-    def step(self) -> None:
-        super().step()
-        if time.monotonic() > self.next:
-            self.next = time.monotonic() + PLAIN_INTERVAL
-            print(self.text(), flush=True)
-
-
-class _Status(_Shown):
-    def __init__(self, total: int, status: Any) -> None:
-        super().__init__(total)
-        self.status = status
-
-    def step(self) -> None:
-        super().step()
-        if self.steps % 10 == 0:
-            self.status.update(self.text())
-
-
-@contextlib.contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[_Shown]:
-    if quiet:
-        yield _Shown(total)
-    elif not sys.stdout.isatty():
-        yield _Lines(total)
-    else:
-        from rich.console import Console
-
-        with Console(highlight=False).status("filming") as status:
-            yield _Status(total, status)

@@ -15,6 +15,7 @@ import pytest
 from offrl.errors import UserError
 from offrl.runs import log
 from offrl.settings.replicas import Replica, expand
+from offrl.system.progress import Pace, duration
 
 FILES = ("metrics.jsonl", "scores.csv")
 
@@ -290,11 +291,11 @@ def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (75, "1 min 15 s"), (7500, "2 h 05 min"), (float("inf"), "?")])
 def test_duration(seconds: float, text: str) -> None:
-    assert log.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_pace_is_that_of_the_whole_where_work_comes_in_turns() -> None:
-    pace, shown = log.Pace(), []
+    pace, shown = Pace(), []
     for _ in range(20):  # ten seconds of roll-outs with 50 updates, then 1,000 updates in five
         shown.append(pace.add(50, 10.0))
         shown += [pace.add(100, 0.5) for _ in range(10)]

@@ -6,9 +6,9 @@ import contextlib
 import hashlib
 import http.client
 import json
+import math
 import os
 import shutil
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, warn
+from offrl.system.progress import Progress
 
 BLOCK = 1 << 20
+MB = 1_000_000
 ATTEMPTS = 4
-
-
-def cache_dir(configured: str | None = None) -> Path:
-    """The folder for downloads and memory-mapped columns: the setting, $OFFRL_CACHE, or ~/.cache/offrl."""
-    return Path(configured or os.environ.get("OFFRL_CACHE") or "~/.cache/offrl").expanduser()
 
 
 def fetch(
@@ -195,7 +192,8 @@ def _attempt(url: str, part: Path, timeout: float) -> None:
         etag = response.headers.get("ETag", "")
         version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
         state.write_text(json.dumps({"url": url, "version": version, "total": total}))
-        with part.open("ab" if have else "wb") as file, _progress(part.name.removesuffix(".part"), total, have) as advance:
+        title, megabytes = f"downloading {part.name.removesuffix('.part')}", math.ceil(total / MB) or None
+        with part.open("ab" if have else "wb") as file, Progress(title, megabytes, "MB", False, have // MB, stderr=True) as progress:
             while True:
                 try:
                     block = response.read(BLOCK)
@@ -205,35 +203,10 @@ def _attempt(url: str, part: Path, timeout: float) -> None:
                 if not block:
                     break
                 file.write(block)
-                advance(len(block))
+                progress.update(file.tell() // MB)
     size = part.stat().st_size
     if total and size < total:
         raise ConnectionError(f"the connection closed after {size} of {total} bytes")
     if total and size > total:
         _remove(part)
         raise ConnectionError("more bytes arrived than were announced")
-
-
-@contextlib.contextmanager
-def _progress(name: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; a line every five seconds otherwise."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-        parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*parts, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(name, total=total or None, completed=done)
-            yield lambda count: progress.advance(task, count)
-        return
-    last = time.monotonic()
-    reached = done
-
-    def advance(count: int) -> None:
-        nonlocal last, reached
-        reached += count
-        if time.monotonic() - last > 5.0:
-            last = time.monotonic()
-            print(f"offrl: downloading {name}: {reached / 1e6:.0f} of {total / 1e6:.0f} MB", file=sys.stderr, flush=True)
-
-    yield advance

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from offrl.data.assemble import RawData, canonical
-from offrl.data.formats.download import cache_dir, fetch
+from offrl.data.formats.download import fetch
 from offrl.data.formats.files import Npz
 from offrl.data.memory import Memory
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from offrl.system.files import cache_dir
 from offrl.tasks.task import lookup
 
 URL = "https://rail.eecs.berkeley.edu/datasets/ogbench/"

@@ -17,7 +17,6 @@ from offrl.data.formats import Source, read_raw, resolve
 from offrl.data.formats import d4rl as d4rl_source
 from offrl.data.formats import files as file_source
 from offrl.data.formats import minari as minari_source
-from offrl.data.formats.download import cache_dir
 from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.formats.write import D4RL_SUFFIX, TEXT_SUFFIX, Progress, destination, write_data
@@ -29,6 +28,7 @@ from offrl.data.tools.merge import join
 from offrl.data.tools.subset import Choice, settle, take
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from offrl.system.files import cache_dir
 
 FORMS = ("auto", "d4rl", "minari", "jsonl")
 
