@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit
 from offrl.data.samplers.transitions import Batch
@@ -84,12 +84,12 @@ class ArCHerOnline(Hierarchical):
 
     @property
     def every(self) -> int:
-        return int(self.config.critic_steps + self.config.actor_steps)
+        return self.traits.period
 
-    @property
-    def period(self) -> int:  # type: ignore[override]
-        """Updates of an iteration: what is logged of the critic and of the actor is the mean over their own."""
-        return self.every
+    @classmethod
+    def traits_for(cls, config: Any) -> Traits:
+        # a pattern is an iteration: what is logged of the critic and of the actor is the mean over their own updates
+        return replace(cls.traits, period=int(config.critic_steps + config.actor_steps))
 
     @property
     def width(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,7 +57,7 @@ class CalQL(Conservative):
     """CQL whose penalty pushes no value of the policy below the return that the data had from the state (equation 4.1)."""
 
     Config = CalQLConfig
-    discrete = False
+    traits = replace(Conservative.traits, actions=("continuous",))
     online: ClassVar[dict[str, Any] | None] = {"mixing": 0.5, "update_every": "episode"}  # the bound stays
 
     def sampler(self) -> ReturnsSampler:

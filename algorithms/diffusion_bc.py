@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Tree
+from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Traits, Tree
 from offrl.data.samplers.transitions import Batch
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
@@ -44,7 +44,7 @@ class DiffusionBC(Algorithm):
     """Minimise |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|**2 (equation 14), mean over actions, steps t and noise e."""
 
     Config = DiffusionBCConfig
-    discrete = False
+    traits = Traits(actions=("continuous",))
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ class EDAC(ManyCritics):
     """SAC-N whose critics' gradients with respect to the data's actions are pushed apart (equation 4), so that fewer critics do."""
 
     Config = EDACConfig
-    discrete = False
+    traits = replace(ManyCritics.traits, actions=("continuous",))
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -68,7 +68,7 @@ class GADT(Valued, WindowAlgorithm):
     """
 
     Config = GADTConfig
-    goal_conditioned: ClassVar[bool] = True
+    traits = replace(Valued.traits, goal_conditioned=True)
     online: ClassVar[dict[str, Any] | None] = None
     suitable = "hiql, ota, gcivl or gciql"
     observe = Algorithm.observe  # rewards are no part of a token

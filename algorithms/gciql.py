@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ class GCIQL(GoalValued):
     """V(s, g) is an expectile of the smaller of twin Q(s, g, a); Q regresses on -1 + discount V(s', g), until the goal is reached."""
 
     Config = GCIQLConfig
-    targets: ClassVar[tuple[str, ...]] = ("critic",)
+    traits = replace(GoalValued.traits, targets=("critic",))
 
     def modules(self) -> dict[str, nn.Module]:
         inputs = self.spec.observation_dim + self.goal_dim

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ class GCIVL(GoalConditioned):
     """
 
     Config = GCIVLConfig
-    targets: ClassVar[tuple[str, ...]] = ("value",)
+    traits = replace(GoalConditioned.traits, targets=("value",))
 
     def modules(self) -> dict[str, nn.Module]:
         return {"actor": self.make_actor(), "value": self.make_values(2, self.spec.observation_dim + self.goal_dim)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -32,7 +32,7 @@ class ILQL(TokenTD):
     """Values of tokens: Q follows r + discount V(next), V an expectile of the smaller target Q, and CQL's term keeps unseen tokens low."""
 
     Config = ILQLConfig
-    targets: ClassVar[tuple[str, ...]] = ("value",)
+    traits = replace(TokenTD.traits, targets=("value",))
     outs: ClassVar[tuple[str, ...]] = ("q1", "q2")
     single: ClassVar[tuple[str, ...]] = ("v",)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -183,8 +183,7 @@ class LaMo(SequenceAlgorithm):
     """
 
     Config = LaMoConfig
-    vectorized: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False
+    traits = replace(SequenceAlgorithm.traits, vectorized=False, compiles=False)
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,7 @@ class MBRCSL(OutcomeConditioned):
     """
 
     Config = MBRCSLConfig
-    discrete = False
+    traits = replace(OutcomeConditioned.traits, actions=("continuous",))
 
     @classmethod
     def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
@@ -156,9 +156,11 @@ def play(config: TrainConfig, dataset: Dataset) -> Path:
         raise UserError(f"{c.name} needs continuous actions and {spec.name} has discrete ones")
     trained = provide.named(c.world_model or str(provide.train(config, dataset, {"members": c.members})), dataset)
     part = parts.named(c.behaviour or str(clone(config, dataset)), dataset, "behaviour")
-    if not part.algorithm.acting or part.algorithm.start(1) is not None:
+    acts = part.algorithm.traits.policy_modules
+    if not acts or part.algorithm.start(1) is not None:
+        fault = "remembers" if acts else "does not act"
         raise UserError(
-            f"algo.behaviour={c.behaviour}: {part.algorithm.config.name} {'remembers' if part.algorithm.acting else 'does not act'}; "
+            f"algo.behaviour={c.behaviour}: {part.algorithm.config.name} {fault}; "
             "episodes are played by a policy without a memory, such as diffusion_bc or bc"
         )
     horizon = c.horizon or int(dataset.episode_lengths().max())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class MODT(SequenceAlgorithm):
     """
 
     Config = MODTConfig
-    discrete = False  # a region of a discrete action is the action itself
+    traits = replace(SequenceAlgorithm.traits, actions=("continuous",))  # a region of a discrete action is the action itself
 
     def modules(self) -> dict[str, nn.Module]:
         weights = self.config.weights

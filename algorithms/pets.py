@@ -7,7 +7,7 @@ plans near the data by itself: `penalty` takes the model's uncertainty off its r
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -126,9 +126,7 @@ class PETS(Dynamics):
     """Acts by the first action of the best plan that a search finds in the ensemble; module "dynamics"."""
 
     Config = PETSConfig
-    acting = ("dynamics",)  # type: ignore[assignment]
-    acts_on_device = True
-    discrete = False
+    traits = replace(Dynamics.traits, policy_modules=("dynamics",), acts_on_device=True, actions=("continuous",))
 
     @classmethod
     def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -77,7 +77,7 @@ class SkillIQL(InSampleQ):
 
     Config = SkillIQLConfig
     online: ClassVar[dict[str, Any] | None] = None
-    valuing = ()  # Q is of skills, not of actions
+    traits = replace(InSampleQ.traits, critic_modules=())  # Q is of skills, not of actions
 
     @classmethod
     def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -68,7 +68,7 @@ class Skills(Algorithm):
     """
 
     Config = SkillsConfig
-    acting = ()
+    traits = Traits(policy_modules=())
     online = None
     headline = "skills/error"
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import HistorySampler
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -86,7 +86,7 @@ class TaskModel(Algorithm):
     the task. It acts nowhere; `algo=meta_dt` takes it, and trains one where it is given none."""
 
     Config = TaskModelConfig
-    acting = ()
+    traits = Traits(policy_modules=())
     online = None
     headline = "model/loss"
 

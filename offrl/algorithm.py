@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -39,25 +40,40 @@ class TrainState(NamedTuple):
     key: Tensor  # [] int64 random key of the seed
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What is known of an algorithm before one is made: for the trainer, the command line and the documentation."""
+
+    targets: tuple[str, ...] = ()  # modules with a Polyak copy
+    policy_modules: tuple[str, ...] = ("actor",)  # modules that acting needs, which a policy file holds; (): it trains no policy
+    critic_modules: tuple[str, ...] = ()  # modules that `Algorithm.q_value` needs; (): it has no Q
+    actions: tuple[str, ...] = ("continuous", "discrete")  # kinds of actions that it learns; or ("text",)
+    goal_conditioned: bool = False  # its policies act towards a goal
+    period: int = 1  # updates of a repeating pattern; `phase` counts within it
+    vectorized: bool = True  # False: one replica at a time, and an update may work in place
+    cuda_graph: bool = True  # False: an update waits for values, which no CUDA graph can hold
+    compiles: bool = True  # False: compiling takes minutes and gives back little, so it is done only where asked for
+    acts_on_device: bool = False  # an action takes so long that policies act where they are trained, not on the CPU
+
+    @property
+    def discrete(self) -> bool:
+        """Whether it learns from discrete actions."""
+        return "discrete" in self.actions
+
+    @property
+    def text(self) -> bool:
+        """Whether its policies read and write texts (`offrl.lm`)."""
+        return "text" in self.actions
+
+
 class Algorithm(ABC):
     """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions."""
 
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
-    targets: ClassVar[tuple[str, ...]] = ()  # modules that have a Polyak copy
-    acting: ClassVar[tuple[str, ...]] = ("actor",)  # modules that `act` needs; a policy file holds these
-    valuing: ClassVar[tuple[str, ...]] = ()  # modules that `q_value` needs
-    period: ClassVar[int] = 1  # updates per repeating pattern; `phase` counts within it
-    vectorized: ClassVar[bool] = True  # False: one replica at a time, and update may work in place
-    captured: ClassVar[bool] = True  # False: an update waits for values, which no CUDA graph can hold
-    compiles: ClassVar[bool] = True  # False: compiling it takes minutes and gives back little, so it is done only where asked for
-    discrete: ClassVar[bool] = True  # whether discrete actions are supported
-    acts_on_device: ClassVar[bool] = False  # an action takes so long that policies act where they are trained, not on the CPU
-    vectors: ClassVar[bool] = True  # observations of more dimensions than one are refused
+    traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
     common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `modules`: no grid can vary them
     acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
-    text: ClassVar[bool] = False  # its policies read and write texts; see `offrl.lm`
-    goal_conditioned: ClassVar[bool] = False  # its policies act towards a goal, which `aim` tells them
     anneal: ClassVar[dict[str, tuple[float, float, float]]] = {}  # setting -> its factor at first, at last, and from which share of that on
     headline: ClassVar[str] = ""  # the metric that the progress bar shows
     notes: Sequence[str] = ()  # what a person should know about how it was set up
@@ -71,6 +87,7 @@ class Algorithm(ABC):
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
+        self.traits = self.traits_for(config)
         with torch.random.fork_rng(devices=[]):
             self.networks = self.modules()  # only their structure is used: `apply` is handed the parameters
 
@@ -88,9 +105,9 @@ class Algorithm(ABC):
         return config
 
     @classmethod
-    def follows_goals(cls, settings: Mapping[str, Any]) -> bool:
-        """`goal_conditioned` of an algorithm with these settings, where they decide it."""
-        return cls.goal_conditioned
+    def traits_for(cls, config: Any) -> Traits:
+        """`traits` of an algorithm with these settings, where they decide some."""
+        return cls.traits
 
     @abstractmethod
     def modules(self) -> dict[str, nn.Module]:
@@ -194,7 +211,7 @@ class Algorithm(ABC):
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
         return TrainState(
             params=params,
-            target={n: {k: v.clone() for k, v in params[n].items()} for n in self.targets},
+            target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets},
             opt={n: self.optimizer(n).init(p) for n, p in params.items()},
             extra=self.extra(params),
             buffers=self.buffers(),

@@ -73,8 +73,8 @@ def prepare(row: Row, dataset: Any, modes: Sequence[str], replicas: int) -> None
         start = time.perf_counter()
         try:
             runner = Runner(algorithm, dataset, seeds=range(replicas), mode=mode, batch_size=config.batch_size)
-            runner.run(2 * algorithm.period)
-            runner.run(2 * algorithm.period)
+            runner.run(2 * algorithm.traits.period)
+            runner.run(2 * algorithm.traits.period)
         except Exception as error:  # one algorithm that does not compile must not cost the others' numbers
             row.failure[mode] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
             say(f"{row.algorithm}, {row.label}, {mode}: {row.failure[mode]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -133,7 +133,7 @@ class ModelBased(SoftActorCritic):
     transitions, which each replica has for itself. The model is shared.
     """
 
-    discrete = False
+    traits = replace(SoftActorCritic.traits, actions=("continuous",))
     online = None
     common: ClassVar[tuple[str, ...]] = ("model_dropout",)
     dynamics: ClassVar[dict[str, Any]] = {}  # settings of the model that is trained where none is given

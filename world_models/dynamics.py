@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Packed, Sampler, pack
 from offrl.errors import UserError, nearest
@@ -170,7 +170,7 @@ class Dynamics(Algorithm):
     """
 
     Config = DynamicsSettings
-    acting = ()
+    traits = Traits(policy_modules=())
     common = ("test_share", "value_quantile")
     online = None
     headline = "dynamics/held-out error"

@@ -51,8 +51,8 @@ def load(path: str, here: DataSpec) -> Values:
         raise UserError(f"{where}: {error}") from None
     saved = run.record["identity"]["algo"]
     kind = registry.get("algo", saved["name"])
-    if not kind.valuing:
-        able = [name for name, other in registry.names("algo").items() if other.valuing]
+    if not kind.traits.critic_modules:
+        able = [name for name, other in registry.names("algo").items() if other.traits.critic_modules]
         raise UserError(f"{where}: {saved['name']} learns no values; take a run of {', '.join(able)}")
     found = checkpoint.load_latest(run.dir)
     if found is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.algorithms.tt import discretizer as quantiles
 from offrl.algorithms.tt.beam_search import Plans, Search, beam_search
 from offrl.algorithms.tt.discretizer import Bins, decode, encode
@@ -188,8 +188,7 @@ class TT(Algorithm):
     """Predicts every number of a trajectory from those before it, and acts by beam search for the largest return. Module "trajectory"."""
 
     Config = TTConfig
-    acting = ("trajectory",)
-    acts_on_device = True
+    traits = Traits(policy_modules=("trajectory",), acts_on_device=True)
     online = None
     headline = "trajectory/loss"
 

@@ -125,7 +125,7 @@ def group_size(config: Any, device: str) -> int:
 
     if config.group is not None:
         return config.group
-    if not registry.get("algo", config.algo.name).vectorized:
+    if not registry.get("algo", config.algo.name).traits.vectorized:
         return 1
     many = len(replicas(config))
     return min(-(-many // 2), CPU_GROUP) if device == "cpu" else many

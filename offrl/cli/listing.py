@@ -40,7 +40,7 @@ def algorithm_settings(name: str) -> list[str]:
     lines = describe(config.algo, "algo.")
     standard = dict(_values(TrainConfig()))
     changed = [f"{k}={shown_value(v)}" for k, v in _values(config) if k not in CHOSEN and v != standard[k]]
-    if registry.get("algo", base).vectorized:
+    if registry.get("algo", base).traits.vectorized:
         lines.append(f"  a grid (grid.NAME=[a,b]) varies {', '.join(scalars(type(config.algo)))}; not what networks are built from")
     return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
 

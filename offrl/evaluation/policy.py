@@ -51,14 +51,14 @@ class TrainedPolicy:
     def __init__(self, algorithm: Algorithm, state: TrainState, seed: int, device: torch.device | str = "cpu") -> None:
         """`state` without a replica axis; only what acting needs, and `value` where it is there, is kept, on the CPU.
 
-        device: where it acts in this process, if the algorithm says that this pays (`Algorithm.acts_on_device`); else on the CPU. auto: on
+        device: where it acts in this process, if the algorithm says that this pays (`Traits.acts_on_device`); else on the CPU. auto: on
         a GPU if there is one.
         """
         self.algorithm, self.seed = algorithm, seed
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device if algorithm.acts_on_device else "cpu")
-        wanted = [n for n in dict.fromkeys((*algorithm.acting, *algorithm.valuing)) if n in state.params]
+        self.device = torch.device(device if algorithm.traits.acts_on_device else "cpu")
+        wanted = [n for n in dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)) if n in state.params]
         kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, buffers={})
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
         self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), kept)
@@ -80,7 +80,7 @@ class TrainedPolicy:
     @torch.no_grad()
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
-        text = self.algorithm.text
+        text = self.algorithm.traits.text
         obs: Any = list(observations) if text else self._from_environment(observations)
         if self._ready is None:
             # training uses the steps 0, 1, ...
@@ -98,7 +98,7 @@ class TrainedPolicy:
     @property
     def wants_goals(self) -> bool:
         """Whether it acts towards a goal that it has to be told."""
-        return self.algorithm.goal_conditioned
+        return self.algorithm.traits.goal_conditioned
 
     @torch.no_grad()
     def aim(self, carry: Any, goals: np.ndarray | None) -> Any:
@@ -206,7 +206,7 @@ class TrainedPolicy:
     def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
         """The algorithm's own estimate of Q(s, a), float64 [E], for raw observations [E, O] and actions [E, A] in the environment's range,
         or [E] int64. In the units of the rewards it was trained on; None where it has none, or was read from a policy file."""
-        if not self.algorithm.valuing or any(n not in self.state.params for n in self.algorithm.valuing):
+        if not self.algorithm.traits.critic_modules or any(n not in self.state.params for n in self.algorithm.traits.critic_modules):
             return None
         if self.algorithm.spec.discrete:
             given = torch.as_tensor(actions)
@@ -244,7 +244,7 @@ class TrainedPolicy:
 
         Raises UserError for an observation of another shape, or one that holds NaN or infinity, and where such a reward is missing.
         """
-        if self.algorithm.text:
+        if self.algorithm.traits.text:
             return self._answer(observation, explore)
         array = np.asarray(observation, np.float32)
         shape = self.algorithm.spec.observation_shape
@@ -292,7 +292,7 @@ class TrainedPolicy:
             "config": dataclasses.asdict(algorithm.config),
             "spec": algorithm.spec.to_json(),
         }
-        acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.acting})
+        acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})
         luggage, about = algorithm.luggage()
         carried = {LUGGAGE + name: tensor for name, tensor in luggage.items()}
         checkpoint.write(Path(path), {**checkpoint.flatten(acting), **carried}, {**meta, **({"luggage": about} if about else {})})
@@ -310,5 +310,5 @@ class TrainedPolicy:
         algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
         algorithm.buffers = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
-        template = template._replace(params={n: template.params[n] for n in algorithm.acting}, target={}, opt={})
+        template = template._replace(params={n: template.params[n] for n in algorithm.traits.policy_modules}, target={}, opt={})
         return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"], device)

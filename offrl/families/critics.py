@@ -10,14 +10,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import losses, rng
-from offrl.algorithm import Algorithm, LossFn, Metrics, TrainState, Tree
+from offrl.algorithm import Algorithm, LossFn, Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.data.value_range import value_range
@@ -70,8 +70,7 @@ class CriticAlgorithm(Algorithm):
     Continuous actions are the critics' input; of discrete ones there is an output for each.
     """
 
-    targets: ClassVar[tuple[str, ...]] = ("critic",)
-    valuing: ClassVar[tuple[str, ...]] = ("critic",)
+    traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Carry, TrainState, Tree
+from offrl.algorithm import Algorithm, Carry, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -69,14 +69,11 @@ class ZeroShot(Algorithm):
     So F(s, a, z) . z is that policy's Q for the rewards whose mean of r(s') B(s') over the data is z: the policy is to maximise it.
     """
 
-    targets: ClassVar[tuple[str, ...]] = ("representation",)
-    acting: ClassVar[tuple[str, ...]] = ("actor", "representation")
-    discrete = False
+    traits = Traits(targets=("representation",), policy_modules=("actor", "representation"), actions=("continuous",))
     online: ClassVar[dict[str, Any] | None] = None
 
     def __init__(self, config: Any, spec: Any) -> None:
-        self.goal_conditioned = config.task == "goal"  # type: ignore[misc]  # of this one, not of all
-        if self.goal_conditioned and spec.goal_dim:
+        if config.task == "goal" and spec.goal_dim:
             raise UserError(
                 f"{config.name} is told goals as observations, and those of {spec.name} are {spec.goal_dim} numbers of their own "
                 "(achieved_goals): take algo.task=reward, or gciql, crl or hiql"
@@ -94,8 +91,8 @@ class ZeroShot(Algorithm):
         return super().fit_config(config, dataset, grid)
 
     @classmethod
-    def follows_goals(cls, settings: Mapping[str, Any]) -> bool:
-        return bool(settings.get("task", TASKS[0]) == "goal")
+    def traits_for(cls, config: Any) -> Traits:
+        return replace(cls.traits, goal_conditioned=config.task == "goal")
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
@@ -158,7 +155,7 @@ class ZeroShot(Algorithm):
     def for_rewards(self, state: TrainState, next_observations: Tensor, rewards: Tensor) -> tuple[Algorithm, TrainState] | None:
         other = copy.copy(self)
         other.config = dataclasses.replace(self.config, task="reward", inference_samples=len(rewards))
-        other.goal_conditioned = False  # type: ignore[misc]
+        other.traits = self.traits_for(other.config)
         return other, state._replace(extra={**state.extra, "states": next_observations, "rewards": rewards})
 
     # ---- acting

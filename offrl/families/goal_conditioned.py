@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
+from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -85,7 +85,7 @@ class Aim:
 class GoalConditioned(Algorithm):
     """Base of algorithms that learn from goals drawn in hindsight. Module "actor" sees the observation and the goal side by side."""
 
-    goal_conditioned: ClassVar[bool] = True
+    traits = Traits(goal_conditioned=True)
     online: ClassVar[dict[str, Any] | None] = None
     states_as_goals: ClassVar[str] = ""  # why goals have to be observations; "": they need not
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -71,8 +71,7 @@ class TwoLevels(GoalConditioned):
     learns what is near, and the high level pays for subgoals that are not (`offrl.families.adjacency`).
     """
 
-    targets: ClassVar[tuple[str, ...]] = ("value",)
-    acting: ClassVar[tuple[str, ...]] = ("actor", "high")
+    traits = replace(GoalConditioned.traits, targets=("value",), policy_modules=("actor", "high"))
     heads: ClassVar[tuple[str, ...]] = ("low",)
 
     def modules(self) -> dict[str, nn.Module]:

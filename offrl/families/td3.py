@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,9 +29,7 @@ class TD3Settings(CriticSettings):
 class TD3(CriticAlgorithm):
     """TD3 (arXiv 1802.09477). A subclass says what its actor does (`actor_loss`), and what its target adds (`next_penalty`)."""
 
-    targets = ("critic", "actor")
-    period = 2
-    discrete = False
+    traits = replace(CriticAlgorithm.traits, targets=("critic", "actor"), period=2, actions=("continuous",))
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -63,7 +61,7 @@ class TD3(CriticAlgorithm):
         state, metrics = self.train_critic(state, self.critic_loss, batch, key)
         if phase == 1:
             state, actor = self.improve(state, batch)
-            for name in self.targets:
+            for name in self.traits.targets:
                 state = self.polyak(state, name, self.config.polyak)
             metrics = {**metrics, **actor}
         return state, metrics

@@ -70,7 +70,7 @@ class Valued(Algorithm):
     @classmethod
     def accept(cls, part: parts.Part) -> None:
         """Raises UserError for a run that has not what is needed."""
-        if not part.algorithm.valuing:
+        if not part.algorithm.traits.critic_modules:
             raise UserError(f"algo.values: {part.algorithm.config.name} has no values; use a run of {cls.suitable}")
 
     suitable = "an algorithm with critics"

@@ -60,7 +60,9 @@ class Learner(LocalEngine):
         noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`.
         """
         state, spec = self._state[0], self.algorithm.spec
-        acting = TrainState({n: state.params[n] for n in self.algorithm.acting}, {}, {}, state.extra, {}, state.step, state.key)
+        acting = TrainState(
+            {n: state.params[n] for n in self.algorithm.traits.policy_modules}, {}, {}, state.extra, {}, state.step, state.key
+        )
         obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
         keys = rng.fold_in(rng.fold_in(state.key, ACTING), t)
 

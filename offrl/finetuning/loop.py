@@ -62,7 +62,7 @@ def finetune(start: Start, run_dir: Path) -> None:
         play = stack.enter_context(Play(start.task, start.spec, seeds, config.envs, config.seed, config.eval.max_steps, margin))
         stack.enter_context(lock(run_dir))
         mode = choose_mode(config.compile, device, math.ceil(config.steps * config.utd), start.algorithm)
-        if not start.algorithm.vectorized:
+        if not start.algorithm.traits.vectorized:
             mode = "eager"
         mode = place.claim(run_dir, start, mode, device.type)
         if mode.startswith("compiled"):
@@ -245,7 +245,7 @@ class _Loop:
         if moment and ready and self.t > self.warmup:
             # a pure function of t; whole patterns only, because parts of one round differently when compiled
             goal = self.first + int(config.utd * (self.t - self.warmup) + 1e-9)
-            goal -= goal % self.start.algorithm.period
+            goal -= goal % self.start.algorithm.traits.period
             self.goal = max(self.goal, goal)
             self.ended[:] = False
 
@@ -279,7 +279,7 @@ class _Loop:
     def _learn(self) -> None:
         """The updates that are due, less those that a signal puts off."""
         self.learner.progress(min(1.0, self.t / self.steps))
-        period = self.start.algorithm.period
+        period = self.start.algorithm.traits.period
         while self.updates < self.goal and not self.stop:
             end = min(self.goal, self.updates + SLICE * period)
             end -= end % period

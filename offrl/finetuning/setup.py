@@ -102,7 +102,7 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
             raise UserError(f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a setting")
     parent = compose({**{k: v for k, v in other.items() if v is not None}, "resume": str(path)})
     config = choose(config, kind.online or {}, fresh=False)
-    if not kind.vectorized and len(run.replicas) > 1:
+    if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds")
     algo, fixed, anneal = _online(kind, parent.algo, other)
     own = str(run.record.get("env", "auto"))
@@ -199,11 +199,11 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         spec = spec_of(task)
         described = {"name": spec.name, "source": "environment", "fingerprint": "", "transforms": [], "notes": []}
     algorithm = make_algorithm(dataclasses.replace(parent, algo=algo), data) if data is not None else kind(algo, spec)
-    if spec.discrete and not kind.discrete:
+    if spec.discrete and not kind.traits.discrete:
         raise UserError(f"{algo.name} needs continuous actions, and {task.name} has discrete ones")
     seeds = seed_list(parent.seeds)
     them = expand(parent.grid, seeds)
-    if not kind.vectorized and len(them) > 1:
+    if not kind.traits.vectorized and len(them) > 1:
         raise UserError(f"{algo.name} trains one replica at a time: seeds=1")
     return Start(config, algorithm, them, parent.grid, spec, task, parent.label or algo.name, parent.dataset if named else None,
                  described, data if config.mixing != 0.0 else None, first_state(algorithm, them), None, {}, anneal)  # fmt: skip
@@ -283,8 +283,12 @@ def _resumed(
 def _kind(name: str, where: str) -> type[Algorithm]:
     """The algorithm's class. Raises UserError for one that cannot learn from an environment's rewards."""
     kind = registry.get("algo", name)
-    able = ", ".join(n for n, k in registry.names("algo").items() if k.valuing and "actor" in k.acting and k.online is not None)
-    if "actor" not in kind.acting or not kind.valuing:
+    able = ", ".join(
+        n
+        for n, k in registry.names("algo").items()
+        if k.traits.critic_modules and "actor" in k.traits.policy_modules and k.online is not None
+    )
+    if "actor" not in kind.traits.policy_modules or not kind.traits.critic_modules:
         raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it nothing; "
                         f"those that can be fine-tuned: {able}")  # fmt: skip
     if kind.online is None:

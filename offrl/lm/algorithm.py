@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Carry, LossFn, Metrics, TrainState
+from offrl.algorithm import Algorithm, Carry, LossFn, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
@@ -107,13 +107,8 @@ class Said:
 class TextAlgorithm(Algorithm):
     """A policy is the module "policy", a language model, unless an algorithm says otherwise."""
 
-    text: ClassVar[bool] = True
-    vectorized: ClassVar[bool] = False
-    captured: ClassVar[bool] = False
-    acts_on_device: ClassVar[bool] = True
-    discrete: ClassVar[bool] = False
+    traits = Traits(actions=("text",), vectorized=False, cuda_graph=False, acts_on_device=True, policy_modules=("policy",))
     online: ClassVar[dict[str, Any] | None] = None
-    acting: ClassVar[tuple[str, ...]] = ("policy",)
     acts_by: ClassVar[tuple[str, ...]] = ("decoding", "sampling_temperature", "legal")
     returns_discount: ClassVar[str] = ""  # the setting by which the batch's column "return" is discounted
     cut_contexts: int = 0  # histories that were too long when acting, of this copy
@@ -265,7 +260,7 @@ class TextAlgorithm(Algorithm):
         """An action for each history; `rows` number them, so that what is drawn does not depend on who else is there."""
         c, tokenizer = self.config, self.tokenizer
         sampled = explore or c.decoding == "sample"
-        device = next(iter(state.params[self.acting[0]].values())).device
+        device = next(iter(state.params[self.traits.policy_modules[0]].values())).device
         prompts = [self.prompt(texts) for texts in histories]
         choosing = c.legal == "rerank"
         listed = [i for i, actions in enumerate(legal) if choosing and actions]
@@ -285,7 +280,7 @@ class TextAlgorithm(Algorithm):
     def continued(self, state: TrainState, prompts: Sequence[np.ndarray], noise: Callable[[int], Tensor] | None) -> list[list[int]]:
         """The tokens of an action for each prompt; see `decoding.write`."""
         c, tokenizer = self.config, self.tokenizer
-        device = next(iter(state.params[self.acting[0]].values())).device
+        device = next(iter(state.params[self.traits.policy_modules[0]].values())).device
         stops = (
             torch.from_numpy(tokenizer.stops.copy()).to(device)
             if not c.append_end
@@ -341,7 +336,7 @@ class TextAlgorithm(Algorithm):
             encoded = tokenizer.encode(actions)
             if c.append_end:
                 encoded = [np.append(ids, np.int32(cast(int, tokenizer.end))) for ids in encoded]
-            device = next(iter(state.params[self.acting[0]].values())).device
+            device = next(iter(state.params[self.traits.policy_modules[0]].values())).device
             ids, lengths = decoding.right_padded([np.append(prompt, own) for own in encoded], tokenizer.pad, device)
             likely = self.scores(state, ids[:, :-1])[..., : tokenizer.size].log_softmax(-1)
             each = likely.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
@@ -369,7 +364,7 @@ class TextAlgorithm(Algorithm):
 
     def lm(self) -> LM:
         """The language model in the policy."""
-        module = self.networks[self.acting[0]]
+        module = self.networks[self.traits.policy_modules[0]]
         return module if isinstance(module, LM) else cast(LM, module.lm)
 
     # ---- policy files

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +33,7 @@ class HierarchicalSettings(HeadSettings, CriticSettings):
 class Hierarchical(TurnAlgorithm):
     """A critic of whole utterances: two Qs and two Vs, with targets. Q_i -> r + discount (1 - d) Vbar_i(s')."""
 
-    targets: ClassVar[tuple[str, ...]] = ("critic",)
+    traits = replace(TurnAlgorithm.traits, targets=("critic",))
     rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
 
     @classmethod

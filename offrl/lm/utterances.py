@@ -222,7 +222,7 @@ class TurnAlgorithm(Cloned):
             return state
         alone = ("critic",) if getattr(self.config, "critic", "") == SCRATCH else ()
         params = {name: module if name in alone else _begun(module, own) for name, module in state.params.items()}
-        return state._replace(params=params, target={n: {k: v.clone() for k, v in params[n].items()} for n in self.targets})
+        return state._replace(params=params, target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets})
 
     def log_probs(self, params: Params, batch: Batch) -> Tensor:
         """[B, L - 1]: log pi of each action token where it is predicted, 0 elsewhere. The sum over a row is that of its action."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -53,7 +53,7 @@ class SteeredSettings(HeadSettings, ClonedSettings):
 class Steered(Cloned):
     """log pi(token) = log pi_clone + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
 
-    acting: ClassVar[tuple[str, ...]] = ("value",)
+    traits = replace(Cloned.traits, policy_modules=("value",))
     alike: ClassVar[tuple[str, ...]] = (*SAME, *ADAPTERS)  # with other adapters values would not begin with the clone's weights
     acts_by: ClassVar[tuple[str, ...]] = (*TextAlgorithm.acts_by, "beta")
     outs: ClassVar[tuple[str, ...]] = ("q1",)  # heads with a value for each token
@@ -95,7 +95,7 @@ class Steered(Cloned):
             return state
         own = {f"lm.{name}": value for name, value in _clones[self.config.policy_id].items()}
         value = {name: own[name].clone() if name in own else p for name, p in state.params["value"].items()}
-        target = {name: {k: v.clone() for k, v in value.items()} for name in self.targets}
+        target = {name: {k: v.clone() for k, v in value.items()} for name in self.traits.targets}
         return state._replace(params={"value": value}, target=target)
 
     # ---- values
@@ -192,7 +192,7 @@ class TokenTD(Steered):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, metrics = self.descend(state, "value", self.value_loss, trimmed(batch))
-        for name in self.targets:
+        for name in self.traits.targets:
             state = self.polyak(state, name, self.config.polyak)
         return state, metrics
 

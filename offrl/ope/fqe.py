@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.errors import warn
@@ -74,8 +74,7 @@ class FQE(Algorithm):
     """
 
     Config = FQEConfig
-    targets = ("critic",)
-    acting = ()
+    traits = Traits(targets=("critic",), policy_modules=())
 
     def __init__(self, config: FQEConfig, dataset: Dataset, scale: Scale, candidates: int) -> None:
         self.candidates, self.scale, self.episodes = candidates, scale, dataset.num_episodes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.memory import chunks
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
@@ -65,7 +65,7 @@ class InverseDynamics(Algorithm):
     """
 
     Config = InverseSettings
-    acting = ()
+    traits = Traits(policy_modules=())
 
     def modules(self) -> dict[str, nn.Module]:
         c, width = self.config, 3 * self.spec.observation_dim

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.reward_labels import episode_columns
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -58,7 +58,7 @@ class Preferences(Algorithm):
     """
 
     Config = PreferenceSettings
-    acting = ()
+    traits = Traits(policy_modules=())
 
     def modules(self) -> dict[str, nn.Module]:
         return {"reward": MLP(self.spec.observation_dim + self.encoded_action_dim, self.config.hidden, 1)}

@@ -200,13 +200,15 @@ class Run:
     @property
     def acts(self) -> bool:
         """Whether what was trained acts, and can be scored; a world model does not."""
-        return bool(registry.get("algo", self.record["identity"]["algo"]["name"]).acting)
+        return bool(registry.get("algo", self.record["identity"]["algo"]["name"]).traits.policy_modules)
 
     @property
     def goal_conditioned(self) -> bool:
         """Whether its policies act towards a goal that they are told."""
         settings = self.record["identity"]["algo"]
-        return bool(registry.get("algo", settings["name"]).follows_goals(settings))
+        kind = registry.get("algo", settings["name"])
+        known = {f.name for f in dataclasses.fields(kind.Config)}
+        return bool(kind.traits_for(kind.Config(**{k: v for k, v in settings.items() if k in known})).goal_conditioned)
 
     @property
     def scores(self) -> list[dict[str, Any]]:

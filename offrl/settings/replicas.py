@@ -116,7 +116,7 @@ def checked(grid: Mapping[str, Any], algorithm_class: type[Algorithm], algo: Any
     """
     if not grid:
         return {}
-    if not algorithm_class.vectorized:
+    if not algorithm_class.traits.vectorized:
         raise UserError(f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with algo.NAME=value")
     result = {field: _values(field, given, algo) for field, given in grid.items()}
     total = seeds * math.prod(map(len, result.values()))

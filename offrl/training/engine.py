@@ -85,7 +85,7 @@ def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: 
 
     Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
     """
-    if not plan.algorithm.vectorized:
+    if not plan.algorithm.traits.vectorized:
         return 1
     share = -(-replicas // workers)
     if device.type == "cpu":
@@ -112,7 +112,7 @@ def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float,
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        step.run(begun, {}, 0, algorithm.period)
+        step.run(begun, {}, 0, algorithm.traits.period)
         torch.cuda.synchronize(device)
         peaks.append(torch.cuda.max_memory_allocated(device) - before)
     return STATES * float(sum(x.nbytes for x in pytree.tree_leaves(state))), max(1.0, (peaks[1] - peaks[0]) / 2)
@@ -132,7 +132,7 @@ def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState
 
 def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
     """A state without what a `TrainedPolicy` does not need."""
-    wanted = (*algorithm.acting, *algorithm.valuing)
+    wanted = (*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)
     return state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, buffers={})
 
 
@@ -255,9 +255,9 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
     state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
     read = watch(step.algorithm.config)
     try:
-        state, _ = step.run(state, {}, 0, algorithm.period)
+        state, _ = step.run(state, {}, 0, algorithm.traits.period)
         if algorithm.every:
-            state, _ = step.run(state, {}, algorithm.every, algorithm.period)
+            state, _ = step.run(state, {}, algorithm.every, algorithm.traits.period)
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's update does with a number that is now a tensor

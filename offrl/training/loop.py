@@ -61,11 +61,15 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
     world = distributed.join(device, len(them), config.algo.batch_size)
     arithmetic = backend.configure(device, config.threads, config.precision)
     algorithm = make_algorithm(config, dataset)
-    if not algorithm.vectorized and len(them) > 1 and config.group not in (None, 1):
+    if not algorithm.traits.vectorized and len(them) > 1 and config.group not in (None, 1):
         raise UserError(f"{config.algo.name} trains one replica at a time: leave out group=")
     if algorithm.every and world.size > 1:
         raise UserError(f"{config.algo.name} trains in one process; start it without torchrun")
-    task = resolve_task(dataset.spec.task, config.eval, algorithm.goal_conditioned) if world.first and algorithm.acting else None
+    task = (
+        resolve_task(dataset.spec.task, config.eval, algorithm.traits.goal_conditioned)
+        if world.first and algorithm.traits.policy_modules
+        else None
+    )
     evaluator = None
     if task is not None:
         evaluator = Evaluator(task, config.eval)
@@ -129,13 +133,13 @@ def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
     """The configured algorithm for this data. Raises UserError where it does not support the data's actions, or sees goals in them."""
     algorithm_class = registry.get("algo", config.algo.name)
     check_kind(algorithm_class, config.algo.name, dataset)
-    if dataset.spec.discrete and not algorithm_class.discrete:
+    if dataset.spec.discrete and not algorithm_class.traits.discrete:
         able = [n for n, c in registry.names("algo").items() if c.discrete]
         raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
     check_grid(config, dataset.spec)
     algorithm: Algorithm = algorithm_class(config.algo, dataset.spec)
     task = dataset.spec.task
-    if algorithm.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
+    if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
         others = ",".join(k for k in task.observation_keys if k != "desired_goal")
         raise UserError(
             f"the observations of {dataset.spec.name} hold the desired goal, which {config.algo.name} must be told apart from them: "
@@ -147,18 +151,18 @@ def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
 def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     """Raise UserError where one of data and algorithm is of texts and the other of numbers, or observations are no vectors."""
     spec = dataset.spec
-    if algorithm_class.vectors and len(spec.observation_shape) > 1:
+    if len(spec.observation_shape) > 1:
         raise UserError(
             f"{name} learns from vectors, and the observations of {spec.name} have shape {list(spec.observation_shape)}: save each as one "
             f"row of {spec.observation_dim} numbers, or where they are images take the version of the data with states (OGBench: the name "
             "without visual-)"
         )
-    if spec.text == algorithm_class.text:
+    if spec.text == algorithm_class.traits.text:
         return
-    able = [n for n, c in registry.names("algo").items() if c.text == dataset.spec.text and c.acting]
+    able = [n for n, c in registry.names("algo").items() if c.traits.text == dataset.spec.text and c.traits.policy_modules]
     kinds = ("numbers", "texts")
     names = f"{', '.join(able[:6])}{', ...' if len(able) > 6 else ''}"
-    learns, holds = kinds[algorithm_class.text], kinds[dataset.spec.text]
+    learns, holds = kinds[algorithm_class.traits.text], kinds[dataset.spec.text]
     raise UserError(f"{name} learns from {learns}, and {dataset.spec.name} holds {holds}; use one of {names}")
 
 
@@ -221,7 +225,7 @@ class _Loop:
         self.step = 0
         self.rate, self.shown, self.warm = 0.0, 0.0, False  # updates per second: of this stretch, of late
         self.pace, self.mark = Pace(), 0.0  # and when the last of them were made; 0: an evaluation came between
-        self.slice = self.algorithm.period  # updates between two looks at the clock and at signals
+        self.slice = self.algorithm.traits.period  # updates between two looks at the clock and at signals
         self.last_score, self.seconds_evaluating = "", 0.0
         self.stop = 0  # signals seen
         state = first_state(self.algorithm, them)
@@ -270,7 +274,7 @@ class _Loop:
             self.log.say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
         for note in (*dataset.notes, *self.algorithm.notes):
             self.log.say(note)
-        if evaluator is None and self.algorithm.acting:
+        if evaluator is None and self.algorithm.traits.policy_modules:
             self.log.say("no environment: policies are trained but not scored (eval.env=ID names one)")
         decay = getattr(config.algo, "decay_steps", None)
         if decay and getattr(config.algo, "actor_schedule", "") == "cosine":
@@ -282,7 +286,7 @@ class _Loop:
                     f"the actor's learning rate falls over {decay:,} updates (algo.decay_steps); this run ends at {left:.0%} of it"
                 )
         # a language model is no small thing to hand to other processes, which act on the CPU
-        here = self.algorithm.text or (self.algorithm.acts_on_device and self.device.type == "cuda")
+        here = self.algorithm.traits.text or (self.algorithm.traits.acts_on_device and self.device.type == "cuda")
         brief = config.eval.workers is None and (config.steps < PAYS_FROM or done or here)
         self.scorer = None if evaluator is None else Scorer(evaluator, 0 if brief else worker_count(config.eval))
         self.rescored = self.scorer is not None and scoring is not None
@@ -342,7 +346,7 @@ class _Loop:
                 if self.rescored or (not self.alive.any() and self.step < self.end):
                     self._save()
                 if self.world.first:
-                    for replica, policy in zip(self.replicas, self.policies(), strict=True) if self.algorithm.acting else ():
+                    for replica, policy in zip(self.replicas, self.policies(), strict=True) if self.algorithm.traits.policy_modules else ():
                         policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
                     self._deliver()
                 if trained or self.rescored:
@@ -364,7 +368,7 @@ class _Loop:
 
     def _advance(self, stop_at: int) -> None:
         """Updates up to `stop_at`, in slices of about SLICE_SECONDS; fewer where a signal came."""
-        period = self.algorithm.period
+        period = self.algorithm.traits.period
         tick, first = time.monotonic(), self.step
         while self.step < stop_at and not self.stop:
             now, end = time.monotonic(), min(self.step + self.slice, stop_at)

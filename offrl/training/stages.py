@@ -84,7 +84,7 @@ def load(path: str | Path, spec: DataSpec, setting: str) -> Part:
     own = DataSpec.from_json(record["spec"])
     _check(own, spec, where)
     algorithm = kind(kind.Config(**{**_defaults(kind), **_places(run_dir, kind), **settings}), own)
-    if setting in OF_REWARDS and not algorithm.goal_conditioned:
+    if setting in OF_REWARDS and not algorithm.traits.goal_conditioned:
         _check_rewards(own, spec, where)
     tensors, _ = found
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()

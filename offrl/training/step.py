@@ -46,9 +46,9 @@ def choose_mode(compile: str, device: torch.device, steps: int, algorithm: Algor
 
     Raises UserError where what was asked for cannot be.
     """
-    pays = compile == "compiled" or (compile == "auto" and steps >= PAYS_FROM and algorithm.compiles)
+    pays = compile == "compiled" or (compile == "auto" and steps >= PAYS_FROM and algorithm.traits.compiles)
     if device.type == "cuda":
-        if compile == "eager" or not algorithm.captured:
+        if compile == "eager" or not algorithm.traits.cuda_graph:
             return "eager"
         if pays:
             problem = no_triton(str(device))
@@ -134,12 +134,12 @@ class Step:
         self.algorithm.graphs = "cudagraph" in mode
         self.sampler = algorithm.sampler()
         self.every = algorithm.every
-        if self.every % algorithm.period:
-            raise ValueError(f"{type(algorithm).__name__}: interval {self.every} is no multiple of period {algorithm.period}")
+        if self.every % algorithm.traits.period:
+            raise ValueError(f"{type(algorithm).__name__}: interval {self.every} is no multiple of period {algorithm.traits.period}")
         self.batches, self.hyper = batches, dict(hyper)
         self.precision = precision
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
-        self.batched = algorithm.vectorized and (replicas > 1 or mode != "eager")
+        self.batched = algorithm.traits.vectorized and (replicas > 1 or mode != "eager")
         self._eager: dict[tuple[int, int], Callable[..., tuple[TrainState, Metrics]]] = {}
         self._compiled: Callable[..., None] | None = None
         self._graphs: dict[int, _CudaGraph] = {}
@@ -173,7 +173,7 @@ class Step:
                     state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
                 state = state._replace(step=state.step + 1)
                 metrics = {k: v.float() for k, v in metrics.items()}  # under autocast they may be bfloat16, which sums badly
-                if self.algorithm.period > 1:  # a metric may come in some phases only
+                if self.algorithm.traits.period > 1:  # a metric may come in some phases only
                     metrics = {**metrics, **{COUNT + k: torch.ones_like(v) for k, v in metrics.items()}}
                 total = add(total, metrics)
             self._configure({name: getattr(self.base, name) for name in hyper})
@@ -231,8 +231,8 @@ class Step:
     def _in_place(self, state: TrainState, sums: Metrics, keys: Tensor | None, hyper: Hyper, batches: list[Batch]) -> None:
         """One pattern whose results overwrite `state` and are added to `sums`: no memory is taken, none is copied."""
         if keys is None:
-            keys = update_keys(state, self.algorithm.period)
-        new, metrics = self._plain(0, self.algorithm.period)(state, keys.transpose(0, 1), hyper, batches)
+            keys = update_keys(state, self.algorithm.traits.period)
+        new, metrics = self._plain(0, self.algorithm.traits.period)(state, keys.transpose(0, 1), hyper, batches)
         olds, leaves = pytree.tree_leaves(state), pytree.tree_leaves(new)
         # what an update passes on under another name is read before it is overwritten
         leaves = [x.clone() if x is not old and any(x is other for other in olds) else x for old, x in zip(olds, leaves, strict=True)]
@@ -297,10 +297,10 @@ class Step:
         if not self.mode.startswith("compiled") or (self.batches is not None and not batches):
             return None
         hyper, batches = self.hyper if hyper is None else hyper, batches or []
-        keys = update_keys(state, self.algorithm.period)
+        keys = update_keys(state, self.algorithm.traits.period)
         # copies: an update may work in place, and the compiled one does; neither changes what is frozen
         one, other = (pytree.tree_map(torch.clone, state._replace(buffers={}))._replace(buffers=state.buffers) for _ in range(2))
-        expected, metrics = self._plain(0, self.algorithm.period)(one, keys.transpose(0, 1), hyper, batches)
+        expected, metrics = self._plain(0, self.algorithm.traits.period)(one, keys.transpose(0, 1), hyper, batches)
         sums = {name: torch.zeros_like(value) for name, value in metrics.items()}
         # called as it will be: nothing looks at the arguments again
         self._program()(other, sums, None if "cudagraph" in self.mode else keys, hyper, batches)
@@ -309,7 +309,7 @@ class Step:
     def _complete(self, sums: Metrics, state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> Metrics:
         """`sums` with a zero for every metric that a whole pattern gives: the first time an update is tried for their names."""
         if self._names is None:
-            _, metrics = self._plain(0, self.algorithm.period)(state, keys.transpose(0, 1), hyper, batches)
+            _, metrics = self._plain(0, self.algorithm.traits.period)(state, keys.transpose(0, 1), hyper, batches)
             self._names = {name: value.dtype for name, value in metrics.items()}
         if all(name in sums for name in self._names):
             return sums
@@ -339,7 +339,7 @@ class Step:
 
     def _updates(self, state: TrainState, sums: Metrics, step: int, end: int, slot: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
         """Updates number `step` to `end` - 1."""
-        period = self.algorithm.period
+        period = self.algorithm.traits.period
         while step < end:
             phase = step % period
             whole = phase == 0 and end - step >= period and self.mode != "eager"
@@ -425,7 +425,7 @@ class _CudaGraph:
         self.state, self.hyper, self.batches = (pytree.tree_map(torch.clone, tree) for tree in (state, hyper, batches))
         self.given: list[Tensor] = []  # whose numbers `hyper` holds
         program = step._program()
-        self.sums = step._complete({}, self.state, update_keys(self.state, step.algorithm.period), self.hyper, self.batches)
+        self.sums = step._complete({}, self.state, update_keys(self.state, step.algorithm.traits.period), self.hyper, self.batches)
         # `replay` undoes what the calls before the capture do to the state
         self.graph = backend.capture(lambda: program(self.state, self.sums, None, self.hyper, self.batches), step.pool)
 

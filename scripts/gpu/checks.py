@@ -234,7 +234,7 @@ def replica(algo: str, device: str, mode: str) -> Answer:
         clear(device)
         before = torch.cuda.memory_reserved()  # graphs keep what they once took
         plan, source, made = engine_of(algo, device, mode, [count], 5_000)
-        made.run(0, 4 * plan.algorithm.period)
+        made.run(0, 4 * plan.algorithm.traits.period)
         peaks.append(torch.cuda.max_memory_reserved() - before)
         del made
     real = (peaks[1] - peaks[0]) / 4
@@ -278,7 +278,7 @@ def texts(algo: str, device: str, updates: int) -> Answer:
     """An algorithm with a language model, as a run trains it, against the CPU."""
     if reason := absent(("transformers", "peft")):
         return {"skipped": reason}
-    if registry.get("algo", algo).text:
+    if registry.get("algo", algo).traits.text:
         algorithm, dataset = of_texts(algo)
     else:
         algorithm, dataset = cases().Case(algo).make(), cases().data(False)
@@ -336,7 +336,7 @@ def kernels(algo: str, replicas: int, mode: str, rows: int, device: str) -> Answ
     from torch.profiler import ProfilerActivity, profile
 
     runner, _ = begun(algo, replicas, mode, rows, device, None)
-    count = 20 * runner.algorithm.period
+    count = 20 * runner.algorithm.traits.period
     with profile(activities=[ProfilerActivity.CPU if device == "cpu" else ProfilerActivity.CUDA]) as seen:
         runner.run(count)
         runner.wait()

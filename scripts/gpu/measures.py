@@ -130,11 +130,11 @@ def on_cpu(what: tuple[Any, Any, int], tree: Any) -> Answer:
 def unfit(algo: str) -> str:
     """Why an algorithm cannot be compared here; empty where it can."""
     kind = registry.get("algo", algo)
-    if kind.text:
+    if kind.traits.text:
         return "learns from texts, which no graph can hold: see the checks"
-    if not kind.vectorized:
+    if not kind.traits.vectorized:
         return "not vectorised: one replica at a time, not captured"
-    if not kind.captured:
+    if not kind.traits.cuda_graph:
         return "waits for values: runs eagerly on a GPU"
     if algo in cases().ABSENT:
         return "needs transformers and peft (pip install -e '.[text]')"
@@ -226,7 +226,7 @@ def begun(algo: str, replicas: int, mode: str, rows: int, device: str, options: 
     others = [name for name in torch._inductor.list_options() if name not in (options or {})]  # the step sets those that are listed
     with inductor.patch(options or {}), mock.patch.object(torch._inductor, "list_options", lambda: others):
         runner = Runner(algorithm, dataset, seeds=range(replicas), mode=mode, batch_size=algorithm.config.batch_size, device=device)
-        runner.run(2 * algorithm.period)
+        runner.run(2 * algorithm.traits.period)
         runner.wait()
     return runner, time.perf_counter() - began
 
@@ -285,7 +285,7 @@ def kernel_share(runner: Any, rate: float) -> float | None:
     """Time of the kernels of an update, added up by the profiler, over the time of an update without the profiler; None without one."""
     from torch.profiler import ProfilerActivity, profile
 
-    count = 20 * runner.algorithm.period
+    count = 20 * runner.algorithm.traits.period
     try:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             runner.run(count)

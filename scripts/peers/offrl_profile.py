@@ -98,8 +98,8 @@ def performed(name: str, rows: int) -> float:
     algorithm, dataset = build(name, rows)
     runner = Runner(algorithm, dataset, seeds=[0], mode="eager", batch_size=batch_size(name))
     with FlopCounterMode(display=False) as counter:
-        runner.updates(algorithm.period)
-    return counter.get_total_flops() / algorithm.period
+        runner.updates(algorithm.traits.period)
+    return counter.get_total_flops() / algorithm.traits.period
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def losses_of(algorithm: Algorithm, batches: list[dict[str, torch.Tensor]]) -> l
     """The losses of the first updates of seed 0 with these batches."""
     state, seen = select(stack([algorithm.init(0)]), 0), []
     for i, batch in enumerate(batches):
-        state, metrics = algorithm.update(state, batch, rng.make_key(i), phase=i % algorithm.period)
+        state, metrics = algorithm.update(state, batch, rng.make_key(i), phase=i % algorithm.traits.period)
         seen.append({k: float(v) for k, v in metrics.items() if k.endswith(COMPARED)})
     return seen
 

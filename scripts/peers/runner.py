@@ -72,7 +72,7 @@ class Runner:
 
     def rate(self, seconds: float) -> float:
         """Updates per second over about that many seconds."""
-        chunk = 5 * self.algorithm.period
+        chunk = 5 * self.algorithm.traits.period
         while True:
             start = time.perf_counter()
             self.run(chunk)
@@ -142,5 +142,5 @@ def counted(algorithm: Algorithm, dataset: Dataset, batch_size: int = common.BAT
 
     one = Runner(algorithm, dataset, seeds=[0], mode="eager", batch_size=batch_size)
     with FlopCounterMode(display=False) as counter:
-        one.run(algorithm.period)
-    return counter.get_total_flops() / algorithm.period
+        one.run(algorithm.traits.period)
+    return counter.get_total_flops() / algorithm.traits.period

@@ -30,7 +30,7 @@ from offrl.world_models.model import save
 FITTED = ("sindy",)  # by one regression, not by updates: tests of their own
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
 ALGORITHMS = {
-    name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.text
+    name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.traits.text
 }  # texts: test_text.py
 BATCH = 32
 IMITATION = ("bc", "diffusion_bc", "dpt", "recoil")  # clone the data's actions, whatever their rewards
@@ -219,11 +219,11 @@ class Case:
         return kind(kind.fit_config(config, dataset), dataset.spec)
 
 
-BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.discrete and n not in DESCENDANTS else [False])]
+BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.traits.discrete and n not in DESCENDANTS else [False])]
 ALL = BASE + [Case(n, False, tuple(v.items())) for n in ALGORITHMS for v in VARIANTS.get(n, [])]
-ACTING = [c for c in ALL if ALGORITHMS[c.name].acting]  # the others are trained for something else, such as world models
-GOALS = [c for c in BASE if ALGORITHMS[c.name].goal_conditioned]
-BATCHED = [c for c in BASE if ALGORITHMS[c.name].vectorized]
+ACTING = [c for c in ALL if ALGORITHMS[c.name].traits.policy_modules]  # the others are trained for something else, such as world models
+GOALS = [c for c in BASE if ALGORITHMS[c.name].traits.goal_conditioned]
+BATCHED = [c for c in BASE if ALGORITHMS[c.name].traits.vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
 # their updates are a relative's with another loss or network: what costs seconds and has failed for none of them alone is `slow` for them
 RELATIVES = (
@@ -305,7 +305,7 @@ def close(a: Any, b: Any, atol: float = 1e-4) -> None:
 def begin(algorithm: Algorithm, count: int) -> Any:
     """The carry of so many episodes, told goals where it takes them."""
     carry = algorithm.start(count)
-    return algorithm.aim(carry, goals(algorithm, count)) if algorithm.goal_conditioned else carry
+    return algorithm.aim(carry, goals(algorithm, count)) if algorithm.traits.goal_conditioned else carry
 
 
 def goals(algorithm: Algorithm, count: int) -> Tensor:

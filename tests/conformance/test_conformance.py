@@ -69,7 +69,7 @@ def test_trains_in_bfloat16(case: Case) -> None:
     """Under autocast, with LayerNorm where there is a choice; parameters and sums of metrics stay float32."""
     known = {f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config)}
     algorithm = case.make(**{name: True for name in ("layer_norm", "actor_layer_norm") if name in known})
-    state, sums = train(algorithm, [0, 1], 2 * algorithm.period, precision="bf16")
+    state, sums = train(algorithm, [0, 1], 2 * algorithm.traits.period, precision="bf16")
     assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
 
 
@@ -111,7 +111,7 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     known = {f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config)}
     # tracing takes longer the more operations there are
     algorithm = case.make(**{k: v for k, v in {"hidden": [16], "layers": 1}.items() if k in known})
-    updates = 2 * algorithm.period + algorithm.period - 1  # a pattern twice, and for delayed actors a part of one
+    updates = 2 * algorithm.traits.period + algorithm.traits.period - 1  # a pattern twice, and for delayed actors a part of one
     eager, eager_sums = train(algorithm, [0, 1], updates)
     traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
     assert len(graphs) == 1
@@ -159,7 +159,7 @@ def test_inductor_agrees_with_eager() -> None:
 def moments(case: Case) -> tuple[int, ...]:
     """When to interrupt. Period 2: inside a pattern, between two, inside again. One moment is as good as another where all are alike."""
     kind = ALGORITHMS[case.name]
-    return (1, 4, 7) if kind.period > 1 or kind.refresh is not Algorithm.refresh else (4,)
+    return (1, 4, 7) if kind.traits.period > 1 or kind.refresh is not Algorithm.refresh else (4,)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def moments(case: Case) -> tuple[int, ...]:
     [pytest.param(c, i, id=f"{i}-{c}", marks=pytest.mark.slow if c.settings else ()) for c in ALL for i in moments(c)],
 )
 def test_resumes_bit_for_bit(case: Case, interrupted: int, tmp_path: Path) -> None:
-    seeds = [0, 5] if ALGORITHMS[case.name].vectorized else [0]
+    seeds = [0, 5] if ALGORITHMS[case.name].traits.vectorized else [0]
     whole, whole_sums = train(case.make(), seeds, 12)
     state, step = start(case.make(), seeds)
     state, sums = step.run(state, {}, 0, interrupted)
@@ -203,7 +203,7 @@ def test_init_depends_on_the_seed_alone(case: Case) -> None:
     for name, params in first.params.items():
         single = sum(p.numel() for p in params.values()) == 1  # one learnt number, such as the weight of an entropy, starts as a constant
         assert single or any(not torch.equal(p, other.params[name][k]) for k, p in params.items()), name
-    for name in algorithm.targets:
+    for name in algorithm.traits.targets:
         identical(first.target[name], first.params[name])
 
 
@@ -212,7 +212,7 @@ def test_update_is_a_pure_function(case: Case) -> None:
     algorithm = case.make()
     state, batch, key = algorithm.init(0), a_batch(algorithm), rng.make_key(1)
     kept = copy((state, batch))
-    for phase in range(algorithm.period):
+    for phase in range(algorithm.traits.period):
         torch.manual_seed(phase)
         new, metrics = algorithm.update(state, batch, key, phase=phase)
         torch.manual_seed(phase + 10)
@@ -259,7 +259,7 @@ def test_each_loss_trains_its_own_module_and_targets_only_follow(case: Case, mon
         state, _ = algorithm.update(state, batch, rng.make_key(1), phase=0)
     monkeypatch.setattr(Algorithm, "descend", spy_descend)
     monkeypatch.setattr(Algorithm, "polyak", spy_polyak)
-    for phase in range(algorithm.period):
+    for phase in range(algorithm.traits.period):
         descended.clear()
         followed.clear()
         new, _ = algorithm.update(state, batch, rng.fold_in(rng.make_key(0), phase), phase=phase)
@@ -271,7 +271,7 @@ def test_each_loss_trains_its_own_module_and_targets_only_follow(case: Case, mon
         assert len(set(descended)) == len(descended)
         state = new
     assert sorted(descended) == sorted(state.params), "in the last phase of a pattern every module learns"
-    assert sorted(followed) == sorted(algorithm.targets)
+    assert sorted(followed) == sorted(algorithm.traits.targets)
 
 
 @each(ALL)
@@ -283,7 +283,7 @@ def test_the_optimiser_has_the_configured_learning_rate(case: Case) -> None:
     if algorithm.every:  # to take over a trained model before the first update is no learning
         begun, _ = step._refresh(begun, {}, 0, {})
     before = copy(begun.params)
-    state, _ = train(algorithm, [1], 2 * algorithm.period)
+    state, _ = train(algorithm, [1], 2 * algorithm.traits.period)
     identical(state.params, before)
 
 
@@ -354,7 +354,7 @@ def test_act(case: Case, tmp_path: Path) -> None:
     policy.reset()
 
     q = algorithm.q_value(state, obs, actions[False])
-    assert (q is None) == (not algorithm.valuing)
+    assert (q is None) == (not algorithm.traits.critic_modules)
     found = policy.value(raw, greedy)  # from raw observations and actions
     if q is None:
         assert found is None
@@ -374,7 +374,7 @@ def test_act(case: Case, tmp_path: Path) -> None:
     early, late = (policy.step(policy.aim(policy.start(64), goal), raw, t, explore=True)[0] for t in (0, 3))
     assert np.array_equal(early, late) == (not noisy), "every time step explores anew"
     tensors, _ = checkpoint.read(tmp_path / "policy.safetensors")
-    assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.acting)
+    assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.traits.policy_modules)
     assert not any(k.startswith(("opt/", "target/")) for k in tensors)
     assert loaded.value(raw, greedy) is None
 

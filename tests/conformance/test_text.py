@@ -27,7 +27,7 @@ if not (find_spec("transformers") and find_spec("peft")):
 
 from offrl.data.text.dataset import from_episodes
 
-NAMES = [name for name, kind in registry.names("algo").items() if kind.text]
+NAMES = [name for name, kind in registry.names("algo").items() if kind.traits.text]
 SMALL: dict[str, Any] = {
     "width": 8, "layers": 1, "heads": 2, "batch_size": 6, "length": 60, "policy_steps": 2, "learning_rate": 1e-2, "history": 1,
     "observation_weight": 0.5,
@@ -96,7 +96,7 @@ def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dic
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
     before = copy(state)
-    period = max(1, algorithm.every, algorithm.period)
+    period = max(1, algorithm.every, algorithm.traits.period)
     whole, sums = step.run(state, {}, 0, 4 * period)
     identical(state._replace(buffers={}), before._replace(buffers={}))  # an update changes nothing in place
     half, part = started(algorithm, dataset)[1].run(copy(before), {}, 0, 2 * period)

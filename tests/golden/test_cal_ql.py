@@ -85,6 +85,6 @@ def test_a_grid_of_discounts_is_refused() -> None:
 
 def test_published_defaults() -> None:
     kind = registry.get("algo", "cal_ql")
-    assert kind.online == {"mixing": 0.5, "update_every": "episode"} and not kind.discrete
+    assert kind.online == {"mixing": 0.5, "update_every": "episode"} and not kind.traits.discrete
     c = kind.Config()
     assert c.actions == 10 and c.discount == 0.99 and c.importance

@@ -163,7 +163,7 @@ def test_the_inferred_task_decides_the_action() -> None:
 
 def test_a_goal_is_its_own_task() -> None:
     algorithm, state = make(task="goal")
-    assert algorithm.goal_conditioned and algorithm.follows_goals({"task": "goal"}) and not algorithm.follows_goals({})
+    assert algorithm.traits.goal_conditioned and not type(algorithm).traits_for(type(algorithm).Config()).goal_conditioned
     carry = algorithm.aim(algorithm.start(B), BATCH["next_observations"])
     found, carry = algorithm.act(state, carry, BATCH["observations"], KEY, explore=False)
     z = ref.backward(ref.arrays(state.params["representation"]), DATA["next_observations"])

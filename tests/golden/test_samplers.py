@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.dataset import Dataset
 from offrl.data.prefetch import Prefetcher
@@ -110,7 +110,7 @@ def test_batches_depend_on_the_key_alone() -> None:
 class Recorder(Algorithm):
     """Learns nothing; keeps the batch that it was given."""
 
-    period = 2
+    traits = Traits(period=2)
 
     def modules(self) -> dict[str, nn.Module]:
         return {}

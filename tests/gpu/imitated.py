@@ -226,14 +226,14 @@ def trace(algorithm: Any, dataset: Any, batch: int, early: bool = False) -> Trac
 
     Raises RuntimeError for what no CUDA graph can hold.
     """
-    seeds, between = [0, 1] if algorithm.vectorized else [0], algorithm.every
-    updates = max(3 * algorithm.period, 2 * between if between < 100 else 0)
+    seeds, between = [0, 1] if algorithm.traits.vectorized else [0], algorithm.every
+    updates = max(3 * algorithm.traits.period, 2 * between if between < 100 else 0)
     with imitated(), Machine() as machine:
         sampler = algorithm.sampler()
         source = sampler.prepare(dataset.to(META)) if early else backend.move(sampler.prepare(dataset), META)
         state = moved(stack([algorithm.init(s) for s in seeds]))
         state, _ = make_step(algorithm, source, batch_size=batch, replicas=len(seeds), mode="cudagraph").run(state, {}, 0, updates)
-    counts = (machine.captured[k] / algorithm.period for k in ("kernels", "integer", "unordered"))
+    counts = (machine.captured[k] / algorithm.traits.period for k in ("kernels", "integer", "unordered"))
     return Trace(numbers(state), updates, *counts)
 
 

@@ -78,7 +78,7 @@ def test_modes_on_a_gpu(triton: SimpleNamespace) -> None:
     assert choose_mode("auto", CUDA, 10_000, lamo) == "cudagraph"
     for compile_ in ("auto", "eager", "compiled", "cudagraph"):
         assert choose_mode(compile_, CUDA, 10_000, text) == "eager"
-    assert [name for name, kind in registry.names("algo").items() if kind.text and kind.captured] == []
+    assert [name for name, kind in registry.names("algo").items() if kind.traits.text and kind.traits.cuda_graph] == []
     assert choose_mode("auto", CPU, 10_000, lamo) == "eager"
     with pytest.raises(UserError, match="needs a CUDA GPU"):
         choose_mode("cudagraph", CPU, 10, iql)

@@ -38,15 +38,15 @@ def update_code(case: Any) -> str:
     """The code of a whole update of two replicas."""
     algorithm = case.make()
     source = backend.move(algorithm.sampler().prepare(cases.data(case.discrete)), META)
-    seeds = [0, 1] if algorithm.vectorized else [0]
+    seeds = [0, 1] if algorithm.traits.vectorized else [0]
     state = pytree.tree_map(lambda x: x.to(META), stack([algorithm.init(s) for s in seeds]))
     step = make_step(algorithm, source, batch_size=cases.BATCH, replicas=len(seeds), mode="compiled-cudagraph")
     leaves, spec = pytree.tree_flatten(state)
 
     def update(*leaves: Tensor) -> list[Tensor]:
         state = pytree.tree_unflatten(list(leaves), spec)
-        keys = update_keys(state, algorithm.period).transpose(0, 1)
-        return pytree.tree_leaves(step._plain(0, algorithm.period)(state, keys, {}, []))
+        keys = update_keys(state, algorithm.traits.period).transpose(0, 1)
+        return pytree.tree_leaves(step._plain(0, algorithm.traits.period)(state, keys, {}, []))
 
     return code_for(update, *leaves)
 

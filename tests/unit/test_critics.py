@@ -31,7 +31,7 @@ FIELDS = {n: kind.Config.__dataclass_fields__ for n, kind in registry.names("alg
 # model-based ones have SAC's critics, and need a model besides
 LEFT_OUT = (*cases.IMITATION, "skill_iql")  # whose critics judge skills, and not what the data do in one step
 TD = [n for n, fields in FIELDS.items() if "value_head" in fields and "world_model" not in fields and n not in LEFT_OUT]
-TD = [n for n in TD if not registry.get("algo", n).text]  # theirs: tests/golden/test_ilql.py, test_text_turns.py
+TD = [n for n in TD if not registry.get("algo", n).traits.text]  # theirs: tests/golden/test_ilql.py, test_text_turns.py
 OBS, A, B = 3, 2, 8
 SPEC = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
 G = np.random.default_rng(4)
@@ -401,7 +401,7 @@ def test_critics_of_every_algorithm_find_a_constant(name: str, head: str) -> Non
     easy: dict[str, Any] = {"learning_rate": 1e-2, "polyak": 0.2, "value_head": head, "value_bins": 21, "conservative_weight": 0.01}
     easy |= {"critics": 3, "value_range": [-2.0, 6.0], "hidden": [16], "batch_size": 32}
     for discrete in (False, True):
-        if discrete and not registry.get("algo", name).discrete:
+        if discrete and not registry.get("algo", name).traits.discrete:
             continue
         case = cases.Case(name, discrete, tuple((k, v) for k, v in easy.items() if k in known))
         data = ones(discrete)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import DataSpec
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
@@ -45,7 +45,7 @@ class Toy(Algorithm):
     """Updates pull a weight towards a ring's mean; `refresh`, before updates 0, 4, 8, ..., writes the weight and noise into the ring."""
 
     Config = Config
-    acting: ClassVar[tuple[str, ...]] = ()
+    traits = Traits(policy_modules=())
     calls: ClassVar[list[int]] = []
 
     def modules(self) -> dict[str, nn.Module]:
@@ -141,7 +141,7 @@ def test_compiled_it_writes_over_the_state_and_gives_the_same_numbers() -> None:
         assert torch.allclose(a.double(), b.double(), atol=1e-5)
 
 
-def test_an_engine_keeps_frozen_out_of_what_it_remembers_and_of_policies() -> None:
+def test_an_engine_keeps_buffers_out_of_what_it_remembers_and_of_policies() -> None:
     toy = Toy(Config(most=3), SPEC)
     replicas = [Replica(0), Replica(1), Replica(2)]
     engine = LocalEngine(Plan(toy, 4, "eager", "float32", 2), toy.sampler().prepare(None), replicas, torch.device("cpu"))
@@ -155,13 +155,13 @@ def test_an_engine_keeps_frozen_out_of_what_it_remembers_and_of_policies() -> No
     engine.freeze(torch.tensor([True, False, True]))
     now = engine.state()
     assert now.step.tolist() == [12, 8, 12] and now.frozen["count"].tolist() == [3, 3, 3]
-    assert engine.good().frozen == {} and engine.acting().frozen == {}
+    assert engine.good().buffers == {} and engine.acting().buffers == {}
     assert "frozen/ring" in checkpoint.flatten(now)
 
 
 def test_the_interval_must_be_whole_patterns() -> None:
     class Odd(Toy):
-        period: ClassVar[int] = 3
+        traits = replace(Toy.traits, period=3)
 
     toy = Odd(Config(), SPEC)
     with pytest.raises(ValueError, match="interval 4 is no multiple of period 3"):

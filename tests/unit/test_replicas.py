@@ -158,7 +158,7 @@ def test_fields_that_decide_the_networks(monkeypatch: pytest.MonkeyPatch) -> Non
         check_grid(config, SPEC)
     check_grid(read("grid.temperature=[1,3] grid.learning_rate=[1e-4]"), SPEC)
     for name, algorithm in registry.names("algo").items():
-        if algorithm.vectorized and "learning_rate" in algorithm.Config.__dataclass_fields__:
+        if algorithm.traits.vectorized and "learning_rate" in algorithm.Config.__dataclass_fields__:
             check_grid(compose({"algo": name, "grid.learning_rate": [1e-4, 1e-3]}), SPEC)
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
@@ -106,8 +106,7 @@ class Sindy(Algorithm):
     """Sparse equations of the environment. The run's updates do nothing; `deliver` fits the model of each seed."""
 
     Config = SindySettings
-    acting = ()
-    captured = False
+    traits = Traits(policy_modules=(), cuda_graph=False)
     common = tuple(f.name for f in dataclasses.fields(SindySettings))  # one fit to the data, which seeds alone tell apart
     online = None
 
