@@ -90,7 +90,7 @@ class GADT(Valued, WindowAlgorithm):
     def accept(cls, part: parts.Part) -> None:
         Subgoals.of(part)  # which refuses what has none
 
-    def build(self) -> Any:
+    def modules(self) -> Any:
         c = self.config
         settings = c.values_settings or dataclasses.asdict(self.teacher(c))
         kind = registry.get("algo", settings["name"])

@@ -141,7 +141,7 @@ class PETS(Dynamics):
             print(f"planning asks the model {asked:,} times before each action (algo.plan_*)", flush=True)
         return config
 
-    def build(self) -> dict[str, Any]:
+    def modules(self) -> dict[str, Any]:
         c = self.config
         check_plan(c)
         modules = super().modules()

@@ -83,7 +83,7 @@ class VADT(Valued, WindowAlgorithm):
             config = dataclasses.replace(config, algo=dataclasses.replace(config.algo, prompt_scale=round_digits(spread) or 1.0))
         return config
 
-    def build(self) -> Any:
+    def modules(self) -> Any:
         settings = self.config.values_settings or {"name": "iql"}
         kind = registry.get("algo", settings["name"])
         self.critic = kind(kind.Config(**settings), self.spec)
