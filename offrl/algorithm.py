@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
+from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
@@ -38,6 +39,16 @@ class TrainState(NamedTuple):
     buffers: Tree  # what updates only read, e.g. imagined transitions: changed by `Algorithm.refresh` alone, never copied per update
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
+
+
+def stack(states: list[TrainState], device: torch.device | str = "cpu") -> TrainState:
+    """One state with a leading replica axis from the states of single seeds."""
+    return pytree.tree_map(lambda *leaves: torch.stack(leaves).to(device), *states)
+
+
+def select(state: TrainState, index: int) -> TrainState:
+    """The state of one replica."""
+    return pytree.tree_map(lambda leaf: leaf[index], state)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree, select
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Packed, Sampler, pack
 from offrl.errors import UserError, nearest
@@ -22,7 +22,6 @@ from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.replicas import Replica
-from offrl.training.step import select
 from offrl.world_models import ensemble, starts
 from offrl.world_models.known import terminations
 from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save

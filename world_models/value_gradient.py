@@ -14,7 +14,7 @@ from torch.func import vjp
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, TrainState, select
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.families.critics import CriticAlgorithm
@@ -22,7 +22,6 @@ from offrl.runs.record import Run
 from offrl.settings.replicas import for_replica
 from offrl.system import files as checkpoint
 from offrl.training.engine import acting_part
-from offrl.training.step import select
 
 CHUNK = 4096  # rows at once
 MEASURED = 20_000  # rows, evenly spread, that say how large slopes are

@@ -58,7 +58,8 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
 
     from offrl.data.dataset import DataSpec
     from offrl.data.fit import check_fit
-    from offrl.evaluation.in_context import Arena, Played, Trained, picture, table, unseen
+    from offrl.evaluation.in_context import Arena, Played, Trained, table, unseen
+    from offrl.figures.in_context import draw
     from offrl.runs.log import interval_text, print_table
     from offrl.settings.evaluation import EvalConfig
     from offrl.statistics.intervals import mean_interval
@@ -96,7 +97,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
                 ]
     out = Path(config.out or runs[0].dir)
     checkpoint.write_text(out / "in_context.csv", table(played))
-    picture(played, out / "in_context.png", f"{', '.join(run.algorithm for run in runs)} in {task.name}")
+    draw(played, out / "in_context.png", f"{', '.join(run.algorithm for run in runs)} in {task.name}")
     rows, what = [], ""
     for name, each in played.items():
         x, _, what = each[0].curve()

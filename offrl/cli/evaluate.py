@@ -100,7 +100,8 @@ def _shown(value: float | str | None) -> str:
 
 def _ask(trained: Run, config: EvaluateConfig) -> int:
     """Score the policies for each of the returns; a table, a CSV file and a picture."""
-    from offrl.evaluation import target_returns as asked
+    from offrl.evaluation.target_returns import write
+    from offrl.figures.target_returns import draw
     from offrl.runs.log import interval_text, print_table
 
     if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
@@ -117,9 +118,10 @@ def _ask(trained: Run, config: EvaluateConfig) -> int:
         cell = achieved.replicas[where[0]].cell
         headers = ["asked", "return [95% interval]", *([] if scores is None else ["score [95% interval]"])]
         print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
-    title = f"{trained.algorithm} on {trained.dataset}"
-    for path in asked.write(achieved, trained.dir, title, trained.record["data"].get("return_max")):
-        print(path)
+    table, picture = trained.dir / "target_returns.csv", trained.dir / "target_returns.png"
+    write(achieved, table)
+    draw(achieved, picture, f"{trained.algorithm} on {trained.dataset}", trained.record["data"].get("return_max"))
+    print(f"{table}\n{picture}")
     return 0
 
 

@@ -10,7 +10,6 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -188,24 +187,3 @@ def table(played: Mapping[str, Sequence[Played]]) -> str:
             for i, column in zip(x.tolist(), values.T, strict=True):
                 writer.writerow((name, index, len(one.tasks), what, i, f"{column.mean():.6g}", f"{column.std():.6g}"))
     return out.getvalue()
-
-
-def picture(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> None:
-    """The curves as a picture: the mean over tasks with its 95% interval; of several policies of a learner their mean."""
-    from offrl.figures.curves import COLOURS, draw_lines, label_ends, new_figure, save
-
-    figure, axes = new_figure(title)
-    lines, what, single = {}, "", True
-    for i, (name, policies) in enumerate(played.items()):
-        x, _, what = policies[0].curve()
-        single = single and len(policies[0].ends) == 1
-        values = np.mean([one.curve()[1] for one in policies], axis=0)  # [N, X]
-        keep = np.unique(np.linspace(0, len(x) - 1, 60).round().astype(int))
-        curves = {n: dict(zip(x[keep].tolist(), row[keep].tolist(), strict=True)) for n, row in enumerate(values)}
-        lines[name] = (curves, COLOURS[i % len(COLOURS)])
-    ends = draw_lines(axes, lines, spread=True, thin=False)
-    axes.set_xlabel("steps in the task" if single else "episodes of the task", fontsize=9.5, color="#333333")
-    many = len(next(iter(played.values()))[0].tasks)
-    axes.set_title(f"{what}  (mean over {many} unseen tasks, 95% interval)", loc="left", fontsize=9.5, color="#333333")
-    label_ends(axes, ends)
-    save(figure, out)

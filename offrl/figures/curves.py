@@ -1,23 +1,18 @@
-"""Pictures of runs. matplotlib is imported when one is drawn."""
+"""Learning curves of runs and the results of their grids. matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
-import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
+from offrl.figures.style import COLOURS, GREY, clip_height, label_ends, new_figure, ordered_colours, plain_axes, save, short, thousands
 from offrl.runs.log import SCORE_COLUMNS, Result
 from offrl.settings.replicas import Values, number
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito: told apart by everybody
-GREY = "#666666"
-LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
 MOST_LINES = 12  # with more cells than this a grid is drawn as a heat map of cells and steps
 MOST_SPREADS = 3  # with more lines than this the seeds and the intervals are left out
 Curves = dict[int, dict[int, float]]  # seed -> step -> value
@@ -202,34 +197,6 @@ def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str]
                 axes.text(j, i, short(value), ha="center", va="center", fontsize=9 if len(rows) <= 20 else 7, color="w" if dark else "k")
 
 
-def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: bool = True) -> tuple[Any, Any]:
-    """An empty figure (`height` and `width` in inches of 125 pixels) and its axes, which make room for all that is written unless `fitted`
-    is off (to make it takes as long as to draw)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
-    FigureCanvasAgg(figure)
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
-    return figure, figure.add_subplot()
-
-
-def plain_axes(axes: Any) -> None:
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color("#aaaaaa")
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=9, colors="#333333")
-
-
-def clip_height(axes: Any, values: Sequence[float]) -> None:
-    """Let the lines decide the range of the axis, and wide intervals leave it."""
-    room = 0.5 * (max(values) - min(values)) or 1.0
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, min(values) - room), min(top, max(values) + room))
-
-
 def unit(column: str) -> str:
     return {"score": "normalised score", "return_mean": "return"}.get(column, column)
 
@@ -238,29 +205,6 @@ def _line_name(label: str, values: Values, several: bool) -> str:
     """`3, 0.7` for a cell of the only run, `iql 3, 0.7` beside other runs; without a grid the run's own label."""
     cell = ", ".join(number(value) for _, value in values)
     return f"{label} {cell}" if cell and several else cell or label
-
-
-def ordered_colours(count: int) -> list[str]:
-    """Colours from dark to light in the order of the cells."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return [to_hex(colormaps["viridis"](0.9 * i / (count - 1))) for i in range(count)]
-
-
-def save(figure: Any, out: Path) -> None:
-    """Write a PNG in one piece. Raises UserError."""
-    part = out.with_name(out.name + ".part")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script; a box stands for the letter
-            figure.savefig(part, format="png")
-        os.replace(part, out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise UserError(f"cannot write {out}: {error.strerror}") from None
 
 
 def draw_curves(axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True) -> tuple[float, str, str]:
@@ -282,34 +226,3 @@ def draw_curves(axes: Any, curves: Curves, colour: str, label: str, spread: bool
     at_end = sum(steps[-1] in curve for curve in curves.values())
     lost = f"\n({at_end} of {len(curves)} seeds)" if at_end < len(curves) else ""  # the others diverged: their lines end early
     return float(middle[-1]), f"{label} {short(middle[-1])}{lost}", colour
-
-
-def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = LABEL_GAP) -> None:
-    """Names beside the ends of the lines, moved apart by at least `gap` (in heights of the axes) where they would lie on one another."""
-    low, high = axes.get_ylim()
-    ordered = sorted(ends)
-    placed: list[float] = []
-    for value, _, _ in ordered:
-        height = (value - low) / (high - low)
-        placed.append(max(height, placed[-1] + gap) if placed else height)
-    ceiling = 1.0
-    for i in reversed(range(len(placed))):  # back down from the top edge
-        placed[i] = min(placed[i], ceiling)
-        ceiling = placed[i] - gap
-    for (_, text, colour), height in zip(ordered, placed, strict=True):
-        axes.annotate(
-            text, (1.0, height), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
-            va="center", color=colour, fontsize=9.5, fontweight="bold" if colour != GREY else "normal", annotation_clip=False,
-            parse_math=False,
-        )  # fmt: skip
-
-
-def short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
-
-
-def thousands(x: float) -> str:
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if abs(x) >= size:
-            return f"{x / size:,.10g}{unit}"
-    return f"{x:.10g}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from offrl.data.assemble import RawData
 from offrl.data.tools.inspect import Report
-from offrl.figures.curves import COLOURS, GREY, new_figure, plain_axes, thousands
+from offrl.figures.style import COLOURS, GREY, new_figure, plain_axes, thousands
 
 BINS = 40
 MOST_POINTS = 2000  # of a scatter plot

@@ -17,7 +17,7 @@ from torch import Tensor
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.errors import UserError, warn
-from offrl.figures import curves as plots
+from offrl.figures import style
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task, time_limit
 from offrl.tasks.episodes import goal_of, reset_seed
@@ -78,8 +78,8 @@ def deliver(
     """
     if not replicas or not is_maze(dataset.spec):
         return
+    from offrl.algorithm import select
     from offrl.runs.record import read_record
-    from offrl.training.step import select
 
     try:
         env = str(read_record(run_dir).get("env", "auto"))
@@ -277,7 +277,7 @@ def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     lines = math.ceil((len(scene.panels) + 1) / columns)
     side = 3.3  # inches
     tall = side * float(np.clip(height / max(width, 1e-9), 0.4, 1.6)) + 0.3
-    figure, alone = plots.new_figure(title, height=lines * tall + 0.4, width=columns * side)
+    figure, alone = style.new_figure(title, height=lines * tall + 0.4, width=columns * side)
     alone.remove()
     every = figure.subplots(lines, columns, squeeze=False).ravel()
     known = [p.distances[np.isfinite(p.distances)] for p in scene.panels if p.distances is not None]
@@ -290,7 +290,7 @@ def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     for axes in every[len(scene.panels) :]:
         axes.axis("off")
     _legend(figure, every[len(scene.panels)], scene, norm)
-    plots.save(figure, out)
+    style.save(figure, out)
 
 
 def _draw_panel(axes: Any, panel: Panel, scene: Scene, places: np.ndarray, norm: Any, scale: float) -> None:

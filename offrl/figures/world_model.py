@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.figures.curves import COLOURS, GREY, new_figure, plain_axes, save
+from offrl.figures.style import COLOURS, GREY, new_figure, plain_axes, save
 
 INK = "#333333"
 MOST_NAMES = 24  # dimensions whose names are written

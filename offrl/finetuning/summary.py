@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.figures import curves as plots
+from offrl.figures import style
 from offrl.runs.log import interval_text, print_table
 from offrl.runs.record import SCORES, Run
 from offrl.settings.replicas import by_cell, cell_name
@@ -115,8 +116,8 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
             lines[f"{label} {cell}".strip() if len(files) > 1 or not cell else cell] = curves
     if not lines:
         return False
-    figure, axes = plots.new_figure(title)
-    colours = plots.COLOURS if len(lines) <= len(plots.COLOURS) else plots.ordered_colours(len(lines))
+    figure, axes = style.new_figure(title)
+    colours = style.COLOURS if len(lines) <= len(style.COLOURS) else style.ordered_colours(len(lines))
     ends, seen = [], []
     for i, (label, curves) in enumerate(lines.items()):
         ends.append(plots.draw_curves(axes, curves, colours[i], label, True, len(lines) <= plots.MOST_SPREADS))
@@ -126,17 +127,17 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
             axes.axhline(mean, color=colours[i], linestyle=(0, (5, 4)), linewidth=1.1, zorder=1)
             seen.append(mean)
             if len(lines) == 1:
-                ends.append((mean, f"offline {plots.short(mean)}", plots.GREY))
+                ends.append((mean, f"offline {style.short(mean)}", style.GREY))
         seen += [v for curve in curves.values() for v in curve.values()]
-    plots.plain_axes(axes)
+    style.plain_axes(axes)
     axes.margins(x=0.01, y=0.06)
-    plots.clip_height(axes, seen)
+    style.clip_height(axes, seen)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: plots.thousands(x)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: style.thousands(x)))
     axes.set_xlabel("environment steps", fontsize=9.5, color="#333333")
     several = any(len(curves) > 1 for curves in lines.values())
     note = ("mean over seeds, 95% interval; " if several else "") + "dashed: before fine-tuning"
     axes.set_title(f"{plots.unit(column)}  ({note})", loc="left", fontsize=9.5, color="#333333")
-    plots.label_ends(axes, ends)
-    plots.save(figure, out)
+    style.label_ends(axes, ends)
+    style.save(figure, out)
     return True

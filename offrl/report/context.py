@@ -39,7 +39,7 @@ class Material:
 
     def add(self, figure: Any, name: str, caption: str) -> None:
         """Show a figure, and write it as NAME.png."""
-        from offrl.figures.curves import save
+        from offrl.figures.style import save
 
         save(figure, self.out / f"{name}.png")
         figure.set_layout_engine("none")  # settled; the drawing in the page need not do it again

@@ -77,7 +77,7 @@ def write_page(raw: RawData, findings: Report, out: Path) -> Path:
 
 
 def _add(page: Page, figure: Any, path: Path, caption: str) -> None:
-    from offrl.figures.curves import save
+    from offrl.figures.style import save
 
     save(figure, path)
     page.figure(figure, caption)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offrl.figures.curves import COLOURS, Curves, clip_height, draw_lines, label_ends, new_figure, ordered_colours, plain_axes, thousands
+from offrl.figures.curves import Curves, draw_lines
+from offrl.figures.style import COLOURS, clip_height, label_ends, new_figure, ordered_colours, plain_axes, thousands
 
 if TYPE_CHECKING:
     from offrl.statistics.aggregate import Curve, Interval

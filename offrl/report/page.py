@@ -154,7 +154,7 @@ class Page:
         self._parts.append(f'<figure><div class="scroll">{image}</div>{said}</figure>')
 
     def legend(self, colours: Sequence[tuple[str, str]]) -> None:
-        """Names with their colours (name, one of plots.COLOURS), for pictures that share them."""
+        """Names with their colours (name, one of style.COLOURS), for pictures that share them."""
         marks = "".join(f'<span><i style="background:{_themed(escape(c))}"></i>{escape(name)}</span>' for name, c in colours)
         self._parts.append(f'<p class="legend">{marks}</p>')
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, select, stack
 from offrl.errors import UserError, warn
 from offrl.settings.replicas import Replica, for_replica, hyper, watch
 from offrl.training.distributed import World
-from offrl.training.step import Batches, Hyper, Step, make_step, select, stack
+from offrl.training.step import Batches, Hyper, Step, make_step
 
 SHARE = 0.8  # of a GPU's free memory that replicas may take
 STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the graph

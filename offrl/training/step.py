@@ -84,16 +84,6 @@ def no_triton(device: str) -> str | None:
     return None
 
 
-def stack(states: list[TrainState], device: torch.device | str = "cpu") -> TrainState:
-    """One state with a leading replica axis from the states of single seeds."""
-    return pytree.tree_map(lambda *leaves: torch.stack(leaves).to(device), *states)
-
-
-def select(state: TrainState, index: int) -> TrainState:
-    """The state of one replica."""
-    return pytree.tree_map(lambda leaf: leaf[index], state)
-
-
 def add(total: Metrics, metrics: Metrics) -> Metrics:
     """Sums by name; either side may lack a name."""
     return {**total, **{k: total[k] + v if k in total else v for k, v in metrics.items()}}

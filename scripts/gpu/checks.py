@@ -33,11 +33,12 @@ from peers.runner import Runner, keeps_to, make, resident
 from torch.func import vmap
 
 from offrl import registry, rng
+from offrl.algorithm import stack
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.training import engine
-from offrl.training.step import choose_mode, make_step, metric_means, stack
+from offrl.training.step import choose_mode, make_step, metric_means
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ("hydra", "h5py", "gymnasium", "mujoco", "tensorboard", "rich")  # what a command needs besides torch

@@ -10,10 +10,9 @@ from peers.ensemble import Ensemble, EnsembleConfig
 from peers.runner import Runner, make, synthetic
 
 from offrl import rng
-from offrl.algorithm import Algorithm
+from offrl.algorithm import Algorithm, select, stack
 from offrl.families.sequence import WindowAlgorithm
 from offrl.system import backend
-from offrl.training.step import select, stack
 
 MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
 ALGO = ("--algo", {"required": True})

@@ -12,9 +12,9 @@ import torch
 from peers import common
 
 from offrl import registry
-from offrl.algorithm import Algorithm, Metrics
+from offrl.algorithm import Algorithm, Metrics, stack
 from offrl.data.dataset import Dataset
-from offrl.training.step import Step, make_step, metric_means, stack
+from offrl.training.step import Step, make_step, metric_means
 
 
 def synthetic(rows: int) -> Dataset:

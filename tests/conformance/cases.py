@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, TrainState, select, stack
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import normalize_observations
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
-from offrl.training.step import Step, make_step, select, stack
+from offrl.training.step import Step, make_step
 from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 

@@ -36,13 +36,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, TrainState, select
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.in_sample import InSampleQ
 from offrl.settings.field import check
 from offrl.system import files as checkpoint
-from offrl.training.step import metric_means, select
+from offrl.training.step import metric_means
 
 # ---- replicas
 

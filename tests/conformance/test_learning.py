@@ -25,9 +25,9 @@ from cases import (
     start,
 )
 
+from offrl.algorithm import select
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import select
 
 
 def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:

@@ -15,12 +15,13 @@ from cases import copy, data, identical, scratch
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
+from offrl.algorithm import select, stack
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.train import TrainConfig
 from offrl.tasks.task import Task
 from offrl.training.loop import check_kind
-from offrl.training.step import make_step, metric_means, select, stack
+from offrl.training.step import make_step, metric_means
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import TrainState, stack
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
-from offrl.training.step import make_step, stack
+from offrl.training.step import make_step
 
 B, OBS, A, K, N = 8, 3, 2, 4, 3
 LR, ACTOR_LR, DISCOUNT, POLYAK, WEIGHT = 0.01, 0.003, 0.9, 0.1, 2.0

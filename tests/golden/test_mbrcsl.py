@@ -13,13 +13,14 @@ from torch import Tensor
 
 import offrl
 from offrl import registry, rng
+from offrl.algorithm import stack
 from offrl.algorithms.mbrcsl import clone
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 from offrl.training import stages as parts
-from offrl.training.step import make_step, stack
+from offrl.training.step import make_step
 from offrl.world_models import imagined
 from offrl.world_models.model import Outcome, Prediction
 

@@ -14,8 +14,9 @@ from reference_model import OBS, A
 from torch import Tensor
 
 from offrl import rng
+from offrl.algorithm import select, stack
 from offrl.errors import UserError
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 from offrl.world_models.model import Outcome
 from offrl.world_models.rollout import Imagined, branched, careful
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import TrainState, select, stack
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import save
 

@@ -12,13 +12,13 @@ import reference as ref
 import torch
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import TrainState, stack
 from offrl.algorithms.rambo import log_mixture
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.field import check
-from offrl.training.step import make_step, stack
+from offrl.training.step import make_step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import WorldModel, load, save
 

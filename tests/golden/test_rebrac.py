@@ -12,9 +12,9 @@ import reference_norm as norm
 import torch
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import TrainState, stack
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.training.step import make_step, stack
+from offrl.training.step import make_step
 
 B, OBS, A = 8, 3, 2
 LR, DISCOUNT, POLYAK, ACTOR_BC, CRITIC_BC = 0.01, 0.9, 0.1, 0.3, 0.7

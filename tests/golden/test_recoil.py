@@ -12,10 +12,10 @@ import torch
 from test_xql import KEY, LR, A, B, G, X, gumbel
 
 from offrl import registry
-from offrl.algorithm import TrainState
+from offrl.algorithm import TrainState, select, stack
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 
 DISCOUNT, POLYAK, BETA, CLIP, GAP, BEST, TAU, WEIGHT = 0.9, 0.1, 0.8, 1.5, 0.3, 4.0, 0.8, 0.25
 E = {  # the expert's half of a batch

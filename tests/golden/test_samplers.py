@@ -15,13 +15,13 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, stack
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.dataset import Dataset
 from offrl.data.prefetch import Prefetcher
 from offrl.data.samplers.transitions import COIN, Batch, TransitionSampler, alias_table, pack
 from offrl.errors import UserError
-from offrl.training.step import make_step, stack
+from offrl.training.step import make_step
 
 ROWS = 16
 # episodes: 0-3 ends in a terminal, 4-7 in a time-out, 8-11 in both (a terminal then), 12-15: the data stop

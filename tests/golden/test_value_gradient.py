@@ -12,6 +12,7 @@ import reference as ref
 import torch
 
 import offrl
+from offrl.algorithm import select, stack
 from offrl.algorithms.dynamics import Dynamics
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import apply_transforms
@@ -20,7 +21,7 @@ from offrl.runs.record import directory
 from offrl.settings.compose import compose
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 from offrl.world_models import value_gradient
 from offrl.world_models.dynamics import DynamicsSettings
 from offrl.world_models.model import load

@@ -29,8 +29,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from offrl.algorithm import stack
 from offrl.system import backend
-from offrl.training.step import make_step, stack
+from offrl.training.step import make_step
 
 META, ROOT = torch.device("meta"), Path(__file__).resolve().parents[2]
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "lift_fresh", "_reshape_alias"}  # no kernel

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
+from offrl.algorithm import select, stack
 from offrl.algorithms.breeze import RIDGE, inverse_by_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.finetuning.learner import Learner
@@ -21,7 +22,7 @@ from offrl.nn.quasimetric import _running_maximum
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 
 FAMILIES = ("iql", "td3_bc", "cql", "dt", "hiql", "qrl", "dynamics", "rambo", "fb", "diffusion_bc", "tt")  # one of each stands for it
 APART = {"breeze": 2e-4}  # it inverts a matrix otherwise there

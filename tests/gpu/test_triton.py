@@ -21,8 +21,9 @@ from torch.utils import _pytree as pytree
 from triton_code import code_for, compiled, index_constants, kernels
 
 from offrl import rng
+from offrl.algorithm import stack
 from offrl.system import backend
-from offrl.training.step import make_step, stack, update_keys
+from offrl.training.step import make_step, update_keys
 
 META = torch.device("meta")
 TABLE, KEYS = torch.empty(1000, 17, device=META), torch.empty(4, dtype=torch.int64, device=META)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from offrl import registry
+from offrl.algorithm import select, stack
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 
 pytestmark = pytest.mark.learning
 COMMON: dict[str, Any] = {"hidden": [64, 64], "learning_rate": 1e-3, "batch_size": 128}

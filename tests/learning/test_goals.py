@@ -10,8 +10,9 @@ import torch
 from scipy.stats import spearmanr
 
 from offrl import registry
+from offrl.algorithm import select, stack
 from offrl.data.dataset import Dataset
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 
 pytestmark = pytest.mark.learning
 

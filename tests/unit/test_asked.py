@@ -12,8 +12,8 @@ import pytest
 import offrl
 from offrl.cli.main import main
 from offrl.errors import UserError
-from offrl.evaluation import target_returns as asked
 from offrl.evaluation.evaluator import Evaluator
+from offrl.evaluation.target_returns import spread_targets
 from offrl.runs.record import Run
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import lookup
@@ -86,8 +86,8 @@ def test_several_returns_at_once(run: Run) -> None:
     assert achieved.targets == (1.0, 3.0) and len(achieved.evaluations) == 2
     alone = run.ask([3.0], episodes=2).evaluations[0]
     assert np.array_equal(alone.returns, achieved.evaluations[1].returns) and alone.returns.shape == (2, 2)
-    assert asked.spread_targets(0.0, 100.0) == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0]
-    assert asked.spread_targets(5.0, 5.0) == [5.0]
+    assert spread_targets(0.0, 100.0) == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0]
+    assert spread_targets(5.0, 5.0) == [5.0]
     assert run.ask(episodes=1).targets[-1] == pytest.approx(2.2)
 
 
@@ -95,10 +95,10 @@ def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run.dir), "target_returns=[0.5,2]", "episodes=1"]) == 0
     out = capsys.readouterr().out
     assert "asked" in out and "score [95% interval]" in out and out.count(".png") == 1
-    with open(Path(run.dir) / asked.TABLE, newline="") as file:
+    with open(Path(run.dir) / "target_returns.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(float(r["target_return"]), r["seed"]) for r in rows] == [(0.5, "0"), (0.5, "1"), (2.0, "0"), (2.0, "1")]
-    assert (Path(run.dir) / asked.PICTURE).stat().st_size > 10_000
+    assert (Path(run.dir) / "target_returns.png").stat().st_size > 10_000
     assert main(["evaluate", str(bc.dir), "target_returns=auto"]) == 2
     assert "cannot be asked for a return" in capsys.readouterr().err
     assert main(["evaluate", str(run.dir), "target_returns=[often]"]) == 2

@@ -14,11 +14,12 @@ from torch.utils import _pytree as pytree
 
 import offrl
 from offrl import registry
+from offrl.algorithm import stack
 from offrl.data.dataset import Dataset
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import Step, make_step, stack
+from offrl.training.step import Step, make_step
 
 CPU = torch.device("cpu")
 Broken = Callable[..., Callable[..., None]]

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import TrainState, select, stack
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.transforms import add_returns_to_go
 from offrl.errors import UserError
 from offrl.nn import HEADS, MLP, EnsembleMLP
 from offrl.system import files as checkpoint
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("conformance", "golden")]
 import cases  # noqa: E402 - what the conformance suite shares

@@ -39,7 +39,7 @@ def undrawn(name: str) -> contextlib.ExitStack:
     """Pictures are made but not drawn, unless the case is one of DRAWN."""
     patches = contextlib.ExitStack()
     if name not in DRAWN:
-        patches.enter_context(mock.patch("offrl.figures.curves.save"))
+        patches.enter_context(mock.patch("offrl.figures.style.save"))
         patches.enter_context(mock.patch("offrl.report.page.svg", return_value="<svg></svg>"))
     return patches
 

@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offrl import registry
+from offrl.algorithm import select, stack
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation import pool as evalpool
@@ -29,7 +30,6 @@ from offrl.evaluation.pool import EvaluationPool, PoolUnavailable, evaluate_para
 from offrl.settings.evaluation import EvalConfig, cores, worker_count
 from offrl.settings.replicas import Replica, for_replica
 from offrl.tasks.task import Task
-from offrl.training.step import select, stack
 
 TASK = Task("hopper", env_id="Hopper-v4", ref_min=-20.0, ref_max=3234.0, ref_label="D4RL")
 CONFIG = EvalConfig(episodes=5, parallel=3)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offrl.errors import UserError
-from offrl.figures import curves as plots
+from offrl.figures import style
 from offrl.report.page import Cell, Page, escape, slug, svg
 
 NASTY = "<script>alert(\"x\")</script> & 'q' \x00\x1b\ud800 </style></title>"
@@ -60,8 +60,8 @@ def outside(page: str) -> list[str]:
 
 
 def picture(text: str = "a") -> Any:
-    figure, axes = plots.new_figure(text)
-    axes.plot([0, 1], [0, 1], color=plots.COLOURS[0], label="x")
+    figure, axes = style.new_figure(text)
+    axes.plot([0, 1], [0, 1], color=style.COLOURS[0], label="x")
     axes.imshow([[0.0, 1.0], [1.0, 0.0]])
     axes.set_title("$a$ < b & c", loc="left", parse_math=False)
     return figure
@@ -78,7 +78,7 @@ def full(text: str, png: Path) -> Page:
     page.preformatted(text)
     cell = Cell(text, small=(text,), note=text, kind="warning", strong=True, value=1.5, hint=text)
     page.table([text, text, text], [[text, cell, 3.0], [text, None, 4]], caption=text, notes=[text], sortable=True)
-    page.legend([(text, plots.COLOURS[0])])
+    page.legend([(text, style.COLOURS[0])])
     with page.details(text), page.gallery():
         page.figure(picture(text.replace("\x00", "").replace("\ud800", "").replace("\x1b", "")), text, alt=text)
         page.figure(png, text)
@@ -88,7 +88,7 @@ def full(text: str, png: Path) -> Page:
 
 @pytest.fixture
 def png(tmp_path: Path) -> Path:
-    plots.save(picture(), tmp_path / "a.png")
+    style.save(picture(), tmp_path / "a.png")
     return tmp_path / "a.png"
 
 
@@ -140,7 +140,7 @@ def test_pictures_follow_the_theme_and_keep_apart() -> None:
 def test_colours_of_the_pictures_are_known_to_the_style_sheet() -> None:
     from offrl.report.style import DARK, LIGHT, THEMED
 
-    assert set(plots.COLOURS) | {plots.GREY} <= set(THEMED)
+    assert set(style.COLOURS) | {style.GREY} <= set(THEMED)
     for variable in THEMED.values():
         assert f"{variable}:" in LIGHT and f"{variable}:" in DARK
 

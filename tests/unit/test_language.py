@@ -17,13 +17,14 @@ import pytest
 import torch
 
 from offrl import registry, rng
+from offrl.algorithm import select, stack
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.lm.models import pretrained as languages
 from offrl.nn.transformer import visible
 from offrl.system import files as checkpoint
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)

@@ -12,6 +12,7 @@ import pytest
 
 from offrl.errors import UserError
 from offrl.figures import curves as plots
+from offrl.figures import style
 from offrl.runs.log import SCORE_COLUMNS, Result
 from offrl.settings.replicas import expand
 
@@ -108,7 +109,7 @@ def test_grid_picture(tmp_path: Path, name: str, drawn: bool) -> None:
 
 
 def test_the_heat_map_has_the_numbers_of_its_cells() -> None:
-    _, axes = plots.new_figure("")
+    _, axes = style.new_figure("")
     plots.heat_map(axes, [[1.0, 250.0], [math.nan, 3.0]], ["a", "b"], ["c", "d"], numbers=True)
     assert [(t.get_position(), t.get_text()) for t in axes.texts] == [((0, 0), "1.0"), ((1, 0), "250"), ((1, 1), "3.0")]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["c", "d"]
@@ -137,10 +138,10 @@ def test_labels_keep_apart() -> None:
         def annotate(self, _: str, position: tuple[float, float], **__: object) -> None:
             heights.append(position[1])
 
-    plots.label_ends(Axes(), [(9.9, "a", "x"), (9.9, "b", "x"), (9.8, "c", "x"), (1.0, "d", "x")])
-    assert all(b - a >= plots.LABEL_GAP - 1e-9 for a, b in itertools.pairwise(heights)) and heights[-1] <= 1.0
+    style.label_ends(Axes(), [(9.9, "a", "x"), (9.9, "b", "x"), (9.8, "c", "x"), (1.0, "d", "x")])
+    assert all(b - a >= style.LABEL_GAP - 1e-9 for a, b in itertools.pairwise(heights)) and heights[-1] <= 1.0
 
 
 @pytest.mark.parametrize(("x", "text"), [(0, "0"), (500, "500"), (2500, "2.5k"), (50_000, "50k"), (1e6, "1M")])
 def test_thousands(x: float, text: str) -> None:
-    assert plots.thousands(x) == text
+    assert style.thousands(x) == text

@@ -88,7 +88,7 @@ def made(*paths: Path, out: Path, draw: bool = False, **settings: object) -> tup
     """(the page's text, the rows of table.csv), after a check of the page's form. draw: with its pictures, which take a second."""
     with contextlib.ExitStack() as patches:
         if not draw:
-            patches.enter_context(mock.patch("offrl.figures.curves.save"))
+            patches.enter_context(mock.patch("offrl.figures.style.save"))
             patches.enter_context(mock.patch("offrl.report.page.svg", return_value="<svg></svg>"))
         page = report(list(paths), ReportConfig(out=str(out), bootstrap=200, **settings))  # type: ignore[arg-type]
     text = page.read_text(encoding="utf-8")

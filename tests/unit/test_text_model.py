@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from offrl import registry
+from offrl.algorithm import select, stack
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.training.step import make_step, select, stack
+from offrl.training.step import make_step
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)

@@ -13,11 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
+from offrl.algorithm import stack
 from offrl.errors import UserError
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 from offrl.tasks.task import Task
-from offrl.training.step import make_step, metric_means, stack
+from offrl.training.step import make_step, metric_means
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)

@@ -1,0 +1,31 @@
+"""Learning in context, as a picture: the curves of several learners over the steps or episodes of tasks that are in no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from offrl.evaluation.in_context import Played
+from offrl.figures.curves import draw_lines
+from offrl.figures.style import COLOURS, label_ends, new_figure, save
+
+
+def draw(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> None:
+    """The curves as a picture: the mean over tasks with its 95% interval; of several policies of a learner their mean."""
+    figure, axes = new_figure(title)
+    lines, what, single = {}, "", True
+    for i, (name, policies) in enumerate(played.items()):
+        x, _, what = policies[0].curve()
+        single = single and len(policies[0].ends) == 1
+        values = np.mean([one.curve()[1] for one in policies], axis=0)  # [N, X]
+        keep = np.unique(np.linspace(0, len(x) - 1, 60).round().astype(int))
+        curves = {n: dict(zip(x[keep].tolist(), row[keep].tolist(), strict=True)) for n, row in enumerate(values)}
+        lines[name] = (curves, COLOURS[i % len(COLOURS)])
+    ends = draw_lines(axes, lines, spread=True, thin=False)
+    axes.set_xlabel("steps in the task" if single else "episodes of the task", fontsize=9.5, color="#333333")
+    many = len(next(iter(played.values()))[0].tasks)
+    axes.set_title(f"{what}  (mean over {many} unseen tasks, 95% interval)", loc="left", fontsize=9.5, color="#333333")
+    label_ends(axes, ends)
+    save(figure, out)

@@ -1,0 +1,98 @@
+"""The look of every picture: figures, axes, colours, labels and files. matplotlib is imported when one is drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito: told apart by everybody
+GREY = "#666666"
+LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
+
+
+def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: bool = True) -> tuple[Any, Any]:
+    """An empty figure (`height` and `width` in inches of 125 pixels) and its axes, which make room for all that is written unless `fitted`
+    is off (to make it takes as long as to draw)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
+    return figure, figure.add_subplot()
+
+
+def plain_axes(axes: Any) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color("#aaaaaa")
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=9, colors="#333333")
+
+
+def clip_height(axes: Any, values: Sequence[float]) -> None:
+    """Let the lines decide the range of the axis, and wide intervals leave it."""
+    room = 0.5 * (max(values) - min(values)) or 1.0
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, min(values) - room), min(top, max(values) + room))
+
+
+def ordered_colours(count: int) -> list[str]:
+    """Colours from dark to light in the order of the cells."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis"](0.9 * i / (count - 1))) for i in range(count)]
+
+
+def save(figure: Any, out: Path) -> None:
+    """Write a PNG in one piece. Raises UserError."""
+    part = out.with_name(out.name + ".part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script; a box stands for the letter
+            figure.savefig(part, format="png")
+        os.replace(part, out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise UserError(f"cannot write {out}: {error.strerror}") from None
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = LABEL_GAP) -> None:
+    """Names beside the ends of the lines, moved apart by at least `gap` (in heights of the axes) where they would lie on one another."""
+    low, high = axes.get_ylim()
+    ordered = sorted(ends)
+    placed: list[float] = []
+    for value, _, _ in ordered:
+        height = (value - low) / (high - low)
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    ceiling = 1.0
+    for i in reversed(range(len(placed))):  # back down from the top edge
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - gap
+    for (_, text, colour), height in zip(ordered, placed, strict=True):
+        axes.annotate(
+            text, (1.0, height), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
+            va="center", color=colour, fontsize=9.5, fontweight="bold" if colour != GREY else "normal", annotation_clip=False,
+            parse_math=False,
+        )  # fmt: skip
+
+
+def short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def thousands(x: float) -> str:
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if abs(x) >= size:
+            return f"{x / size:,.10g}{unit}"
+    return f"{x:.10g}"
