@@ -154,9 +154,9 @@ def test_an_engine_keeps_buffers_out_of_what_it_remembers_and_of_policies() -> N
     assert engine.finished().tolist() == [True] * 3  # type: ignore[union-attr]
     engine.freeze(torch.tensor([True, False, True]))
     now = engine.state()
-    assert now.step.tolist() == [12, 8, 12] and now.frozen["count"].tolist() == [3, 3, 3]
+    assert now.step.tolist() == [12, 8, 12] and now.buffers["count"].tolist() == [3, 3, 3]
     assert engine.good().buffers == {} and engine.acting().buffers == {}
-    assert "frozen/ring" in checkpoint.flatten(now)
+    assert "buffers/ring" in checkpoint.flatten(now)
 
 
 def test_the_interval_must_be_whole_patterns() -> None:

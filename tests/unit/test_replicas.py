@@ -120,7 +120,7 @@ def test_refused(command: str, words: str) -> None:
 
 
 def test_an_algorithm_that_is_not_vectorised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IQL, "vectorized", False)
+    monkeypatch.setattr(IQL, "traits", dataclasses.replace(IQL.traits, vectorized=False))
     with pytest.raises(UserError, match="algo=iql trains one replica at a time and takes no grid"):
         read("grid.temperature=[1,3]")
     assert read("algo=iql").grid == {}
@@ -138,7 +138,7 @@ class OddConfig(BCConfig):
 class Odd(BC):
     Config = OddConfig
 
-    def build(self) -> dict[str, torch.nn.Module]:
+    def modules(self) -> dict[str, torch.nn.Module]:
         self.factor = self.config.scale
         return {"actor": MLP(self.spec.observation_dim, [4], self.spec.action_dim)}
 
