@@ -13,8 +13,9 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.lm.actor import PROMPTS
 from offrl.lm.advantages import WEIGHT, WeighedSampler
-from offrl.lm.algorithm import PROMPTS, language_model
+from offrl.lm.algorithm import language_model
 from offrl.lm.models.causal_lm import LM
 from offrl.lm.models.pretrained import SCRATCH
 from offrl.lm.utterances import EACH, TurnAlgorithm, TurnSettings, spread, trim

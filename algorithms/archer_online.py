@@ -16,7 +16,8 @@ from offrl.data.fit import check_fit
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.lm import replay as rings
-from offrl.lm.algorithm import PROMPTS, SHARE, language_model
+from offrl.lm.actor import PROMPTS
+from offrl.lm.algorithm import SHARE, language_model
 from offrl.lm.archer import Hierarchical, HierarchicalSettings
 from offrl.lm.models.causal_lm import Valued
 from offrl.lm.rollouts import played
@@ -139,7 +140,7 @@ class ArCHerOnline(Hierarchical):
         means = {"critic/q": (self.head.mean(q)[0] * each).sum(), "critic/v": (self.head.mean(v)[0] * each).sum()}
         return fit + follow, {"critic/q_loss": fit, "critic/v_loss": follow, **means}
 
-    def actor(self) -> nn.Module:
+    def make_actor(self) -> nn.Module:
         lm = language_model(self.config)
         return Valued(lm, {"baseline": 1}, self.config.value_layers) if self.config.token_baseline else lm
 

@@ -4,15 +4,15 @@ those of the data. Details as in the authors' code; what differs is said in docs
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Carry, Metrics, TrainState, Tree
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.samplers.transitions import NEXT_ACTIONS, Batch, Sampler, TransitionSampler
-from offrl.families.forward_backward import ZeroShot, ZeroShotSettings, measure, measure_loss, orthonormality_loss
+from offrl.families.forward_backward import ZeroShot, ZeroShotActor, ZeroShotSettings, measure, measure_loss, orthonormality_loss
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
 from offrl.nn.forward_backward import AttentiveBackward, AttentiveForward, Backward, Forward, Representation, Trunk
@@ -193,13 +193,19 @@ class Breeze(ZeroShot):
         average = diffusion.follow(state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak)
         return state._replace(extra={**state.extra, "average": average}), {**metrics, **value, **actor}
 
-    # ---- acting
+    def actor(self, state: TrainState) -> Actor:
+        return BreezeActor(self, state)
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the state alone."""
-        z, carry = self.heading(state, carry, obs)
-        drawn: Any = key if explore else rng.make_key(0, obs.device)
-        return self.best(state, obs, z, self.config.acting_samples, drawn, shared=not explore), carry
+
+class BreezeActor(ZeroShotActor):
+    """The best of `acting_samples`. Greedily their noise is the same at all times, so that the action depends on the state alone."""
+
+    algorithm: Breeze
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        samples, z = self.algorithm.config.acting_samples, self.task(carry, observations)
+        key = key if explore else rng.make_key(0, observations.device)
+        return self.algorithm.best(self.state, observations, z, samples, key, shared=not explore), carry
 
 
 def implicit_reward(b: Tensor, z: Tensor) -> Tensor:

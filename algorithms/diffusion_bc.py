@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Traits, Tree
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.data.samplers.transitions import Batch
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
@@ -74,8 +75,8 @@ class DiffusionBC(Algorithm):
 
     # ---- acting
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        return self.denoise(state.extra["average"], obs, key if explore or self.config.greedy == "sample" else None), carry
+    def actor(self, state: TrainState) -> Actor:
+        return DiffusionActor(self, state)
 
     def denoise(self, actor: Params, observations: Tensor, key: Tensor | None) -> Tensor:
         """Actions [B, A] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2); None: all of it is 0.
@@ -90,3 +91,13 @@ class DiffusionBC(Algorithm):
             return self.apply("actor", actor, noisy, step, observations)
 
         return diffusion.way_back(guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps)
+
+
+class DiffusionActor(Actor):
+    """Acts by the averaged network, from noise."""
+
+    algorithm: DiffusionBC
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        noise = key if explore or self.algorithm.config.greedy == "sample" else None
+        return self.algorithm.denoise(self.state.extra["average"], observations, noise), carry

@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.contexts import ContextSampler, FreshContexts
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -100,6 +102,9 @@ class Memory:
     steps: int = 0  # of the episode
 
 
+pytree.register_dataclass(Memory)
+
+
 @register("algo", "dpt")
 class DPT(Algorithm):
     """Predicts a task's best action at a query from transitions of the task, by cross-entropy after every length of the context (Algorithm
@@ -108,8 +113,8 @@ class DPT(Algorithm):
     A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and nothing says what came when. Unlike the authors' the loss counts
     the empty context, too, so that the first action is learnt, and is the mean over positions, not the sum, which Adam does not notice.
 
-    It acts on all that it has seen since `start`. `renew` begins another episode of the same tasks and keeps what was seen: this is how it
-    learns in context (`offrl adapt`). With `explore` it samples, as if from a posterior; else it takes the most probable action.
+    It acts on all that it has seen since `start`, in earlier episodes of the same tasks too: this is how it learns in context (`offrl
+    adapt`). With `explore` it samples, as if from a posterior; else it takes the most probable action.
     """
 
     Config = DPTConfig
@@ -165,38 +170,42 @@ class DPT(Algorithm):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
-    # ---- acting
+    def actor(self, state: TrainState) -> Actor:
+        return DPTActor(self, state)
 
-    def start(self, batch: int) -> Carry:
-        observation = torch.zeros(batch, 0, self.spec.observation_dim)
-        actions = torch.zeros(batch, 0, self.encoded_action_dim)
-        seen = {"observations": observation, "actions": actions, "next_observations": observation, "rewards": torch.zeros(batch, 0)}
+
+class DPTActor(Actor):
+    """Acts on the transitions that it has seen. A carry is a `Memory`, which outlives episodes."""
+
+    algorithm: DPT
+
+    def start(self, episodes: int) -> Carry:
+        observation = torch.zeros(episodes, 0, self.algorithm.spec.observation_dim)
+        actions = torch.zeros(episodes, 0, self.algorithm.encoded_action_dim)
+        seen = {"observations": observation, "actions": actions, "next_observations": observation, "rewards": torch.zeros(episodes, 0)}
         return Memory(seen)
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        memory = self.noted(carry, obs)
-        dist, memory = self.best(state, memory, obs)
-        actions = self.policy.sample(dist, key) if explore else self.policy.mode(dist)
-        doing = {"observations": obs, "actions": self.encode(actions), "rewards": torch.zeros(len(obs))}
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        dist, memory = self.best(self.noted(carry, observations), observations)
+        actions = self.choose(dist, key, explore)
+        doing = {"observations": observations, "actions": self.algorithm.encode(actions), "rewards": torch.zeros(len(observations))}
         return actions, dataclasses.replace(memory, doing=doing, steps=memory.steps + 1)
 
-    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
+    def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         return dataclasses.replace(carry, doing={**carry.doing, "rewards": rewards})
 
-    def renew(self, state: TrainState, carry: Memory, observations: Tensor, lengths: Tensor) -> Memory:
-        """The memory where new episodes of the same tasks begin. observations [E, O]: the last ones of the old episodes; lengths [E]: their
-        steps: an episode that ended before the others went on in name only."""
-        memory = self.noted(carry, observations)
+    def new_episode(self, carry: Carry, observations: Tensor, lengths: Tensor) -> Carry:
+        context, memory = self.algorithm.config.context, self.noted(carry, observations)
         count = memory.seen["rewards"].shape[1]
         step = torch.arange(count) - (count - memory.steps)  # of the episode, negative for what was before it
         ends = lengths.unsqueeze(-1)
         following = torch.where((step == ends - 1).unsqueeze(-1), observations.unsqueeze(1), memory.seen["next_observations"])
         seen = {**memory.seen, "next_observations": following}
         made = step < ends
-        if bool(made.all()) and count <= self.config.context:
+        if bool(made.all()) and count <= context:
             return dataclasses.replace(memory, seen=seen, steps=0)
         valid = made if memory.valid is None else made & memory.valid
-        order = valid.long().argsort(dim=1, stable=True)[:, -self.config.context :]  # the last ones, behind what is no transition
+        order = valid.long().argsort(dim=1, stable=True)[:, -context:]  # the last ones, behind what is no transition
         valid = valid.gather(1, order)
         rows = torch.arange(len(order)).unsqueeze(-1)
         # what was cached has looked at what is left out
@@ -212,17 +221,17 @@ class DPT(Algorithm):
             valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)
         return dataclasses.replace(memory, seen=seen, valid=valid, doing=None)
 
-    def best(self, state: TrainState, memory: Memory, obs: Tensor) -> tuple[tuple[Tensor, ...], Memory]:
+    def best(self, memory: Memory, obs: Tensor) -> tuple[tuple[Tensor, ...], Memory]:
         """The distribution of the best action at `obs` [E, ...]; and the memory, with what was computed for it."""
-        actor, most, valid, cache = state.params["actor"], self.config.context, memory.valid, memory.cache
-        tokens = self.tokens({name: column[:, -most:] for name, column in memory.seen.items()})
+        algorithm, most, valid, cache = self.algorithm, self.algorithm.config.context, memory.valid, memory.cache
+        tokens = algorithm.tokens({name: column[:, -most:] for name, column in memory.seen.items()})
         many = tokens.shape[-2] + 1
         if valid is not None:
             valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, -most:]], 1)
         mask = None if valid is None else visible(valid, many)
-        if not self.config.one_state or memory.seen["rewards"].shape[1] > most:
-            dist = self.apply("actor", actor, torch.cat([self.asked(obs), tokens], 1), mask)
+        if not algorithm.config.one_state or memory.seen["rewards"].shape[1] > most:
+            dist = self.apply("actor", torch.cat([algorithm.asked(obs), tokens], 1), mask)
             return tuple(x[:, -1] for x in dist), memory
-        new = tokens[:, memory.cached :] if cache else torch.cat([self.asked(obs), tokens], 1)
-        dist, cache = self.apply("actor", actor, new, None if mask is None else mask[..., many - new.shape[-2] :, :], None, cache)
+        new = tokens[:, memory.cached :] if cache else torch.cat([algorithm.asked(obs), tokens], 1)
+        dist, cache = self.apply("actor", new, None if mask is None else mask[..., many - new.shape[-2] :, :], None, cache)
         return tuple(x[:, -1] for x in dist), dataclasses.replace(memory, cache=cache, cached=many - 1)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Carry, Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.return_conditioned import round_digits
-from offrl.families.sequence import History, StepPolicy, WindowAlgorithm, WindowSettings, masked_mean, with_last
+from offrl.families.sequence import StepPolicy, WindowActor, WindowAlgorithm, WindowSettings, masked_mean, with_last
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
@@ -133,25 +134,36 @@ class EDT(WindowAlgorithm):
         loss = imitation + c.best_weight * promise + c.bins_weight * entropy + c.next_weight * model
         return loss, {"actor/loss": imitation, "actor/return": promise, "actor/return_bins": entropy, "actor/next": model}
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window = self.enter(state, carry, obs)
-        draw, choose = rng.split(key)
-        asked, valid = self.search(state, window, draw)
-        window = with_last(window, RETURNS, asked)
-        dist, *_ = self.apply("actor", state.params["actor"], self.tokens(window), window[STEPS], valid, None)
-        last = tuple(x[:, -1] for x in dist)
-        actions = self.policy.sample(last, choose) if explore else self.policy.mode(last)
-        return actions, History(with_last(window, "actions", actions), carry.remaining, carry.t + 1)
+    def actor(self, state: TrainState) -> Actor:
+        return EDTActor(self, state)
 
-    def search(self, state: TrainState, window: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The return to ask for [E], as recorded, and which steps of the window are looked at [E, n]: of all lengths the best."""
-        c, (episodes, steps) = self.config, window[STEPS].shape
+
+class EDTActor(WindowActor):
+    """Acts by the length of history that promises most, with that promise as the target return."""
+
+    algorithm: EDT
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(carry, observations)
+        draw, choose = rng.split(key)
+        target, valid = self.search(window, draw)
+        window = with_last(window, RETURNS, target)
+        dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS], valid, None)
+        actions = self.choose(tuple(x[:, -1] for x in dist), choose, explore)
+        return actions, self.acted(carry, window, actions)
+
+    def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
+        return dataclasses.replace(carry, window=with_last(carry.window, "rewards", rewards))
+
+    def search(self, window: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The target return [E], as recorded, and the steps of the window that are looked at, bool [E, n]: of all lengths the best."""
+        c, (episodes, steps) = self.algorithm.config, window[STEPS].shape
         device = window[STEPS].device
         lengths = torch.arange(steps, 0, -c.stride, device=device)
         looked = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
         every = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
         valid = looked.repeat(episodes, 1)
-        _, best, bins, _ = self.apply("actor", state.params["actor"], self.tokens(every), every[STEPS], valid, None)
+        _, best, bins, _ = self.apply("actor", self.algorithm.tokens(every), every[STEPS], valid, None)
         promised = best[:, -1].unflatten(0, (episodes, -1))
         found = promised.argmax(-1)  # among equals the longest
         share = 0.5 * (promised.amax(-1) + 1.0)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Carry, Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
-from offrl.families.forward_backward import ZeroShot, ZeroShotSettings, measure, measure_loss, orthonormality_loss
+from offrl.families.forward_backward import ZeroShot, ZeroShotActor, ZeroShotSettings, measure, measure_loss, orthonormality_loss
 from offrl.families.sac import LogWeight
 from offrl.nn.forward_backward import Backward, Forward, Representation, TaskActor
 from offrl.optim import Params
@@ -132,9 +133,15 @@ class FB(ZeroShot):
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
         return self.polyak(state, "representation", self.config.polyak), {**metrics, **actor}
 
-    # ---- acting
+    def actor(self, state: TrainState) -> Actor:
+        return FBActor(self, state)
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        z, carry = self.heading(state, carry, obs)
-        action = self.apply("actor", state.params["actor"], obs, z)
-        return self.noisy(action, key) if explore else action, carry
+
+class FBActor(ZeroShotActor):
+    """Acts by the module "actor", which sees the observation and z."""
+
+    algorithm: FB
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        action = self.apply("actor", observations, self.task(carry, observations))
+        return self.algorithm.noisy(action, key) if explore else action, carry

@@ -10,14 +10,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Tree
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.families.goal_conditioned import GoalConditioned
-from offrl.families.sequence import History, WindowAlgorithm, WindowSettings
+from offrl.families.goal_conditioned import required_goals
+from offrl.families.sequence import History, WindowActor, WindowAlgorithm, WindowSettings
 from offrl.families.subgoals import Candidates, Subgoals
 from offrl.families.teacher import CHUNK, Valued, ValuedSettings
 from offrl.optim import Params
@@ -51,9 +53,12 @@ class GADTConfig(ValuedSettings, WindowSettings):
 
 @dataclass(frozen=True)
 class Aimed(History):
-    """What is remembered of episodes, and their goals [E, G]; None: it was not told any."""
+    """And the goals [E, G] of the episodes; None: none was set."""
 
     goals: Tensor | None = None
+
+
+pytree.register_dataclass(Aimed)
 
 
 @register("algo", "gadt")
@@ -71,7 +76,6 @@ class GADT(Valued, WindowAlgorithm):
     traits = replace(Valued.traits, goal_conditioned=True)
     online: ClassVar[dict[str, Any] | None] = None
     suitable = "hiql, ota, gcivl or gciql"
-    observe = Algorithm.observe  # rewards are no part of a token
 
     @classmethod
     def teacher(cls, config: Any) -> Any:
@@ -149,19 +153,29 @@ class GADT(Valued, WindowAlgorithm):
     def weight(self, state: TrainState, batch: Batch) -> Tensor:
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.largest_weight)
 
-    def start(self, batch: int) -> Carry:
-        carry = super().start(batch)
-        return Aimed({**carry.window, PROMPTS: torch.zeros(batch, 0, self.subgoals.width)}, carry.remaining)
+    def actor(self, state: TrainState) -> Actor:
+        return GADTActor(self, state)
 
-    def aim(self, carry: Carry, goals: Tensor) -> Carry:
+
+class GADTActor(WindowActor):
+    """Prompts itself with subgoals that the high level chooses on the way to the goal."""
+
+    algorithm: GADT
+
+    def __init__(self, algorithm: GADT, state: TrainState) -> None:
+        super().__init__(algorithm, state)
+        self.high = SimpleNamespace(params={name: state.extra[name] for name in algorithm.subgoals.modules})
+        self.candidates = None if algorithm.subgoals.latent else Candidates(*state.extra["candidates"])
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return Aimed({**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining)
+
+    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
         return dataclasses.replace(carry, goals=goals)
 
-    def acted(self, carry: History, window: Batch, actions: Tensor) -> History:
+    def now(self, carry: History, observations: Tensor) -> Batch:
         assert isinstance(carry, Aimed)
-        return Aimed(**vars(super().acted(carry, window, actions)), goals=carry.goals)
-
-    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
-        goals = GoalConditioned.goals(self, carry)  # type: ignore[arg-type]
-        high = SimpleNamespace(params={name: state.extra[name] for name in self.subgoals.modules})
-        candidates = None if self.subgoals.latent else Candidates(*state.extra["candidates"])
-        return {**super().now(state, carry, obs), PROMPTS: self.subgoals.choose(high, obs, goals, candidates)}
+        goals = required_goals(self.algorithm, carry.goals)
+        prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
+        return {**super().now(carry, observations), PROMPTS: prompts}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl import rng
+from offrl.actor import BoundParams
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import Sequences
@@ -227,6 +228,8 @@ class LaMo(SequenceAlgorithm):
         return dataclasses.replace(super().optimizer(name), eps=1e-6)
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
+        if isinstance(params, BoundParams):
+            return super().apply(name, params, *x)
         frozen = self.source.frozen if next(iter(params.values())).is_cuda else {}  # those of the modules are on the CPU
         return functional_call(self.networks[name], {**frozen, **params}, x, tie_weights=False)
 

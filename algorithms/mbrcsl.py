@@ -157,7 +157,7 @@ def play(config: TrainConfig, dataset: Dataset) -> Path:
     trained = provide.named(c.world_model or str(provide.train(config, dataset, {"members": c.members})), dataset)
     part = parts.named(c.behaviour or str(clone(config, dataset)), dataset, "behaviour")
     acts = part.algorithm.traits.policy_modules
-    if not acts or part.algorithm.start(1) is not None:
+    if not acts or part.algorithm.actor(part.state).start(1) is not None:
         fault = "remembers" if acts else "does not act"
         raise UserError(
             f"algo.behaviour={c.behaviour}: {part.algorithm.config.name} {fault}; "
@@ -175,10 +175,10 @@ def play(config: TrainConfig, dataset: Dataset) -> Path:
         there, data = trained.to(device), dataset.to(device)
         margin = c.range_margin * (there.tree["high"] - there.tree["low"])
         tree = {**there.tree, "low": there.tree["low"] - margin, "high": there.tree["high"] + margin}
-        state = pytree.tree_map(lambda x: x.to(device), part.state)
+        actor = part.algorithm.actor(pytree.tree_map(lambda x: x.to(device), part.state))
 
         def act(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
-            return part.algorithm.act(state, None, observations, key, explore=True)[0]
+            return actor.act(None, observations, key, explore=True)[0]
 
         with torch.no_grad():
             columns, about = imagined.collect(

@@ -9,16 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import Carry, Metrics, TrainState, Tree
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows, ranked_episodes
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
 from offrl.families.return_conditioned import round_digits
-from offrl.families.sequence import History, SequenceAlgorithm, SequenceSettings, StepPolicy, Steps, masked_mean, with_last
+from offrl.families.sequence import (
+    History,
+    SequenceActor,
+    SequenceAlgorithm,
+    SequenceSettings,
+    StepPolicy,
+    Steps,
+    masked_mean,
+    with_last,
+)
 from offrl.nn.transformer import Affine, Table, drop, interleave, visible
 from offrl.optim import Params
 from offrl.registry import register
@@ -85,9 +96,12 @@ class Memory(History):
     """What is remembered of E tasks: the window, the episode so far, and episodes before it."""
 
     episode: Batch = field(default_factory=dict)  # [E, t, ...] observations, actions as a network takes them, rewards
-    pool: Batch = field(default_factory=dict)  # the P best episodes so far, [E, P, T, ...]; see `MetaDT.told`
+    pool: Batch = field(default_factory=dict)  # the P best episodes so far, [E, P, T, ...]; see `MetaDTActor.prompts_of`
     prompt: Batch = field(default_factory=dict)  # [E, L, ...]; nothing valid in the first episode
     episodes: int = 0  # that are over
+
+
+pytree.register_dataclass(Memory)
 
 
 @register("algo", "meta_dt")
@@ -195,67 +209,74 @@ class MetaDT(SequenceAlgorithm):
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
-    # ---- acting
+    def actor(self, state: TrainState) -> Actor:
+        return MetaDTActor(self, state)
 
-    def start(self, batch: int) -> Carry:
-        old, spec = super().start(batch), self.spec
-        actions = torch.zeros(batch, 0, self.encoded_action_dim)
-        episode = {"observations": old.window["observations"], "actions": actions, "rewards": torch.zeros(batch, 0)}
-        steps, prompt = self.config.prompt, {}
+
+class MetaDTActor(SequenceActor):
+    """Acts after a prompt from earlier episodes of the same task. A carry is a `Memory`, whose pool of prompts outlives episodes."""
+
+    algorithm: MetaDT
+
+    def start(self, episodes: int) -> Carry:
+        old, algorithm = super().start(episodes), self.algorithm
+        actions = torch.zeros(episodes, 0, algorithm.encoded_action_dim)
+        episode = {"observations": old.window["observations"], "actions": actions, "rewards": torch.zeros(episodes, 0)}
+        steps, prompt = algorithm.config.prompt, {}
         if steps:
             prompt = {
-                "observations": torch.zeros(batch, steps, spec.observation_dim),
-                "actions": torch.zeros(batch, steps, *old.window["actions"].shape[2:], dtype=old.window["actions"].dtype),
-                RETURNS: torch.zeros(batch, steps),
-                STEPS: torch.zeros(batch, steps, dtype=torch.int64),
-                VALID: torch.zeros(batch, steps, dtype=torch.bool),
+                "observations": torch.zeros(episodes, steps, algorithm.spec.observation_dim),
+                "actions": torch.zeros(episodes, steps, *old.window["actions"].shape[2:], dtype=old.window["actions"].dtype),
+                RETURNS: torch.zeros(episodes, steps),
+                STEPS: torch.zeros(episodes, steps, dtype=torch.int64),
+                VALID: torch.zeros(episodes, steps, dtype=torch.bool),
             }
-        window = {**old.window, TASK: torch.zeros(batch, 0, self.embedding)}
+        window = {**old.window, TASK: torch.zeros(episodes, 0, algorithm.embedding)}
         return Memory(window, old.remaining, old.t, episode, {}, prompt)
 
-    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
+    def now(self, carry: History, observations: Tensor) -> Batch:
         assert isinstance(carry, Memory)
-        recent = self.recent(carry.episode)
-        return {**super().now(state, carry, obs), TASK: self.model.task(state.extra["task_model"], *recent)}
+        task = self.algorithm.model.task(self.state.extra["task_model"], *self.recent(carry.episode))
+        return {**super().now(carry, observations), TASK: task}
 
     def recent(self, episode: Batch) -> tuple[Tensor, ...]:
         """The last transitions as the encoder takes them, behind zeros where the episode is shorter."""
-        h, columns = self.model.config.history, (episode[name] for name in ("observations", "actions", "rewards"))
+        h, columns = self.algorithm.model.config.history, (episode[name] for name in ("observations", "actions", "rewards"))
         return tuple(torch.cat([column.new_zeros(len(column), h, *column.shape[2:]), column], 1)[:, -h:] for column in columns)
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window = self.enter(state, carry, obs)
-        dist = self.last(state, {**window, **{PROMPT + name: column for name, column in carry.prompt.items()}})
-        actions = self.policy.sample(dist, key) if explore else self.policy.mode(dist)
-        new = {"observations": obs, "actions": self.encode(actions), "rewards": torch.zeros(len(obs))}
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(carry, observations)
+        dist = self.last({**window, **{PROMPT + name: column for name, column in carry.prompt.items()}})
+        actions = self.choose(dist, key, explore)
+        new = {"observations": observations, "actions": self.algorithm.encode(actions), "rewards": torch.zeros(len(observations))}
         episode = {name: torch.cat([column, new[name].unsqueeze(1)], 1) for name, column in carry.episode.items()}
         return actions, dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1, episode=episode)
 
-    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
-        carry = super().observe(carry, rewards)
+    def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
+        carry = super().observe_reward(carry, rewards)
         return dataclasses.replace(carry, episode=with_last(carry.episode, "rewards", rewards))
 
-    def renew(self, state: TrainState, carry: Memory, observations: Tensor, lengths: Tensor) -> Memory:
-        """The memory where new episodes of the same tasks begin: a prompt from one of the best so far. observations [E, O]: the last ones
-        of the old episodes; lengths [E]: their steps, after which an episode went on in name only."""
-        fresh, c = self.start(len(lengths)), self.config
-        if not c.prompt or 0 < c.prompt_warmup >= int(state.step):  # it has not learnt to read one
+    def new_episode(self, carry: Carry, observations: Tensor, lengths: Tensor) -> Carry:
+        """With a prompt from one of the best episodes so far."""
+        fresh, c = self.start(len(lengths)), self.algorithm.config
+        if not c.prompt or 0 < c.prompt_warmup >= int(self.state.step):  # it has not learnt to read one
             return fresh
-        pool = best_of(carry.pool, self.told(state, carry.episode, observations, lengths), c.prompts)
-        keys = rng.split(rng.fold_in(state.key, PROMPTING - carry.episodes))
+        pool = best_of(carry.pool, self.prompts_of(carry.episode, observations, lengths), c.prompts)
+        keys = rng.split(rng.fold_in(self.state.key, PROMPTING - carry.episodes))
         rows = torch.arange(len(lengths))
         chosen = rng.randint(keys[0], (len(lengths),), pool["error"].shape[1])
         one = {name: column[rows, chosen] for name, column in pool.items()}  # [E, T, ...]
-        begin = rng.categorical(keys[1], begin_logits(one["error"], one["length"], c.prompt, self.model.config.history))
+        begin = rng.categorical(keys[1], begin_logits(one["error"], one["length"], c.prompt, self.algorithm.model.config.history))
         at = begin.unsqueeze(-1) + torch.arange(c.prompt)
         valid = at < one["length"].unsqueeze(-1)
         at = at.clamp(max=one["error"].shape[1] - 1)
         prompt = {name: one[name][rows.unsqueeze(-1), at] for name in ("observations", "actions", RETURNS)}
         return dataclasses.replace(fresh, pool=pool, prompt={**prompt, STEPS: at, VALID: valid}, episodes=carry.episodes + 1)
 
-    def told(self, state: TrainState, episode: Batch, observations: Tensor, lengths: Tensor) -> Batch:
+    def prompts_of(self, episode: Batch, observations: Tensor, lengths: Tensor) -> Batch:
         """An episode as a source of prompts: columns [E, 1, T, ...], the model's error at each step, and its return and length [E, 1]."""
-        many, h = episode["rewards"].shape[1], self.model.config.history
+        algorithm, many = self.algorithm, episode["rewards"].shape[1]
+        h = algorithm.model.config.history
         step, ends = torch.arange(many), lengths.unsqueeze(-1)
         made = step < ends
         after = torch.cat([episode["observations"][:, 1:], observations.unsqueeze(1)], 1)
@@ -265,10 +286,10 @@ class MetaDT(SequenceAlgorithm):
             behind = torch.cat([column.new_zeros(len(column), h, *column.shape[2:]), column], 1)
             windows["past_" + name] = torch.stack([behind[:, t : t + h] for t in range(many)], 1).flatten(0, 1)
         rows = {**{name: column.flatten(0, 1) for name, column in episode.items()}, "next_observations": after.flatten(0, 1)}
-        error = self.model.errors(state.extra["task_model"], {**rows, **windows})[2].unflatten(0, made.shape)
-        rewards = torch.where(made, self.recorded(episode["rewards"]), 0.0)
+        error = algorithm.model.errors(self.state.extra["task_model"], {**rows, **windows})[2].unflatten(0, made.shape)
+        rewards = torch.where(made, algorithm.recorded(episode["rewards"]), 0.0)
         left = rewards.flip(1).cumsum(1).flip(1)
-        actions = episode["actions"].argmax(-1) if self.spec.discrete else episode["actions"]
+        actions = episode["actions"].argmax(-1) if algorithm.spec.discrete else episode["actions"]
         columns = {"observations": episode["observations"], "actions": actions, RETURNS: left, "error": torch.where(made, error, 0.0)}
         return {name: x.unsqueeze(1) for name, x in {**columns, "return": rewards.sum(1), "length": lengths}.items()}
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import rng
-from offrl.algorithm import Carry, Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.sequence import SequenceAlgorithm, SequenceSettings, StepPolicy, masked_mean, with_last
+from offrl.families.sequence import History, SequenceActor, SequenceAlgorithm, SequenceSettings, StepPolicy, masked_mean, with_last
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
@@ -130,25 +131,33 @@ class MODT(SequenceAlgorithm):
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), each, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
 
-    def start(self, batch: int) -> Carry:
-        carry = super().start(batch)
-        return dataclasses.replace(carry, window={**carry.window, REGIONS: torch.zeros(batch, 0, dtype=torch.int64)})
+    def actor(self, state: TrainState) -> Actor:
+        return MODTActor(self, state)
 
-    def now(self, state: TrainState, carry: Any, obs: Tensor) -> Batch:
-        return {**super().now(state, carry, obs), REGIONS: torch.zeros(len(obs), dtype=torch.int64)}
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window, (first, second) = self.enter(state, carry, obs), rng.split(key)
-        _, regions, *_ = self.apply("actor", state.params["actor"], self.tokens(window), window[STEPS])
+class MODTActor(SequenceActor):
+    """Chooses a region of actions, and then an action in it."""
+
+    algorithm: MODT
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return dataclasses.replace(carry, window={**carry.window, REGIONS: torch.zeros(episodes, 0, dtype=torch.int64)})
+
+    def now(self, carry: History, observations: Tensor) -> Batch:
+        return {**super().now(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window, (first, second) = self.enter(carry, observations), rng.split(key)
+        _, regions, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
         logits = regions[:, -1]
-        drawn = explore and self.config.policy != "deterministic"
+        drawn = explore and self.algorithm.config.policy != "deterministic"
         window = with_last(window, REGIONS, rng.categorical(first, logits) if drawn else logits.argmax(-1))
-        dist = self.last(state, window)
-        actions = self.policy.sample(dist, second) if explore else self.policy.mode(dist)
+        actions = self.choose(self.last(window), second, explore)
         return actions, self.acted(carry, window, actions)
 
-    def last(self, state: TrainState, window: Batch) -> tuple[Tensor, ...]:
-        dist, *_ = self.apply("actor", state.params["actor"], self.tokens(window), window[STEPS])
+    def last(self, window: Batch) -> tuple[Tensor, ...]:
+        dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
         return tuple(x[:, -1] for x in dist)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
+from offrl.actor import Actor, Carry
 from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -66,7 +67,7 @@ class PETSConfig(PlanSettings, DynamicsSettings):
     world_model_id: str = setting("", "which model that is; filled in")
 
 
-class Carry(NamedTuple):
+class PlanCarry(NamedTuple):
     """What planning remembers from step to step of B episodes."""
 
     mean: Tensor  # [B, H, A] where the search begins
@@ -211,32 +212,8 @@ class PETS(Dynamics):
 
     # ---- acting
 
-    def start(self, batch: int) -> Carry:
-        low, high = self.bounds("cpu")
-        width = self.spec.observation_dim + self.spec.action_dim
-        return Carry(first_plan(batch, self.config.plan_horizon, low, high), torch.zeros(batch, self.config.history - 1, width), 0)
-
-    def bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest action, [A]."""
-        one = torch.ones(self.spec.action_dim, device=device)
-        return -one, one
-
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """The first action of the plan that the search ends with.
-
-        Without `explore` its random numbers depend on the seed and the step of the episode alone; with it they are the key's, and mppi
-        adds noise to the action.
-        """
-        past = self.model.first_past(obs) if carry.t == 0 else carry.past
-        if not explore:
-            key = rng.fold_in(rng.fold_in(state.key, 211), carry.t)
-        tree = self.acting_tree(state)
-
-        def returns(observations: Tensor, plans: Tensor, key: Tensor) -> Tensor:
-            return self.returns(tree, observations, past, plans, key)
-
-        action, mean = plan(self.config, returns, obs, carry.mean.to(obs.device), *self.bounds(obs.device), key, explore=explore)
-        return action, Carry(mean, self.model.later_past(past, obs, action), carry.t + 1)
+    def actor(self, state: TrainState) -> Actor:
+        return PETSActor(self, state)
 
     def acting_tree(self, state: TrainState) -> Tree:
         """The model as plans see it."""
@@ -297,6 +274,43 @@ class PETS(Dynamics):
         prediction = self.model.predict(tree, o, a, p)
         doubt = uncertainty.measure(self.config.uncertainty)(self.model, tree, prediction, o, a).nan_to_num(1e6, 1e6)
         return prediction, doubt.view(observations.shape[:2])
+
+
+class PETSActor(Actor):
+    """The first action of the plan that the search ends with.
+
+    Without `explore` its random numbers depend on the seed and the step of the episode alone; with it they are the key's, and mppi adds
+    noise to the action.
+    """
+
+    algorithm: PETS
+
+    def __init__(self, algorithm: PETS, state: TrainState) -> None:
+        super().__init__(algorithm, state)
+        self.tree = algorithm.acting_tree(state)
+
+    def start(self, episodes: int) -> Carry:
+        c, spec, (low, high) = self.algorithm.config, self.algorithm.spec, self.bounds("cpu")
+        past = torch.zeros(episodes, c.history - 1, spec.observation_dim + spec.action_dim)
+        return PlanCarry(first_plan(episodes, c.plan_horizon, low, high), past, 0)
+
+    def bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest action, [A]."""
+        one = torch.ones(self.algorithm.spec.action_dim, device=device)
+        return -one, one
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        algorithm, device = self.algorithm, observations.device
+        past = algorithm.model.first_past(observations) if carry.t == 0 else carry.past
+        if not explore:
+            key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
+
+        def returns(observations: Tensor, plans: Tensor, key: Tensor) -> Tensor:
+            return algorithm.returns(self.tree, observations, past, plans, key)
+
+        mean = carry.mean.to(device)
+        action, mean = plan(algorithm.config, returns, observations, mean, *self.bounds(device), key, explore=explore)
+        return action, PlanCarry(mean, algorithm.model.later_past(past, observations, action), carry.t + 1)
 
 
 def members(key: Tensor, elites: Tensor, particles: int) -> Tensor:

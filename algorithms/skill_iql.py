@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Tree
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.skills import SpanSampler
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -63,6 +65,9 @@ class Held:
 
     skill: Tensor
     t: int = 0
+
+
+pytree.register_dataclass(Held)
 
 
 @register("algo", "skill_iql")
@@ -172,19 +177,27 @@ class SkillIQL(InSampleQ):
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:  # type: ignore[override]
         return Algorithm.q_value(self, state, observations, actions)
 
-    def start(self, batch: int) -> Carry:
-        return Held(torch.zeros(batch, self.width))
+    def actor(self, state: TrainState) -> Actor:
+        return SkillActor(self, state)
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+
+class SkillActor(Actor):
+    """Chooses a skill every H steps and lets the decoder act in between."""
+
+    algorithm: SkillIQL
+
+    def start(self, episodes: int) -> Carry:
+        return Held(torch.zeros(episodes, self.algorithm.width))
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         """With `explore` the skill is drawn, and its actions are as they are: the decoder has no spread of its own that it learnt (discrete
         actions: they are drawn too)."""
         first, second = rng.split(key)
-        skill, step = carry.skill, carry.t % self.length
+        skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
         if step == 0:
-            dist = self.apply("actor", state.params["actor"], obs)
-            skill = self.policy.sample(dist, first) if explore else self.policy.mode(dist)
-        actions, decoder = self.skills.decode(state.extra["skills"], obs, skill, step), self.skills.policy
-        drawn = explore and self.spec.discrete
+            skill = self.choose(self.apply("actor", observations), first, explore)
+        actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
+        drawn = explore and self.algorithm.spec.discrete
         return decoder.sample(actions, second) if drawn else decoder.mode(actions), Held(skill, carry.t + 1)
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from offrl import losses, registry
-from offrl.algorithm import Algorithm, Carry, TrainState, Tree
+from offrl.actor import Actor, Carry
+from offrl.algorithm import TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import round_digits
-from offrl.families.sequence import History, WindowAlgorithm, WindowSettings
+from offrl.families.sequence import History, WindowActor, WindowAlgorithm, WindowSettings
 from offrl.families.teacher import Valued, ValuedSettings, q_of_data
 from offrl.optim import Params
 from offrl.registry import register
@@ -54,7 +55,6 @@ class VADT(Valued, WindowAlgorithm):
     """
 
     Config = VADTConfig
-    observe = Algorithm.observe  # rewards are no part of a token
     suitable = "iql, xql or f_dvl"
     values_ratio = 10  # 1,000,000 updates of IQL, then 100,000
 
@@ -118,9 +118,18 @@ class VADT(Valued, WindowAlgorithm):
     def weight(self, state: TrainState, batch: Batch) -> Tensor:
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.largest_weight)
 
-    def start(self, batch: int) -> Carry:
-        carry = super().start(batch)
-        return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(batch, 0)})
+    def actor(self, state: TrainState) -> Actor:
+        return VADTActor(self, state)
 
-    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
-        return {**super().now(state, carry, obs), PROMPTS: self.critic.v(state.extra["value"], obs)}
+
+class VADTActor(WindowActor):
+    """Prompts itself with V(s)."""
+
+    algorithm: VADT
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
+
+    def now(self, carry: History, observations: Tensor) -> Batch:
+        return {**super().now(carry, observations), PROMPTS: self.algorithm.critic.v(self.state.extra["value"], observations)}

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad_and_value
 from torch.utils import _pytree as pytree
 
 from offrl import rng
+from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn.policies import Policy
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, Tensor]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
-Carry = Any  # what a policy remembers between steps of an episode; None for a memoryless one
 LossFn = Callable[..., tuple[Tensor, Metrics]]
 
 
@@ -59,7 +59,7 @@ class Traits:
     policy_modules: tuple[str, ...] = ("actor",)  # modules that acting needs, which a policy file holds; (): it trains no policy
     critic_modules: tuple[str, ...] = ()  # modules that `Algorithm.q_value` needs; (): it has no Q
     actions: tuple[str, ...] = ("continuous", "discrete")  # kinds of actions that it learns; or ("text",)
-    goal_conditioned: bool = False  # its policies act towards a goal
+    goal_conditioned: bool = False  # its policies act towards the goals of `Actor.set_goal`
     period: int = 1  # updates of a repeating pattern; `phase` counts within it
     vectorized: bool = True  # False: one replica at a time, and an update may work in place
     cuda_graph: bool = True  # False: an update waits for values, which no CUDA graph can hold
@@ -94,7 +94,6 @@ class Algorithm(ABC):
     graphs: bool = False  # whether what it repeats by itself becomes a CUDA graph; set by the step
     rehearsed: bool = False  # one update is tried, to see whether it can be: what takes long beforehand is left out
     source: Any = None  # what the sampler prepared, the same for all replicas, on the device; set by the step
-    knows: Any = None  # what `known` gave, of a copy that is bound to one state and only acts; set by `offrl.evaluation.policy.bind`
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
         self.config, self.spec = config, spec
@@ -151,33 +150,9 @@ class Algorithm(ABC):
         """Write what a finished run leaves besides its policies, unless it is there. state: of those `replicas`, which did not diverge,
         on the CPU."""
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """Actions [B, A] in [-1, 1] (or [B] int64) for normalised observations [B, O], and the next carry.
-
-        The mode, or with `explore` a sample, of the policy module "actor" unless overridden.
-        """
-        dist = self.apply("actor", state.params["actor"], obs)
-        return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
-
-    def known(self, state: TrainState) -> Any:
-        """What acting needs to know that follows from the state, worked out once for a trained policy: `act` then finds it as `self.knows`,
-        and works it out itself where that is None."""
-        return None
-
-    def for_rewards(self, state: TrainState, next_observations: Tensor, rewards: Tensor) -> tuple[Algorithm, TrainState] | None:
-        """This policy for other rewards [K], which it would have earned by coming to these normalised states [K, O], without training.
-
-        None: it has to be trained for them. state: what acting needs.
-        """
-        return None
-
-    def aim(self, carry: Carry, goals: Tensor) -> Carry:
-        """The carry of episodes that just began once their goals [B, G] are known; normalised where goals are observations."""
-        return carry
-
-    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
-        """The carry once it is known what the actions just taken earned: [B], in the units of the rewards trained on."""
-        return carry
+    def actor(self, state: TrainState) -> Actor:
+        """The policy with these parameters: by default the mode, or a sample, of the module "actor". state: what acting needs of it."""
+        return MemorylessActor(self, state)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         """The algorithm's own estimate of Q(s, a) [B], in the units of the rewards it trains on; None where it has none.
@@ -189,10 +164,6 @@ class Algorithm(ABC):
     def sampler(self) -> Sampler:
         """Where batches come from; uniform transitions unless overridden."""
         return TransitionSampler()
-
-    def start(self, batch: int) -> Carry:
-        """The carry at the start of `batch` episodes."""
-        return None
 
     def optimizer(self, name: str) -> Adam:
         """The optimiser of a module; the same for all unless overridden."""
@@ -232,7 +203,7 @@ class Algorithm(ABC):
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
-        return functional_call(self.networks[name], params, x)
+        return params.module(*x) if isinstance(params, BoundParams) else functional_call(self.networks[name], params, x)
 
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""

@@ -32,10 +32,10 @@ from torch import Tensor  # noqa: E402
 
 from offrl import registry, rng  # noqa: E402
 from offrl.algorithms.tt.beam_search import Plans, beam_search  # noqa: E402
-from offrl.algorithms.tt.discretizer import Bins, decode, encode  # noqa: E402
+from offrl.algorithms.tt.discretizer import decode, encode  # noqa: E402
 from offrl.data.dataset import Dataset  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
-from offrl.evaluation.policy import TrainedPolicy, bind  # noqa: E402
+from offrl.evaluation.policy import TrainedPolicy  # noqa: E402
 from offrl.runs.record import Run  # noqa: E402
 from offrl.settings.dataset import DatasetConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
@@ -100,26 +100,27 @@ def changed(policy: TrainedPolicy, **settings: Any) -> TrainedPolicy:
 
 def anew(policy: TrainedPolicy, prefix: Tensor, key: Tensor) -> Plans:
     """Plans without keys that are kept."""
-    algorithm: Any = bind(policy.algorithm, policy.state)
+    actor: Any = policy.actor
 
     def decoder(tokens: Tensor, past: Any) -> tuple[Tensor, Any]:
-        whole = tokens if past is None else torch.cat([past, tokens], -1)
-        return algorithm.apply("trajectory", policy.state.params["trajectory"], whole)[:, -1], whole
+        tokens = tokens if past is None else torch.cat([past, tokens], -1)
+        return actor.apply("trajectory", tokens)[:, -1], tokens
 
-    bins = Bins(**policy.state.extra)
-    return beam_search(decoder, prefix, algorithm.sizes, (bins.values[-2], bins.values[-1]), bins.seen, algorithm.search, key)
+    values = actor.bins.values[-2], actor.bins.values[-1]
+    return beam_search(decoder, prefix, actor.sizes, values, actor.bins.seen, actor.search, key)
 
 
 def kept(policy: TrainedPolicy, prefix: Tensor, key: Tensor) -> Plans:
-    algorithm: Any = bind(policy.algorithm, policy.state)
-    return algorithm.plan(policy.state, prefix, key)
+    actor: Any = policy.actor
+    return actor.plan(prefix, key)
 
 
 def prefixes(policy: TrainedPolicy, dataset: Dataset, count: int) -> Tensor:
     """Beginnings of plans: whole steps and an observation, from the data."""
     algorithm: Any = policy.algorithm
+    actor: Any = policy.actor
     sampler = algorithm.sampler()
-    source, steps = sampler.prepare(dataset), algorithm.search.context - 1
+    source, steps = sampler.prepare(dataset), actor.search.context - 1
     batch = sampler(source, rng.make_key(5), 8 * count)
     inside = (batch["tokens"] < algorithm.config.bins).all(-1)
     return batch["tokens"][inside][:count, : steps * algorithm.dims + algorithm.sizes[0]]
@@ -127,9 +128,10 @@ def prefixes(policy: TrainedPolicy, dataset: Dataset, count: int) -> Tensor:
 
 def timing(policy: TrainedPolicy, dataset: Dataset, widths: list[int], rounds: int) -> list[str]:
     rows = []
+    actor: Any = policy.actor
     whole = policy.algorithm.config.context
     for width, episodes in [(w, e) for w in widths for e in (1, 10)]:
-        short, long = (changed(policy, beam_width=width, plan_longest=n) for n in (policy.algorithm.search.context, whole))
+        short, long = (changed(policy, beam_width=width, plan_longest=n) for n in (actor.search.context, whole))
         prefix, key = prefixes(policy, dataset, episodes), rng.make_key(0)
         cases = {
             name: partial(run, p, prefix, key) for name, run, p in (("anew", anew, short), ("kept", kept, short), ("longer", kept, long))

@@ -83,8 +83,10 @@ def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Ten
     pi is the greedy policy, through which the gradient goes as well. One critic, E = 1, for an algorithm that has its own idea of a value.
     """
 
+    actor = algorithm.actor(state)
+
     def values(at: Tensor) -> Tensor:
-        actions, _ = algorithm.act(state, algorithm.start(len(at)), at, state.key, explore=False)
+        actions, _ = actor.act(actor.start(len(at)), at, state.key, explore=False)
         if isinstance(algorithm, CriticAlgorithm):
             return algorithm.values(state.params["critic"], at, actions)
         found = algorithm.q_value(state, at, actions)

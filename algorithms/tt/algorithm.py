@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl import rng
+from offrl.actor import Actor
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.algorithms.tt import discretizer as quantiles
-from offrl.algorithms.tt.beam_search import Plans, Search, beam_search
-from offrl.algorithms.tt.discretizer import Bins, decode, encode
+from offrl.algorithms.tt.actor import TTActor
+from offrl.algorithms.tt.discretizer import Bins, encode
 from offrl.algorithms.tt.model import TokenModel, weighted_loss
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 FITTED = 4_000_000  # rows whose observations and actions decide where bins lie
 BLOCK = 65_536  # rows that become tokens at once
-CHUNK = 2_048  # sequences that are decoded at once; no random number depends on it
 KINDS = ("observation", "action", "reward", "value")
 
 
@@ -173,16 +172,6 @@ class TokenSampler(SequenceSampler):
         return {"tokens": tokens.flatten(1), "counted": counted.flatten(1)}
 
 
-class Carry(NamedTuple):
-    """What planning remembers of E episodes."""
-
-    past: Tensor  # [E, n, D] int64: the tokens of whole steps; values, which no token sees, are 0
-    now: Tensor  # [E, O + A] of the last step, without the reward
-    reward: Tensor  # [E] that it earned, in training units
-    ahead: Tensor  # [E, m, A] int64: tokens of the actions that are planned already
-    t: int
-
-
 @register("algo", "tt")
 class TT(Algorithm):
     """Predicts every number of a trajectory from those before it, and acts by beam search for the largest return. Module "trajectory"."""
@@ -286,55 +275,5 @@ class TT(Algorithm):
         extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in found.items()}
         return new._replace(extra=extra), metrics
 
-    # ---- acting
-
-    def start(self, batch: int) -> Carry:
-        wide, narrow = self.sizes
-        none = torch.zeros(batch, 0, self.dims, dtype=torch.int64)
-        return Carry(none, none[:, 0:0].new_zeros(batch, wide + narrow), torch.zeros(batch), none.new_zeros(batch, 0, narrow), 0)
-
-    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
-        return carry._replace(reward=rewards)
-
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """The first action of the best plan. Without `explore` random numbers depend on the seed and the step of the episode alone; with
-        it they are the key's, and the plan is drawn from the beams that are left."""
-        bins, (wide, _) = Bins(**state.extra), self.sizes
-        past = carry.past.to(obs.device)
-        if carry.t:
-            reward = encode(carry.reward.to(obs.device).unsqueeze(-1), bins.edges[-2:-1])
-            step = torch.cat([carry.now, reward, torch.zeros_like(reward)], -1)
-            past = torch.cat([past, step.unsqueeze(1)], 1)[:, 1 - self.search.context :]
-        seen, ahead = encode(obs, bins.edges[:wide]), carry.ahead.to(obs.device)
-        if not ahead.shape[1]:
-            if not explore:
-                key = rng.fold_in(rng.fold_in(state.key, 211), carry.t)
-            plans, one_of = self.plan(state, torch.cat([past.flatten(1), seen], -1), key), 0 * seen[:, 0]
-            if explore:
-                one_of = rng.randint(rng.fold_in(key, 0), (len(obs),), self.config.beam_width)
-            ahead = plans.actions[torch.arange(len(obs), device=obs.device), one_of, : self.config.plan_every]
-        now = ahead[:, 0]
-        action = decode(now, bins.values[wide:-2])
-        carry = Carry(past, torch.cat([seen, now], -1), torch.zeros_like(obs[:, 0]), ahead[:, 1:], carry.t + 1)
-        return (action[:, 0].round().long() if self.spec.discrete else action.clamp(-1.0, 1.0)), carry
-
-    @property
-    def search(self) -> Search:
-        """How plans are looked for."""
-        c = self.config
-        return Search(
-            c.plan_horizon, c.beam_width, c.beam_expand, min(c.plan_context, c.context), self.longest, c.discount, c.action_cdf,
-            c.action_top_k, c.observation_top_k,
-        )  # fmt: skip
-
-    def plan(self, state: TrainState, prefix: Tensor, key: Tensor) -> Plans:
-        """Plans after the tokens of whole steps, at most plan_context - 1, and of an observation, prefix [E, P]."""
-        bins = Bins(**state.extra)
-        values = bins.values[-2], bins.values[-1]
-
-        def decoder(tokens: Tensor, past: Any) -> tuple[Tensor, Any]:
-            return cast(tuple[Tensor, Any], self.apply("trajectory", state.params["trajectory"], tokens, None, past or ()))
-
-        parts = prefix.split(max(1, CHUNK // (self.config.beam_width * self.config.beam_expand)))
-        found = [beam_search(decoder, part, self.sizes, values, bins.seen, self.search, key) for part in parts]
-        return Plans(*(torch.cat(column) for column in zip(*found, strict=True)))
+    def actor(self, state: TrainState) -> Actor:
+        return TTActor(self, state)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
 from offrl.errors import UserError
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
@@ -41,8 +40,7 @@ class Learner(Protocol):
 
 
 class Trained:
-    """A trained policy as a Learner. Its algorithm says what outlives an episode, with a method `renew(state, carry, observations,
-    lengths)`; one without it forgets."""
+    """A trained policy as a Learner. Its actor says what outlives an episode (`Actor.new_episode`)."""
 
     def __init__(self, policy: TrainedPolicy, explore: bool) -> None:
         """`explore`: sample actions rather than take the most probable ones."""
@@ -57,12 +55,8 @@ class Trained:
     def observe(self, memory: Any, rewards: np.ndarray) -> Any:
         return self.policy.observe(memory, rewards)
 
-    @torch.no_grad()
     def renew(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
-        renew = getattr(self.policy.algorithm, "renew", None)
-        if renew is None:
-            return self.policy.start(len(lengths))
-        return renew(self.policy.state, memory, self.policy._from_environment(observations), torch.as_tensor(lengths))
+        return self.policy.new_episode(memory, observations, lengths)
 
 
 @dataclass(frozen=True)

@@ -12,37 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
+from offrl.actor import Actor, bind
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
-from offrl.optim import Params
 from offrl.settings.field import check
 from offrl.system import files as checkpoint
 
 LUGGAGE = "luggage/"  # before names of tensors that `Algorithm.luggage` gave
 KEYS = 1_000  # steps of an episode whose keys are made at once
-
-
-def bind(algorithm: Algorithm, state: TrainState) -> Algorithm:
-    """`algorithm` whose modules hold the parameters of `state`: calling them takes a third of the time of handing the parameters in."""
-    bound, own = copy.copy(algorithm), state.params
-    bound.networks = {name: copy.deepcopy(algorithm.networks[name]).requires_grad_(False) for name in own}
-    for name, module in bound.networks.items():
-        module.to(state.step.device)  # what is frozen is no parameter
-        module.load_state_dict(own[name], assign=True)
-
-    def apply(name: str, params: Params, *x: Any) -> Any:
-        return bound.networks[name](*x) if params is own.get(name) else functional_call(algorithm.networks[name], params, x)
-
-    bound.apply = apply  # type: ignore[method-assign]
-    with torch.no_grad():
-        bound.knows = bound.known(state)
-    return bound
 
 
 class TrainedPolicy:
@@ -68,29 +50,37 @@ class TrainedPolicy:
         self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
         self._carry: Any = None
         self._t = 0
-        self._ready: tuple[Algorithm, TrainState, Tensor] | None = None  # the algorithm that acts, its state and keys, on the device
+        self._ready: tuple[Actor, Tensor] | None = None  # what acts, and keys, on the device
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready": None, "device": torch.device("cpu")}  # several processes would fight over a GPU
 
+    @property
+    def actor(self) -> Actor:
+        """The algorithm's actor, bound to the state on `device`."""
+        return self._bound()[0]
+
+    @torch.no_grad()
+    def _bound(self) -> tuple[Actor, Tensor]:
+        if self._ready is None:
+            state = pytree.tree_map(lambda x: x.to(self.device), self.state)
+            # training uses the steps 0, 1, ...; texts draw their random numbers on the CPU
+            keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
+            self._ready = self.algorithm.actor(bind(self.algorithm, state)), keys if self.algorithm.traits.text else keys.to(self.device)
+        return self._ready
+
     def start(self, episodes: int) -> Any:
         """The carry at the start of that many episodes played side by side."""
-        return self.algorithm.start(episodes)
+        return self.actor.start(episodes)
 
     @torch.no_grad()
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
         text = self.algorithm.traits.text
         obs: Any = list(observations) if text else self._from_environment(observations)
-        if self._ready is None:
-            # training uses the steps 0, 1, ...
-            keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
-            there = pytree.tree_map(lambda x: x.to(self.device), self.state)
-            # texts draw their random numbers on the CPU
-            self._ready = bind(self.algorithm, there), there, keys if text else keys.to(self.device)
-        algorithm, state, keys = self._ready
-        key = keys[t] if t < KEYS else rng.fold_in(state.key, -1 - t).to(keys.device)
-        actions, carry = algorithm.act(state, carry, obs if text else obs.to(self.device), key, explore=explore)
+        actor, keys = self._bound()
+        key = keys[t] if t < KEYS else rng.fold_in(actor.state.key, -1 - t).to(keys.device)
+        actions, carry = actor.act(carry, obs if text else obs.to(self.device), key, explore=explore)
         if text:
             return np.array([*actions, None], object)[:-1], carry
         return self._to_environment(actions.cpu()), carry
@@ -121,19 +111,24 @@ class TrainedPolicy:
             raise UserError(f"the goal has {array.shape[1]} numbers; this policy of {name} takes {width}, {what}")
         if not np.isfinite(array).all():
             raise UserError("the goal holds NaN or infinity")
-        return self.algorithm.aim(carry, torch.as_tensor(array) if spec.goal_dim else self._from_environment(array))
+        return self.actor.set_goal(carry, torch.as_tensor(array) if spec.goal_dim else self._from_environment(array))
+
+    @torch.no_grad()
+    def new_episode(self, carry: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
+        """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]: the last ones, raw."""
+        return self.actor.new_episode(carry, self._from_environment(observations), torch.as_tensor(lengths))
 
     def observe(self, carry: Any, rewards: np.ndarray) -> Any:
         """The carry once the actions of the last `step` have earned `rewards` [E], in the units of the recorded ones."""
         if not self.listens:
             return carry
         spec = self.algorithm.spec
-        return self.algorithm.observe(carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32))
+        return self.actor.observe_reward(carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32))
 
     @property
     def listens(self) -> bool:
         """Whether what it does depends on the rewards of the episode so far."""
-        return type(self.algorithm).observe is not Algorithm.observe
+        return type(self.actor).observe_reward is not Actor.observe_reward
 
     def asking(self, target_return: float) -> TrainedPolicy:
         """The same policy, asked for another return in the units of the recorded rewards. Raises UserError where it takes no such wish."""
@@ -176,19 +171,14 @@ class TrainedPolicy:
 
         Raises UserError for a policy that would have to be trained for them, and for rewards that are no task.
         """
-        name = self.algorithm.config.name
         given = torch.as_tensor(np.asarray(rewards, np.float32)).reshape(-1)
         if not len(given) or not bool(given.isfinite().all()):
             raise UserError("rewards to act for must be finite numbers, at least one")
         if not bool(given.any()):
             raise UserError("the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do")
-        found = self.algorithm.for_rewards(self.state, self._from_environment(next_observations), given)
-        if found is None:
-            raise UserError(
-                f"a policy of {name} has to be trained for other rewards: only zero-shot ones can be told, such as fb or breeze"
-            )
+        actor = self.algorithm.actor(self.state).infer_task(self._from_environment(next_observations), given)
         other = copy.copy(self)
-        other.algorithm, other.state = found
+        other.algorithm, other.state = actor.algorithm, actor.state
         other._ready = None
         other.reset()
         return other

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import rng
+from offrl.actor import BoundParams, bind
 from offrl.errors import UserError
-from offrl.evaluation.policy import TrainedPolicy, bind
-from offrl.families.goal_conditioned import Aim
+from offrl.evaluation.policy import TrainedPolicy
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
 GOALS = "goals"  # an input like those that are drawn, before them
@@ -127,8 +127,8 @@ class PolicyGraph(nn.Module):
     def __init__(self, policy: TrainedPolicy, explore: bool, dtype: torch.dtype = torch.float32) -> None:
         """`explore`: sample an action instead of taking the greedy one. Raises UserError for a policy with a memory.
 
-        An algorithm whose `act` needs more than one observation may define `graph(state, explore) -> Module`, from normalised observations
-        [B, O] (and noise) to actions in [-1, 1]; it is then used in place of `act`.
+        An actor that needs more than one observation may define `graph(explore) -> Module`, from normalised observations [B, O] (and
+        noise) to actions in [-1, 1]; it is then used in place of `act`.
         """
         super().__init__()
         algorithm, spec = policy.algorithm, policy.algorithm.spec
@@ -136,20 +136,21 @@ class PolicyGraph(nn.Module):
         self.dtype, self.explore, self.discrete = dtype, explore, spec.discrete
         self.shape = tuple(spec.observation_shape)
         self.size = spec.observation_dim
-        self._state = pytree.tree_map(lambda x: x.to(dtype) if x.is_floating_point() else x, policy.state)
-        self._algorithm = bind(algorithm, self._state)
-        make = getattr(self._algorithm, "graph", None)
-        own: nn.Module | None = None if make is None else make(self._state, explore)
-        self.start = policy.start(1)
-        if own is None and not (self.start is None or isinstance(self.start, Aim)):
+        state = bind(algorithm, pytree.tree_map(lambda x: x.to(dtype) if x.is_floating_point() else x, policy.state))
+        with torch.no_grad():
+            self._actor = algorithm.actor(state)
+        make = getattr(self._actor, "graph", None)
+        own: nn.Module | None = None if make is None else make(explore)
+        if own is None and self._actor.start(1) is not None:
             raise UserError(
                 f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one action: "
-                f"it cannot be exported (an algorithm that defines graph() can)"
+                f"it cannot be exported (an actor that defines graph() can)"
             )
-        self.aimed = own is None and self.start is not None
+        self.aimed = own is None and policy.wants_goals
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
         self.own = own
-        self.nets = nn.ModuleDict(self._algorithm.networks if own is None else {})
+        bound = {name: params.module for name, params in state.params.items() if isinstance(params, BoundParams)}
+        self.nets = nn.ModuleDict(bound if own is None else {})
         if policy.mean is not None and policy.std is not None:
             self.register_buffer("observation_mean", policy.mean.to(dtype))
             self.register_buffer("observation_std", policy.std.to(dtype))
@@ -166,12 +167,12 @@ class PolicyGraph(nn.Module):
         x, carry, noise = self._normalise(x), None, inputs
         if self.aimed:
             goals, noise = inputs[0].to(self.dtype), inputs[1:]
-            carry = self._algorithm.aim(self.start, goals if self.own_goals else self._normalise(goals))
+            carry = self._actor.set_goal(None, goals if self.own_goals else self._normalise(goals))
         if self.own is not None:
             actions = self.own(x, *noise)
         else:
             with _handing_out(noise):
-                actions, _ = self._algorithm.act(self._state, carry, x, self._state.key, explore=self.explore)
+                actions, _ = self._actor.act(carry, x, self._actor.state.key, explore=self.explore)
         if self.discrete:
             return actions
         low, high = self.action_low, self.action_high

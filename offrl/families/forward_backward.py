@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Carry, TrainState, Traits, Tree
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.goal_conditioned import Aim
+from offrl.families.goal_conditioned import required_goals
 from offrl.nn.forward_backward import on_sphere
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
@@ -53,13 +54,6 @@ class ZeroShotSettings:
         choices=TASKS,
     )
     inference_samples: int = setting(10_000, "task=reward: transitions of the data, drawn once, from which the task is inferred", low=1)
-
-
-@dataclass(frozen=True)
-class Heading(Aim):
-    """The goals [E, O], and their z [E, D] once it has acted."""
-
-    z: Tensor | None = None
 
 
 class ZeroShot(Algorithm):
@@ -152,38 +146,28 @@ class ZeroShot(Algorithm):
         b = self.back(state.params["representation"], state.extra["states"])
         return on_sphere((state.extra["rewards"].unsqueeze(-1) * b).mean(0))
 
-    def for_rewards(self, state: TrainState, next_observations: Tensor, rewards: Tensor) -> tuple[Algorithm, TrainState] | None:
-        other = copy.copy(self)
-        other.config = dataclasses.replace(self.config, task="reward", inference_samples=len(rewards))
-        other.traits = self.traits_for(other.config)
-        return other, state._replace(extra={**state.extra, "states": next_observations, "rewards": rewards})
 
-    # ---- acting
+class ZeroShotActor(Actor):
+    """Base of zero-shot policies. A carry is z [E, D] of the goals (task=goal; None: none was set), or None: all episodes have one task."""
 
-    def known(self, state: TrainState) -> Tensor | None:
-        return self.infer(state) if self.config.task == "reward" else None
+    algorithm: ZeroShot
 
-    def start(self, batch: int) -> Carry:
-        return None if self.config.task == "reward" else Heading(None)
+    def __init__(self, algorithm: ZeroShot, state: TrainState) -> None:
+        super().__init__(algorithm, state)
+        self.inferred = algorithm.infer(state) if algorithm.config.task == "reward" else None
 
-    def aim(self, carry: Carry, goals: Tensor) -> Carry:
-        return Heading(goals)
+    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
+        return self.algorithm.back(self.state.params["representation"], goals)
 
-    def heading(self, state: TrainState, carry: Heading | None, observations: Tensor) -> tuple[Tensor, Heading | None]:
-        """z [E, D] of the running episodes, and the carry that holds it. Raises UserError where the policy was not told a goal."""
-        if self.config.task == "reward":
-            z = self.infer(state) if self.knows is None else self.knows
-            return z.expand(observations.shape[0], -1), carry
-        assert carry is not None
-        if carry.goals is None:
-            raise UserError(
-                f"a policy of {self.config.name} with task=goal acts towards a goal, and was told none: this use of a policy has no goals, "
-                "or the environment gives none (info['goal'], or the observation's entry desired_goal)"
-            )
-        if carry.z is None:
-            carry = Heading(carry.goals, self.back(state.params["representation"], carry.goals))
-        assert carry.z is not None
-        return carry.z, carry
+    def task(self, carry: Carry, observations: Tensor) -> Tensor:
+        """z [E, D] of the running episodes. Raises UserError where no goal was set."""
+        return required_goals(self.algorithm, carry) if self.inferred is None else self.inferred.expand(observations.shape[0], -1)
+
+    def infer_task(self, next_observations: Tensor, rewards: Tensor) -> Actor:
+        other = copy.copy(self.algorithm)
+        other.config = dataclasses.replace(other.config, task="reward", inference_samples=len(rewards))
+        other.traits = other.traits_for(other.config)
+        return other.actor(self.state._replace(extra={**self.state.extra, "states": next_observations, "rewards": rewards}))
 
 
 def measure(f: Tensor, b: Tensor) -> Tensor:

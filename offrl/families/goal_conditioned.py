@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState, Traits
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -74,12 +75,27 @@ class GoalTargetSettings(GoalValueSettings):
     polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
 
 
-@dataclass(frozen=True)
-class Aim:
-    """What a goal-conditioned policy remembers: the goals [E, G] of its episodes (None: it was not told any) and what follows
-    from them, but nothing of the episode itself."""
+class GoalActor(Actor):
+    """Acts by the module "actor", which sees the observation and the goal. A carry is the goals [E, G]; None: none was set."""
 
-    goals: Tensor | None
+    algorithm: GoalConditioned
+
+    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
+        return goals
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        dist = self.apply("actor", together(observations, required_goals(self.algorithm, carry)))
+        return self.choose(dist, key, explore), carry
+
+
+def required_goals(algorithm: Algorithm, goals: Tensor | None) -> Tensor:
+    """`goals`. Raises UserError where none was set."""
+    if goals is None:
+        raise UserError(
+            f"a policy of {algorithm.config.name} acts towards a goal, and was told none: this use of a policy has no goals, or the "
+            "environment gives none (info['goal'], or the observation's entry desired_goal)"
+        )
+    return goals
 
 
 class GoalConditioned(Algorithm):
@@ -134,26 +150,8 @@ class GoalConditioned(Algorithm):
         self.config.value_mix.check("value")
         return self.config.value_mix
 
-    # ---- acting
-
-    def start(self, batch: int) -> Carry:
-        return Aim(None)
-
-    def aim(self, carry: Carry, goals: Tensor) -> Carry:
-        return Aim(goals)
-
-    def goals(self, carry: Aim) -> Tensor:
-        """The goals [E, G] of the episodes. Raises UserError where the policy was not told any."""
-        if carry.goals is None:
-            raise UserError(
-                f"a policy of {self.config.name} acts towards a goal, and was told none: this use of a policy has no goals, or the "
-                "environment gives none (info['goal'], or the observation's entry desired_goal)"
-            )
-        return carry.goals
-
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        dist = self.apply("actor", state.params["actor"], together(obs, self.goals(carry)))
-        return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
+    def actor(self, state: TrainState) -> Actor:
+        return GoalActor(self, state)
 
     # ---- what a run leaves
 

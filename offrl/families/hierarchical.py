@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Carry, Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.adjacency import ADJACENT, ANY_GOALS, ANY_STATES, NEAR_GOALS, NEAR_STATES, AdjacentSampler
 from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGET_STATES, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families import adjacency
-from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, together, value_loss
+from offrl.families.goal_conditioned import GoalActor, GoalConditioned, GoalTargetSettings, required_goals, together, value_loss
 from offrl.nn import MLP, EnsembleMLP
 from offrl.nn.policies import UnitGaussian
 from offrl.optim import Adam, Params
@@ -192,10 +193,18 @@ class TwoLevels(GoalConditioned):
         """What the high level asks for, [B, D]."""
         return on_sphere(self.apply("high", state.params["high"], together(observations, goals))[0])
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        subgoal = self.subgoals(state, obs, self.goals(carry))
-        dist = self.apply("actor", state.params["actor"], together(obs, subgoal))
-        return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
+    def actor(self, state: TrainState) -> Actor:
+        return HierarchicalActor(self, state)
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
         return -self.v(state.params["value"], observations, goals, self.heads[-1]).mean(0)
+
+
+class HierarchicalActor(GoalActor):
+    """Acts towards the subgoal that the high level chooses at every step."""
+
+    algorithm: TwoLevels
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        subgoal = self.algorithm.subgoals(self.state, observations, required_goals(self.algorithm, carry))
+        return self.choose(self.apply("actor", together(observations, subgoal)), key, explore), carry

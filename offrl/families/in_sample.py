@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Carry, Metrics, TrainState
+from offrl.actor import Actor, NoisyActor
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.families.critics import CriticAlgorithm, CriticSettings
 from offrl.nn import Bootstrap, Deterministic, make_policy
-from offrl.nn.policies import explored
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
@@ -97,9 +97,8 @@ class InSampleQ(CriticAlgorithm):
         target = self.td_target(batch, self.head.mean(logits), logits if self.head.distributional else None)
         return self.td_loss(critic, batch, target, key)
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        actions, carry = super().act(state, carry, obs, key, explore=explore)
-        return explored(actions, key) if explore and isinstance(self.policy, Deterministic) else actions, carry
+    def actor(self, state: TrainState) -> Actor:
+        return NoisyActor(self, state) if isinstance(self.policy, Deterministic) else super().actor(state)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         q, q_logits = self.target_q(state, batch, key)

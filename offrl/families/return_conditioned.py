@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -79,11 +80,22 @@ class OutcomeSettings(AskingSettings):
     )
 
 
-@dataclass(frozen=True)
-class Left:
-    """What a policy remembers of E episodes: how much of the return asked for is left, [E] in the units of the recorded rewards."""
+class OutcomeActor(Actor):
+    """Acts with the target return. A carry is what is left of it, [E] in the units of the recorded rewards."""
 
-    returns: Tensor
+    algorithm: OutcomeConditioned
+
+    def start(self, episodes: int) -> Carry:
+        return torch.full((episodes,), float(self.algorithm.config.target_return))
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        share = carry.to(observations.device) / self.algorithm.config.return_scale
+        dist = self.apply("actor", self.algorithm.inputs(observations, share))
+        return self.choose(dist, key, explore), carry
+
+    def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
+        # an average stays the target, as in the authors' evaluation: what was earned is not taken off it
+        return carry if self.algorithm.averages else carry - self.algorithm.recorded(rewards)
 
 
 class OutcomeConditioned(Asking):
@@ -137,16 +149,5 @@ class OutcomeConditioned(Asking):
         steps = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
         return self.descend(state, "actor", self.actor_loss, steps, key)
 
-    # ---- acting
-
-    def start(self, batch: int) -> Carry:
-        return Left(torch.full((batch,), float(self.config.target_return)))
-
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        share = carry.returns.to(obs.device) / self.config.return_scale
-        dist = self.apply("actor", state.params["actor"], self.inputs(obs, share))
-        return self.policy.sample(dist, key) if explore else self.policy.mode(dist), carry
-
-    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
-        # an average stays what was asked for, as in the authors' evaluation: what was earned is not taken off it
-        return carry if self.averages else Left(carry.returns - self.recorded(rewards))
+    def actor(self, state: TrainState) -> Actor:
+        return OutcomeActor(self, state)

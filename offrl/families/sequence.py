@@ -13,8 +13,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from offrl.algorithm import Algorithm, Carry, Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -130,8 +132,11 @@ class History:
     """What a policy remembers of E episodes, all at the same time step: the last K steps as columns of a batch without padding."""
 
     window: Batch  # [E, n, ...] observations, actions, rewards (in training units), returns_to_go, timesteps
-    remaining: Tensor  # [E] of the return asked for, in the units of the recorded rewards; 0 where none is asked for
+    remaining: Tensor  # [E] of the target return, in the units of the recorded rewards; 0 where there is none
     t: int = 0
+
+
+pytree.register_dataclass(History)
 
 
 class WindowAlgorithm(Algorithm):
@@ -187,51 +192,56 @@ class WindowAlgorithm(Algorithm):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
-    def start(self, batch: int) -> Carry:
-        spec = self.spec
-        window = {
-            "observations": torch.zeros(batch, 0, spec.observation_dim),
-            "actions": torch.zeros(batch, 0, dtype=torch.int64) if spec.discrete else torch.zeros(batch, 0, spec.action_dim),
-            "rewards": torch.zeros(batch, 0),
-            RETURNS: torch.zeros(batch, 0),
-            STEPS: torch.zeros(batch, 0, dtype=torch.int64),
-        }
-        return History(window, torch.zeros(batch))
+    def actor(self, state: TrainState) -> Actor:
+        return WindowActor(self, state)
 
-    def act(self, state: TrainState, carry: Carry, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window = self.enter(state, carry, obs)
-        dist = self.last(state, window)
-        actions = self.policy.sample(dist, key) if explore else self.policy.mode(dist)
+
+class WindowActor(Actor):
+    """Acts at the end of the last K steps. A carry is a `History`."""
+
+    algorithm: WindowAlgorithm
+
+    def start(self, episodes: int) -> Carry:
+        spec = self.algorithm.spec
+        window = {
+            "observations": torch.zeros(episodes, 0, spec.observation_dim),
+            "actions": torch.zeros(episodes, 0, dtype=torch.int64) if spec.discrete else torch.zeros(episodes, 0, spec.action_dim),
+            "rewards": torch.zeros(episodes, 0),
+            RETURNS: torch.zeros(episodes, 0),
+            STEPS: torch.zeros(episodes, 0, dtype=torch.int64),
+        }
+        return History(window, torch.zeros(episodes))
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(carry, observations)
+        actions = self.choose(self.last(window), key, explore)
         return actions, self.acted(carry, window, actions)
 
-    def enter(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
-        """The window once the episodes are at `obs` [E, O], where no action is chosen yet."""
-        back = self.config.context - 1
-        kept = {name: column[:, max(0, column.shape[1] - back) :] for name, column in carry.window.items()}
-        return {name: torch.cat([kept[name], x.unsqueeze(1)], 1) for name, x in self.now(state, carry, obs).items()}
+    def enter(self, carry: History, observations: Tensor) -> Batch:
+        """The window once the episodes are at `observations` [E, O], where no action is chosen yet."""
+        back = self.algorithm.config.context - 1
+        before = {name: column[:, max(0, column.shape[1] - back) :] for name, column in carry.window.items()}
+        return {name: torch.cat([before[name], x.unsqueeze(1)], 1) for name, x in self.now(carry, observations).items()}
 
-    def now(self, state: TrainState, carry: History, obs: Tensor) -> Batch:
+    def now(self, carry: History, observations: Tensor) -> Batch:
         """This step's entry in each column of the window, [E, ...]."""
-        actions = carry.window["actions"]
+        actions, episodes = carry.window["actions"], len(observations)
         return {
-            "observations": obs,
-            "actions": actions.new_zeros(len(obs), *actions.shape[2:]),
-            "rewards": torch.zeros(len(obs)),
+            "observations": observations,
+            "actions": actions.new_zeros(episodes, *actions.shape[2:]),
+            "rewards": torch.zeros(episodes),
             RETURNS: carry.remaining,
-            STEPS: torch.full((len(obs),), carry.t),
+            STEPS: torch.full((episodes,), carry.t),
         }
 
-    def last(self, state: TrainState, window: Batch) -> tuple[Tensor, ...]:
+    def last(self, window: Batch) -> tuple[Tensor, ...]:
         """The distribution of the action at the window's last step, [E, ...]."""
-        dist = self.apply("actor", state.params["actor"], self.tokens(window), window[STEPS])
+        dist = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
         return tuple(x[:, -1] for x in dist)
 
     def acted(self, carry: History, window: Batch, actions: Tensor) -> History:
         """The memory once `actions` were taken at the window's last step."""
-        return History(with_last(window, "actions", actions), carry.remaining, carry.t + 1)
-
-    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
-        return dataclasses.replace(carry, window=with_last(carry.window, "rewards", rewards))
+        return dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1)
 
 
 class SequenceAlgorithm(Asking, WindowAlgorithm):
@@ -251,11 +261,22 @@ class SequenceAlgorithm(Asking, WindowAlgorithm):
         """Returns as networks see them."""
         return returns / self.config.return_scale
 
-    def start(self, batch: int) -> Carry:
-        return dataclasses.replace(super().start(batch), remaining=torch.full((batch,), float(self.config.target_return)))
+    def actor(self, state: TrainState) -> Actor:
+        return SequenceActor(self, state)
 
-    def observe(self, carry: Carry, rewards: Tensor) -> Carry:
-        return dataclasses.replace(super().observe(carry, rewards), remaining=carry.remaining - self.recorded(rewards))
+
+class SequenceActor(WindowActor):
+    """Acts with what is left of the target return."""
+
+    algorithm: SequenceAlgorithm
+
+    def start(self, episodes: int) -> Carry:
+        target = torch.full((episodes,), float(self.algorithm.config.target_return))
+        return dataclasses.replace(super().start(episodes), remaining=target)
+
+    def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
+        window = with_last(carry.window, "rewards", rewards)
+        return dataclasses.replace(carry, window=window, remaining=carry.remaining - self.algorithm.recorded(rewards))
 
 
 def with_last(window: Batch, name: str, values: Tensor) -> Batch:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import rng
+from offrl.actor import Actor, NoisyActor
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.families.critics import CriticAlgorithm, CriticSettings
 from offrl.nn import Deterministic
-from offrl.nn.policies import explored
 from offrl.optim import Params
 from offrl.settings.field import setting
 
@@ -66,6 +65,5 @@ class TD3(CriticAlgorithm):
             metrics = {**metrics, **actor}
         return state, metrics
 
-    def act(self, state: TrainState, carry: Any, obs: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Any]:
-        (action,) = self.apply("actor", state.params["actor"], obs)
-        return explored(action, key) if explore else action, carry
+    def actor(self, state: TrainState) -> Actor:
+        return NoisyActor(self, state)

@@ -91,10 +91,10 @@ def q_of_data(part: parts.Part, dataset: Dataset) -> Tensor:
 @torch.no_grad()
 def v_of_policy(part: parts.Part, observations: Tensor, samples: int) -> Tensor:
     """The mean Q(s, a) of `samples` actions of the run's policy at observations [R, O], [R] float32."""
-    found = []
+    found, actor = [], part.algorithm.actor(part.state)
     for i, some in enumerate(observations.split(CHUNK)):
         keys = rng.split(rng.fold_in(part.state.key, i), samples)
-        acts = [part.algorithm.act(part.state, None, some, key, explore=True)[0] for key in keys]
+        acts = [actor.act(None, some, key, explore=True)[0] for key in keys]
         found.append(torch.stack([_value(part, some, a) for a in acts]).mean(0))
     return torch.cat(found)
 

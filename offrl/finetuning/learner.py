@@ -69,7 +69,7 @@ class Learner(LocalEngine):
         def one(state: TrainState, obs: Tensor, key: Tensor, values: dict[str, Tensor]) -> Tensor:
             for name, value in values.items():
                 object.__setattr__(self._own.config, name, value)
-            actions, _ = self._own.act(state, None, obs, key, explore=noise is None)
+            actions, _ = self._own.actor(state).act(None, obs, key, explore=noise is None)
             if not noise:
                 return actions
             draw, other = rng.split(rng.fold_in(key, 1))

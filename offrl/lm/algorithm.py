@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Carry, LossFn, Metrics, TrainState, Traits
+from offrl.actor import Actor, BoundParams
+from offrl.algorithm import Algorithm, LossFn, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
+from offrl.lm.actor import TextActor
 from offrl.lm.models import decoding
 from offrl.lm.models import pretrained as languages
 from offrl.lm.models import tokenizer as tokenizing
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
 TUNE = ("all", "adapters")
-PROMPTS = 256  # that are written to at once
 CHECKED = 1_000  # different actions that are tried with the tokenizer
 ROOM = 1.5  # times the longest action in the data: how long an action may become
 
@@ -95,13 +96,6 @@ class TextSettings:
     weight_decay: float = setting(0.0, "AdamW's decay", low=0.0)
     clip_norm: float = setting(1.0, "largest norm of a gradient; 0: any", low=0.0)
     warmup_steps: int = setting(0, "updates until the learning rate is reached", low=0)
-
-
-@dataclass(frozen=True)
-class Said:
-    """An episode so far, as a policy remembers it."""
-
-    texts: tuple[str, ...] = ()  # observation, action, observation, ...
 
 
 class TextAlgorithm(Algorithm):
@@ -199,7 +193,9 @@ class TextAlgorithm(Algorithm):
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         """The method x[0] of module `name`, with the given parameters."""
-        return functional_call(self.placed(name, params), params, x)
+        if not isinstance(params, BoundParams):
+            self.placed(name, params)
+        return super().apply(name, params, *x)
 
     def placed(self, name: str, params: Params) -> nn.Module:
         """Module `name`, its frozen tensors moved once to where its parameters are."""
@@ -236,23 +232,8 @@ class TextAlgorithm(Algorithm):
 
     # ---- acting
 
-    def start(self, batch: int) -> Carry:
-        return [Said() for _ in range(batch)]
-
-    def act(self, state: TrainState, carry: Carry, obs: Any, key: Tensor, *, explore: bool) -> tuple[Any, Carry]:
-        """Actions (a list of B texts) for observations (B texts; None: an episode that is over, whose action is empty), and the next carry.
-
-        Drawn or the likeliest, as `decoding` says; with `explore` always drawn. An observation may bring `legal_actions`.
-        """
-        running = [e for e, text in enumerate(obs) if text is not None]
-        histories = {e: (*carry[e].texts, str(obs[e])) for e in running}
-        written: dict[int, str] = {}
-        for first in range(0, len(running), PROMPTS):
-            some = running[first : first + PROMPTS]
-            listed = [getattr(obs[e], "legal_actions", None) for e in some]
-            written |= dict(zip(some, self.reply(state, [histories[e] for e in some], listed, some, key, explore), strict=True))
-        actions = [written.get(e, "") for e in range(len(obs))]
-        return actions, [Said((*histories[e], actions[e])) if e in histories else carry[e] for e in range(len(obs))]
+    def actor(self, state: TrainState) -> Actor:
+        return TextActor(self, state)
 
     def reply(
         self, state: TrainState, histories: Sequence[Sequence[str]], legal: Sequence[Any], rows: Sequence[int], key: Tensor, explore: bool

@@ -44,9 +44,9 @@ class Hierarchical(TurnAlgorithm):
         self.head = head_of(self.config)
         out = self.head.out_dim
         critic = TurnCritic(self.reader_lm(), dict.fromkeys(VS, out), dict.fromkeys(QS, out), self.config.value_layers)
-        return {"policy": self.actor(), "critic": critic}
+        return {"policy": self.make_actor(), "critic": critic}
 
-    def actor(self) -> nn.Module:
+    def make_actor(self) -> nn.Module:
         """The actor, as it is built."""
         return language_model(self.config)
 

@@ -42,11 +42,6 @@ def gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(-1)
 
 
-def explored(actions: Tensor, key: Tensor) -> Tensor:
-    """Actions [B, A] in [-1, 1] with TD3's exploration noise (arXiv 1802.09477), of standard deviation 0.1."""
-    return (actions + 0.1 * rng.normal(key, tuple(actions.shape))).clamp(-1.0, 1.0)
-
-
 class Deterministic(Policy):
     """a = tanh(f(s)). Its imitation loss is the squared error, averaged over action dimensions (TD3+BC, arXiv 2106.06860)."""
 

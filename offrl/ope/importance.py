@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offrl import registry
+from offrl.actor import MemorylessActor
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
@@ -108,8 +109,7 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
         return found + jacobian
     algorithm = getattr(policy, "algorithm", None)
     state: TrainState | None = getattr(policy, "state", None)
-    plain = algorithm is not None and type(algorithm).act is Algorithm.act and not isinstance(algorithm.policy, Deterministic)
-    if algorithm is None or state is None or not plain:
+    if algorithm is None or state is None or type(policy.actor) is not MemorylessActor or isinstance(algorithm.policy, Deterministic):
         raise UserError(f"candidate {name} says no density of its actions, which wis and dr with explore=true need; leave out explore=true")
     if isinstance(algorithm.policy, (Gaussian, TanhGaussian)):
         actions = actions.clamp(-1.0 + MARGIN, 1.0 - MARGIN)

@@ -268,7 +268,8 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
         ) from error
     with contextlib.suppress(Exception):  # what acting alone looks at, as far as it goes without an environment
         zeros = torch.zeros(1, *algorithm.spec.observation_shape, device=device)
-        step.algorithm.act(select(state, 0), algorithm.start(1), zeros, state.key[0], explore=True)
+        actor = step.algorithm.actor(select(state, 0))
+        actor.act(actor.start(1), zeros, state.key[0], explore=True)
     for name in values:
         if name not in read and name not in algorithm.acts_by:
             warn(f"grid.{name}: no update of {algorithm.config.name} with these settings looks at algo.{name}, so its values train alike")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
+from offrl.actor import Actor
 from offrl.algorithm import Algorithm, TrainState, select, stack
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import normalize_observations
@@ -302,10 +303,10 @@ def close(a: Any, b: Any, atol: float = 1e-4) -> None:
         torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def begin(algorithm: Algorithm, count: int) -> Any:
-    """The carry of so many episodes, told goals where it takes them."""
-    carry = algorithm.start(count)
-    return algorithm.aim(carry, goals(algorithm, count)) if algorithm.traits.goal_conditioned else carry
+def begin(actor: Actor, count: int) -> Any:
+    """The carry of so many episodes, with goals where the policy takes them."""
+    carry = actor.start(count)
+    return actor.set_goal(carry, goals(actor.algorithm, count)) if actor.algorithm.traits.goal_conditioned else carry
 
 
 def goals(algorithm: Algorithm, count: int) -> Tensor:

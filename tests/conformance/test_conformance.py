@@ -318,12 +318,13 @@ def test_act(case: Case, tmp_path: Path) -> None:
     algorithm, seed = case.make(), 3
     trained, _ = train(algorithm, [seed], 4)
     state, spec = select(trained, 0), algorithm.spec
+    actor = algorithm.actor(state)
     obs = 5 * torch.randn(64, spec.observation_dim, generator=torch.Generator().manual_seed(0))
     actions: dict[bool, Tensor] = {}
     for explore in (False, True):
-        actions[explore], _ = algorithm.act(state, begin(algorithm, 64), obs, rng.make_key(0), explore=explore)
-        again, _ = algorithm.act(state, begin(algorithm, 64), obs, rng.make_key(0), explore=explore)
-        other, _ = algorithm.act(state, begin(algorithm, 64), obs, rng.make_key(1), explore=explore)
+        actions[explore], _ = actor.act(begin(actor, 64), obs, rng.make_key(0), explore=explore)
+        again, _ = actor.act(begin(actor, 64), obs, rng.make_key(0), explore=explore)
+        other, _ = actor.act(begin(actor, 64), obs, rng.make_key(1), explore=explore)
         assert torch.equal(actions[explore], again)
         # a deterministic policy has no noise, but where it is to be trained on in an environment (IQL's and its relatives')
         noisy = explore and (getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm, InSampleQ))

@@ -197,8 +197,9 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     expected = np.exp(likely) / np.exp(likely).sum()
     asked = Observed("say red\n")
     asked.legal_actions = legal
+    actor = algorithm.actor(state)
     with torch.no_grad():
-        drawn, _ = algorithm.act(state, algorithm.start(600), [asked] * 600, rng.make_key(5), explore=True)
+        drawn, _ = actor.act(actor.start(600), [asked] * 600, rng.make_key(5), explore=True)
     shares = np.array([drawn.count(action) for action in legal]) / 600
     assert np.abs(shares - expected).max() < 4 * 0.5 / 600**0.5 and shares.sum() == 1.0
 
@@ -210,10 +211,11 @@ def test_who_has_no_legal_actions_changes_nothing_for_the_others() -> None:
     state = select(started(algorithm, dataset)[0], 0)
     asked, plain = Observed("say red\n"), Observed("say blue\n")
     asked.legal_actions = ("red\n", "blue\n")
+    actor = algorithm.actor(state)
     with torch.no_grad():
-        alone, _ = algorithm.act(state, algorithm.start(1), [asked], rng.make_key(5), explore=True)
-        both, _ = algorithm.act(state, algorithm.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
-        free, _ = make("lm_bc")[0].act(state, algorithm.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
+        alone, _ = actor.act(actor.start(1), [asked], rng.make_key(5), explore=True)
+        both, _ = actor.act(actor.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
+        free, _ = make("lm_bc")[0].actor(state).act(actor.start(3), [asked, plain, plain], rng.make_key(5), explore=True)
     assert both[0] == alone[0] in asked.legal_actions and both[1:] == free[1:]
 
 

@@ -107,7 +107,7 @@ def test_the_policy_is_not_squashed_and_may_become_narrow() -> None:
     algorithm, state = make()
     mean = ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0]
     assert (np.abs(mean) > 1).any()
-    ours, _ = algorithm.act(state, None, BATCH["observations"], KEY, explore=False)
+    ours, _ = algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=False)
     np.testing.assert_allclose(ours, np.clip(mean, -1, 1), atol=1e-5)
     state.params["actor"]["log_std"] = torch.tensor([-25.0, -15.0])
     _, log_std = algorithm.apply("actor", state.params["actor"], BATCH["observations"])

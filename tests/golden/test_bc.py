@@ -74,7 +74,7 @@ def test_dropout_is_on_in_training_and_off_in_acting() -> None:
         h = h * dropout(torch.ones(h.shape), 0.5, rng.fold_in(KEY, i)).numpy()
     expected = ((np.tanh(h @ layers[-1][0] + layers[-1][1]) - ACTIONS) ** 2).mean()
     assert loss_of(algorithm, state) == pytest.approx(expected, rel=1e-5)
-    acted, _ = algorithm.act(state, None, BATCH["observations"], KEY, explore=False)
+    acted, _ = algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=False)
     np.testing.assert_allclose(acted, np.tanh(ref.forward(layers, X)[0]), atol=1e-5)
 
 

@@ -104,18 +104,18 @@ def test_an_action_is_drawn(explore: bool) -> None:
     keys = rng.split(KEY, T + 1)
     noise = np.stack([rng.normal(k, (B, A)).numpy() for k in keys]).astype(np.float64) * explore
     expected = way_back(state.extra["average"], OBSERVATIONS, noise)
-    found, _ = algorithm.act(state, None, BATCH["observations"], KEY, explore=explore)
+    found, _ = algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=explore)
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-4)
     # the averaged network acts, not the trained one
     other = state._replace(params={"actor": {k: v + 1 for k, v in state.params["actor"].items()}})
-    assert torch.equal(algorithm.act(other, None, BATCH["observations"], KEY, explore=explore)[0], found)
+    assert torch.equal(algorithm.actor(other).act(None, BATCH["observations"], KEY, explore=explore)[0], found)
 
 
 def test_greedy_sampling_draws_too() -> None:
     algorithm, state = make(greedy="sample")
-    draws = [algorithm.act(state, None, BATCH["observations"], KEY, explore=explore)[0] for explore in (True, False)]
+    draws = [algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=explore)[0] for explore in (True, False)]
     assert torch.equal(*draws)
-    assert not torch.equal(draws[1], algorithm.act(state, None, BATCH["observations"], rng.make_key(1), explore=False)[0])
+    assert not torch.equal(draws[1], algorithm.actor(state).act(None, BATCH["observations"], rng.make_key(1), explore=False)[0])
 
 
 @pytest.mark.parametrize(("done", "polyak", "rate"), [(0, 1e-4, 0.9), (90, 1e-4, 0.09), (90, 0.2, 0.2)])
@@ -137,11 +137,11 @@ def test_two_actions_in_one_state_are_kept_apart() -> None:
     for t in range(300):
         state, _ = update(state, batch, rng.fold_in(KEY, t), phase=0)
         state = state._replace(step=state.step + 1)
-    drawn, _ = algorithm.act(state, None, torch.zeros(400, OBS), KEY, explore=True)
+    drawn, _ = algorithm.actor(state).act(None, torch.zeros(400, OBS), KEY, explore=True)
     near = (drawn.abs() - 0.6).abs().max(1).values < 0.25
     assert float(near.float().mean()) > 0.85 and float((drawn[:, 0] * drawn[:, 1] < 0).float().mean()) > 0.9
     assert 0.15 < float((drawn[:, 0] < 0).float().mean()) < 0.35
-    greedy, _ = algorithm.act(state, None, torch.zeros(1, OBS), KEY, explore=False)
+    greedy, _ = algorithm.actor(state).act(None, torch.zeros(1, OBS), KEY, explore=False)
     np.testing.assert_allclose(greedy[0].numpy(), [0.6, -0.6], atol=0.2)
 
 

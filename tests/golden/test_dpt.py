@@ -127,12 +127,13 @@ def test_weights_of_episodes_decide_what_is_asked() -> None:
 
 def bandit(algorithm: Any, state: TrainState, steps: int, seed: int = 0) -> tuple[list[Tensor], Any]:
     """Distributions while it plays a bandit of which nothing but rewards is to be seen."""
-    carry, found, obs = algorithm.start(2), [], torch.full((2, OBS), 0.7)
+    actor = algorithm.actor(state)
+    carry, found, obs = actor.start(2), [], torch.full((2, OBS), 0.7)
     for t in range(steps):
-        dist, _ = algorithm.best(state, algorithm.noted(carry, obs), obs)
+        dist, _ = actor.best(actor.noted(carry, obs), obs)
         found.append(dist[0])
-        _, carry = algorithm.act(state, carry, obs, rng.make_key(t), explore=True)
-        carry = algorithm.observe(carry, rng.normal(rng.fold_in(rng.make_key(seed), t), (2,)))
+        _, carry = actor.act(carry, obs, rng.make_key(t), explore=True)
+        carry = actor.observe_reward(carry, rng.normal(rng.fold_in(rng.make_key(seed), t), (2,)))
     return found, carry
 
 
@@ -151,15 +152,16 @@ def test_acts_as_the_loss_sees_it() -> None:
     """What was seen, as a batch of training, gives the same distribution at its end."""
     dataset = scale_rewards(data(), 2.0, 0.5)
     algorithm, state = make(dataset, context=6)
-    carry, transitions = algorithm.start(1), []
+    actor = algorithm.actor(state)
+    carry, transitions = actor.start(1), []
     obs = torch.randn(6, 1, OBS, generator=torch.Generator().manual_seed(0))
     for t in range(5):
-        action, carry = algorithm.act(state, carry, obs[t], rng.make_key(t), explore=True)
-        carry = algorithm.observe(carry, torch.tensor([float(t)]))
+        action, carry = actor.act(carry, obs[t], rng.make_key(t), explore=True)
+        carry = actor.observe_reward(carry, torch.tensor([float(t)]))
         transitions.append(torch.cat([obs[t, 0], torch.eye(K)[action[0]], obs[t + 1, 0], torch.tensor([float(t)])]))
     query = torch.cat([obs[5, 0], torch.zeros(K + OBS + 1)])
     out = outputs(state.params["actor"], torch.stack([query, *transitions]).double().numpy())
-    dist, _ = algorithm.best(state, algorithm.noted(carry, obs[5]), obs[5])
+    dist, _ = actor.best(actor.noted(carry, obs[5]), obs[5])
     np.testing.assert_allclose(dist[0][0].numpy(), out - np.log(np.exp(out).sum()), atol=1e-5)
 
 
@@ -169,24 +171,25 @@ def test_a_new_episode_keeps_what_was_seen_and_nothing_else(one_state: bool, con
     """Two episodes of two tasks, of which the second's first one ends two steps early, and what each would remember alone."""
     dataset = data()
     algorithm, state = make(dataset, context=context, one_state=one_state)
+    actor = algorithm.actor(state)
     g = torch.Generator().manual_seed(1)
     obs, rewards = torch.randn(9, 2, OBS, generator=g), torch.randn(9, 2, generator=g)
     if one_state:
         obs[:] = obs[0, 0]
 
     def play(rows: list[int], lengths: list[int]) -> Tensor:
-        carry = algorithm.start(len(rows))
+        carry = actor.start(len(rows))
         for t in range(max(lengths)):
             running = torch.tensor([t < n for n in lengths]).unsqueeze(-1)
             now = obs[t, rows] if one_state else torch.where(running, obs[t, rows], 0.0)
-            _, carry = algorithm.act(state, carry, now, rng.make_key(5), explore=False)
-            carry = algorithm.observe(carry, rewards[t, rows])
+            _, carry = actor.act(carry, now, rng.make_key(5), explore=False)
+            carry = actor.observe_reward(carry, rewards[t, rows])
         last = torch.stack([obs[n, row] for n, row in zip(lengths, rows, strict=True)])
-        carry = algorithm.renew(state, carry, last, torch.tensor(lengths))
+        carry = actor.new_episode(carry, last, torch.tensor(lengths))
         for t in (6, 7):
-            _, carry = algorithm.act(state, carry, obs[t, rows], rng.make_key(5), explore=False)
-            carry = algorithm.observe(carry, rewards[t, rows])
-        return algorithm.best(state, algorithm.noted(carry, obs[8, rows]), obs[8, rows])[0][0]
+            _, carry = actor.act(carry, obs[t, rows], rng.make_key(5), explore=False)
+            carry = actor.observe_reward(carry, rewards[t, rows])
+        return actor.best(actor.noted(carry, obs[8, rows]), obs[8, rows])[0][0]
 
     together, first, second = play([0, 1], [5, 3]), play([0], [5]), play([1], [3])
     torch.testing.assert_close(together, torch.cat([first, second]), atol=1e-5, rtol=0)

@@ -147,11 +147,12 @@ def test_the_inferred_task_decides_the_action() -> None:
     z = ref.sphere(np.mean([r * ref.backward(p, s) for r, s in zip(rewards, states, strict=True)], axis=0))
     np.testing.assert_allclose(algorithm.infer(state).numpy(), z, rtol=1e-3, atol=1e-4)
     expected = ref.policy(ref.arrays(state.params["actor"]), DATA["observations"], np.tile(z, (B, 1)))
-    found, _ = algorithm.act(state, algorithm.start(B), BATCH["observations"], KEY, explore=False)
+    actor = algorithm.actor(state)
+    found, _ = actor.act(actor.start(B), BATCH["observations"], KEY, explore=False)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-4)
     # another reward, told without training
-    other, changed = algorithm.for_rewards(state, extra["states"][:4], -extra["rewards"][:4])
-    told, _ = other.act(changed, other.start(B), BATCH["observations"], KEY, explore=False)
+    other = actor.infer_task(extra["states"][:4], -extra["rewards"][:4])
+    told, _ = other.act(other.start(B), BATCH["observations"], KEY, explore=False)
     z = ref.sphere(np.mean([-r * ref.backward(p, s) for r, s in zip(rewards[:4], states[:4], strict=True)], axis=0))
     np.testing.assert_allclose(
         told.numpy(),
@@ -164,13 +165,14 @@ def test_the_inferred_task_decides_the_action() -> None:
 def test_a_goal_is_its_own_task() -> None:
     algorithm, state = make(task="goal")
     assert algorithm.traits.goal_conditioned and not type(algorithm).traits_for(type(algorithm).Config()).goal_conditioned
-    carry = algorithm.aim(algorithm.start(B), BATCH["next_observations"])
-    found, carry = algorithm.act(state, carry, BATCH["observations"], KEY, explore=False)
+    actor = algorithm.actor(state)
+    carry = actor.set_goal(actor.start(B), BATCH["next_observations"])
+    found, carry = actor.act(carry, BATCH["observations"], KEY, explore=False)
     z = ref.backward(ref.arrays(state.params["representation"]), DATA["next_observations"])
     np.testing.assert_allclose(found.numpy(), ref.policy(ref.arrays(state.params["actor"]), DATA["observations"], z), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(carry.z.numpy(), z, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(carry.numpy(), z, rtol=1e-3, atol=1e-4)
     with pytest.raises(UserError, match="was told none"):
-        algorithm.act(state, algorithm.start(B), BATCH["observations"], KEY, explore=False)
+        actor.act(actor.start(B), BATCH["observations"], KEY, explore=False)
 
 
 def test_published_defaults() -> None:

@@ -109,8 +109,9 @@ def test_subgoals_among_states_of_the_data(tmp_path: Path) -> None:
     own = {k: v + torch.randn(v.shape, generator=g) - 2.0 * (k == "head.bias") for k, v in state.extra["value"].items()}
     here, there = G.normal(size=(64, 3)).astype(np.float32), G.normal(size=(64, 3)).astype(np.float32)
     state = state._replace(extra={**state.extra, "value": own})
-    carry = algorithm.aim(algorithm.start(64), torch.from_numpy(there))
-    _, carry = algorithm.act(state, carry, torch.from_numpy(here), rng.make_key(0), explore=False)
+    actor = algorithm.actor(state)
+    carry = actor.set_goal(actor.start(64), torch.from_numpy(there))
+    _, carry = actor.act(carry, torch.from_numpy(here), rng.make_key(0), explore=False)
     reach, kinds = -(1 - 0.99**K) / (1 - 0.99), set()
     for i, prompt in enumerate(carry.window["prompts"][:, -1].numpy()):
         every = np.concatenate([states, there[i : i + 1]])

@@ -61,8 +61,9 @@ def test_gcbc() -> None:
     mean = ref.mlp(state.params["actor"], join("observations", "actor_goals"), "net.")
     loss, _ = algorithm.actor_loss(state.params["actor"], state, BATCH)
     assert float(loss) == pytest.approx(-ref.log_density(mean, X["actions"]).mean(), rel=1e-5)
-    carry = algorithm.aim(algorithm.start(B), BATCH["actor_goals"])
-    found, _ = algorithm.act(state, carry, BATCH["observations"], rng.make_key(0), explore=False)
+    actor = algorithm.actor(state)
+    carry = actor.set_goal(actor.start(B), BATCH["actor_goals"])
+    found, _ = actor.act(carry, BATCH["observations"], rng.make_key(0), explore=False)
     np.testing.assert_allclose(found, np.clip(mean, -1, 1), atol=1e-5)
 
 
@@ -261,8 +262,9 @@ def test_two_levels(name: str) -> None:
 
     z = mean / np.sqrt((mean**2).sum(1, keepdims=True)) * 2.0
     action = np.clip(ref.mlp(state.params["actor"], np.concatenate([X[o], z], 1), "net."), -1, 1)
-    carry = algorithm.aim(algorithm.start(B), BATCH["high_goals"])
-    np.testing.assert_allclose(algorithm.act(state, carry, BATCH[o], rng.make_key(0), explore=False)[0], action, atol=1e-5)
+    actor = algorithm.actor(state)
+    carry = actor.set_goal(actor.start(B), BATCH["high_goals"])
+    np.testing.assert_allclose(actor.act(carry, BATCH[o], rng.make_key(0), explore=False)[0], action, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["hiql", "ota"])

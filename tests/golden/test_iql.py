@@ -105,8 +105,8 @@ def test_deterministic_actor_loss() -> None:
 def test_a_deterministic_policy_explores_with_noise() -> None:
     algorithm, state = make(policy="deterministic")
     observations = torch.zeros(4000, len(BATCH["observations"][0]))
-    greedy, _ = algorithm.act(state, None, observations, KEY, explore=False)
-    tried, _ = algorithm.act(state, None, observations, KEY, explore=True)
+    greedy, _ = algorithm.actor(state).act(None, observations, KEY, explore=False)
+    tried, _ = algorithm.actor(state).act(None, observations, KEY, explore=True)
     inside = greedy.abs() < 0.5
     assert bool(inside.any()) and float((tried - greedy)[inside].std()) == pytest.approx(0.1, rel=0.05)
     assert float(tried.abs().max()) <= 1.0

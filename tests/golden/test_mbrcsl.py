@@ -140,7 +140,7 @@ def test_what_is_asked_for(tmp_path: Path, quantile: float, asked: float) -> Non
     dataset = data()
     algorithm = make(dataset, imagined=file(tmp_path / "e.safetensors", dataset), target_quantile=quantile)
     assert algorithm.config.target_return == pytest.approx(asked) and algorithm.config.return_scale == 3.0
-    np.testing.assert_allclose(algorithm.start(2).returns.numpy(), asked, rtol=1e-6)
+    np.testing.assert_allclose(algorithm.actor(algorithm.init(0)).start(2).numpy(), asked, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("share", "real"), [(0.0, 0), (0.25, 8), (1.0, 32)])

@@ -228,11 +228,12 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
     algorithm = make(tmp_path, dataset, target_return=0.0, context=4)
     state, steps = algorithm.init(0), LENGTHS[0]
     c = dataset.columns
-    carry = algorithm.start(1)
+    actor = algorithm.actor(state)
+    carry = actor.start(1)
     assert not carry.prompt["valid"].any()
     for t in range(steps):
-        window = algorithm.enter(state, carry, c["observations"][t : t + 1])
-        _, carry = algorithm.act(state, carry, c["observations"][t : t + 1], rng.make_key(t), explore=False)
+        window = actor.enter(carry, c["observations"][t : t + 1])
+        _, carry = actor.act(carry, c["observations"][t : t + 1], rng.make_key(t), explore=False)
         # what was done is what the data did
         done = algorithm.encode(c["actions"][t : t + 1])
         carry = dataclasses.replace(
@@ -240,18 +241,18 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
             window={**carry.window, "actions": torch.cat([carry.window["actions"][:, :-1], c["actions"][t : t + 1].unsqueeze(1)], 1)},
             episode={**carry.episode, "actions": torch.cat([carry.episode["actions"][:, :-1], done.unsqueeze(1)], 1)},
         )
-        carry = algorithm.observe(carry, c["rewards"][t : t + 1])
+        carry = actor.observe_reward(carry, c["rewards"][t : t + 1])
     tasks, errors = algorithm.model.look(state.extra["task_model"], dataset)
     torch.testing.assert_close(window["task"][0], tasks[2:6])
-    told = algorithm.told(state, carry.episode, c["next_observations"][5:6], torch.tensor([steps]))
-    torch.testing.assert_close(told["error"][0, 0], errors[:steps])
-    torch.testing.assert_close(told["returns_to_go"][0, 0], c["rewards"][:steps].flip(0).cumsum(0).flip(0))
+    source = actor.prompts_of(carry.episode, c["next_observations"][5:6], torch.tensor([steps]))
+    torch.testing.assert_close(source["error"][0, 0], errors[:steps])
+    torch.testing.assert_close(source["returns_to_go"][0, 0], c["rewards"][:steps].flip(0).cumsum(0).flip(0))
     late = make(tmp_path, dataset, target_return=0.0, context=4, prompt_warmup=10)
-    unread = late.renew(state, carry, c["next_observations"][5:6], torch.tensor([steps]))
+    unread = late.actor(state).new_episode(carry, c["next_observations"][5:6], torch.tensor([steps]))
     assert not unread.prompt["valid"].any(), "a policy that never read a prompt is given none"
     last = state._replace(step=torch.tensor(10))  # the last update, number 9, had no prompt yet
-    assert not late.renew(last, carry, c["next_observations"][5:6], torch.tensor([steps])).prompt["valid"].any()
-    carry = algorithm.renew(state, carry, c["next_observations"][5:6], torch.tensor([steps]))
+    assert not late.actor(last).new_episode(carry, c["next_observations"][5:6], torch.tensor([steps])).prompt["valid"].any()
+    carry = actor.new_episode(carry, c["next_observations"][5:6], torch.tensor([steps]))
     at = int(carry.prompt["timesteps"][0, 0])
     assert 2 <= at <= steps - 2 and carry.prompt["valid"].all() and carry.t == 0 and not carry.episode["rewards"].numel()
     torch.testing.assert_close(carry.prompt["actions"][0], c["actions"][at : at + 2])

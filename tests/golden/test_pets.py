@@ -172,7 +172,8 @@ def test_a_broken_model_loses_and_is_not_acted_on() -> None:
     algorithm = make(**SMALL)
     state = select(stack([algorithm.init(0)]), 0)
     broken = {k: torch.full_like(v, torch.nan) for k, v in state.params["dynamics"].items()}
-    action, carry = algorithm.act(state._replace(params={"dynamics": broken}), algorithm.start(2), OBSERVATIONS, KEY, explore=False)
+    actor = algorithm.actor(state._replace(params={"dynamics": broken}))
+    action, carry = actor.act(actor.start(2), OBSERVATIONS, KEY, explore=False)
     assert torch.equal(action, torch.zeros(2, A)) and torch.equal(carry.mean, torch.zeros(2, 3, A))
 
 

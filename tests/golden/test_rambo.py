@@ -307,7 +307,7 @@ def test_the_actor_clones_the_data_first(model: str) -> None:
     error = []
     for epochs in (0, 10):
         algorithm, state = make(model, data, hidden=[32, 32], clone_epochs=epochs, clone_learning_rate=1e-2)
-        actions, _ = algorithm.act(state, None, data.columns["observations"], KEY, explore=False)
+        actions, _ = algorithm.actor(state).act(None, data.columns["observations"], KEY, explore=False)
         error.append(float((actions - data.columns["actions"]).square().mean()))
     assert error[1] < 0.02 < error[0]
 
@@ -344,7 +344,7 @@ def test_a_policy_is_read_where_the_model_is_gone(tmp_path: Path) -> None:
     TrainedPolicy(algorithm, state, 0).save(tmp_path / "policy.safetensors")
     Path(path).unlink()
     policy = TrainedPolicy.load(tmp_path / "policy.safetensors")
-    expected, _ = algorithm.act(state, None, torch.zeros(1, OBS), KEY, explore=False)
+    expected, _ = algorithm.actor(state).act(None, torch.zeros(1, OBS), KEY, explore=False)
     np.testing.assert_allclose(policy.act(np.zeros(OBS)), expected[0].numpy(), atol=1e-6)
 
 

@@ -172,7 +172,7 @@ def test_the_actor_has_layer_norm_only_when_asked() -> None:
     assert not any("norms" in k for k in state.params["actor"])
     algorithm, state = make(actor_layer_norm=True)
     action = np.tanh(norm.forward(norm.net(state.params["actor"], "net."), X["observations"])[0])
-    ours, _ = algorithm.act(state, None, BATCH["observations"], KEY, explore=False)
+    ours, _ = algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=False)
     np.testing.assert_allclose(ours, action, atol=1e-5)
 
 

@@ -96,21 +96,23 @@ def test_what_is_asked_for_while_an_episode_goes_on() -> None:
     for condition, later in (("to_go", 18.0 - 5.0), ("average", 18.0)):
         algorithm, state = make(data(), condition=condition)
         observations = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
-        carry, actor = algorithm.start(2), ref.net(state.params["actor"], "net.")
+        actor, net = algorithm.actor(state), ref.net(state.params["actor"], "net.")
+        carry = actor.start(2)
         for asked in (18.0, later):
-            action, carry = algorithm.act(state, carry, observations, KEY, explore=False)
+            action, carry = actor.act(carry, observations, KEY, explore=False)
             x = np.concatenate([observations.numpy().astype(np.float64), np.full((2, 1), asked / 18.0)], 1)
-            np.testing.assert_allclose(action.numpy(), np.tanh(ref.forward(actor, x)[0]), atol=1e-5)
-            carry = algorithm.observe(carry, torch.tensor([5.0, 5.0]))
+            np.testing.assert_allclose(action.numpy(), np.tanh(ref.forward(net, x)[0]), atol=1e-5)
+            carry = actor.observe_reward(carry, torch.tensor([5.0, 5.0]))
 
 
 def test_rewards_are_counted_as_they_were_recorded() -> None:
     from dataclasses import replace
 
-    algorithm, _ = make(data(), condition="to_go", target_return=30.0)
+    algorithm, state = make(data(), condition="to_go", target_return=30.0)
     algorithm.spec = replace(algorithm.spec, reward_scale=0.1, reward_shift=-1.0)
-    carry = algorithm.observe(algorithm.start(2), torch.tensor([-0.5, 1.0]))  # 5 and 20 as recorded
-    np.testing.assert_allclose(carry.returns.numpy(), [25.0, 10.0], rtol=1e-5)
+    actor = algorithm.actor(state)
+    carry = actor.observe_reward(actor.start(2), torch.tensor([-0.5, 1.0]))  # 5 and 20 as recorded
+    np.testing.assert_allclose(carry.numpy(), [25.0, 10.0], rtol=1e-5)
 
 
 def test_published_defaults() -> None:

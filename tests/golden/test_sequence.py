@@ -380,7 +380,7 @@ def test_edt_takes_the_history_that_promises_most() -> None:
     g = torch.Generator().manual_seed(0)
     shapes = {"observations": (8, 4, 3), "actions": (8, 4, 2), "rewards": (8, 4), "returns_to_go": (8, 4)}
     window = {k: torch.randn(shape, generator=g) for k, shape in shapes.items()} | {"timesteps": torch.arange(4).expand(8, 4)}
-    asked, looked = algorithm.search(state, window, rng.make_key(0))
+    asked, looked = algorithm.actor(state).search(window, rng.make_key(0))
     chosen = set()
     for e in range(8):
         promised = []

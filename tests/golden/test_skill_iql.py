@@ -141,11 +141,12 @@ def test_targets_and_the_high_level(within: bool) -> None:
 def test_a_skill_is_held_and_its_decoder_knows_the_step() -> None:
     algorithm, state = make("skill_iql", skill_length=H, skill_dim=Z, hidden=[6], skill_hidden=[7], recurrent_width=W, init="torch")
     s = G.normal(size=(2 * H, B, OBS))
-    carry = algorithm.start(B)
+    actor = algorithm.actor(state)
+    carry = actor.start(B)
     for t in range(2 * H):
         if t % H == 0:
             z = np.split(ref.forward(ref.net(state.params["actor"], "net."), s[t])[0], 2, 1)[0]
-        actions, carry = algorithm.act(state, carry, tensor(s[t]), KEY, explore=False)
+        actions, carry = actor.act(carry, tensor(s[t]), KEY, explore=False)
         np.testing.assert_allclose(carry.skill, z, atol=1e-5)
         inputs = np.concatenate([s[t], z, np.tile(np.eye(H)[t % H], (B, 1))], 1)
         expected = ref.forward(ref.net(state.extra["skills"], "decoder.net."), inputs)[0].clip(-1, 1)

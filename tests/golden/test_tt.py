@@ -14,6 +14,7 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.algorithms.tt.actor import TTActor
 from offrl.algorithms.tt.beam_search import Plans, Search, beam_search, keep_likely
 from offrl.algorithms.tt.discretizer import Bins, encode
 from offrl.algorithms.tt.model import TokenModel, weighted_loss
@@ -331,14 +332,15 @@ def test_cached_planning_equals_recomputation(steps: int, longest: int) -> None:
     algorithm = make(data(), plan_longest=longest, action_cdf=0.0)
     state = trained(algorithm)
     prefix = torch.randint(0, 7, (3, 6 * steps + 2))
-    cached = algorithm.plan(state, prefix, rng.make_key(1))
+    actor = algorithm.actor(state)
+    cached = actor.plan(prefix, rng.make_key(1))
 
     def again(tokens: Tensor, past: Any) -> tuple[Tensor, Any]:
         whole = tokens if past is None else torch.cat([past, tokens], -1)
         return algorithm.apply("trajectory", state.params["trajectory"], whole)[:, -1], whole
 
     bins = Bins(**state.extra)
-    plain = beam_search(again, prefix, (2, 2), (bins.values[-2], bins.values[-1]), bins.seen, algorithm.search, rng.make_key(1))
+    plain = beam_search(again, prefix, (2, 2), (bins.values[-2], bins.values[-1]), bins.seen, actor.search, rng.make_key(1))
     assert torch.equal(cached.actions, plain.actions)
     torch.testing.assert_close(cached.score, plain.score, rtol=1e-5, atol=1e-5)
 
@@ -350,36 +352,38 @@ def test_cached_planning_equals_recomputation(steps: int, longest: int) -> None:
 def test_planning_knows_the_last_steps(discrete: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = make(data(discrete))
     state, prefixes = trained(algorithm), []
-    plan = KIND.plan
-    monkeypatch.setattr(KIND, "plan", lambda self, state, prefix, key: prefixes.append(prefix) or plan(self, state, prefix, key))
-    carry, edges = algorithm.start(2), state.extra["edges"]
+    plan = TTActor.plan
+    monkeypatch.setattr(TTActor, "plan", lambda self, prefix, key: prefixes.append(prefix) or plan(self, prefix, key))
+    actor = algorithm.actor(state)
+    carry, edges = actor.start(2), state.extra["edges"]
     o, a = algorithm.sizes
     expected: list[Tensor] = []
     for t in range(5):
         obs, reward = torch.randn(2, 2), torch.tensor([0.3, -0.6]) * t
-        action, carry = algorithm.act(state, carry, obs, rng.make_key(9), explore=False)
+        action, carry = actor.act(carry, obs, rng.make_key(9), explore=False)
         now = encode(obs, edges[:o])
         assert torch.equal(prefixes[-1], torch.cat([*expected[-2:], now], -1)), t  # two whole steps and this observation
         numbers = torch.cat([action.view(2, a).float(), reward.unsqueeze(-1)], -1)
         expected.append(torch.cat([now, encode(numbers, edges[o:-1]), torch.zeros(2, 1, dtype=torch.int64)], -1))
-        carry = algorithm.observe(carry, reward)
+        carry = actor.observe_reward(carry, reward)
 
 
 def test_several_steps_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = make(data(), plan_every=3)
     state, made = trained(algorithm), []
-    plan = KIND.plan
+    plan = TTActor.plan
 
-    def spy(self: Any, state: Any, prefix: Tensor, key: Tensor) -> Plans:
-        made.append(plan(self, state, prefix, key))
+    def spy(self: Any, prefix: Tensor, key: Tensor) -> Plans:
+        made.append(plan(self, prefix, key))
         return made[-1]
 
-    monkeypatch.setattr(KIND, "plan", spy)
-    carry, actions = algorithm.start(4), []
+    monkeypatch.setattr(TTActor, "plan", spy)
+    actor = algorithm.actor(state)
+    carry, actions = actor.start(4), []
     for _ in range(7):
-        action, carry = algorithm.act(state, carry, torch.randn(4, 2), rng.make_key(0), explore=False)
+        action, carry = actor.act(carry, torch.randn(4, 2), rng.make_key(0), explore=False)
         actions.append(encode(action, state.extra["edges"][2:4]))
-        carry = algorithm.observe(carry, torch.zeros(4))
+        carry = actor.observe_reward(carry, torch.zeros(4))
     assert len(made) == 3
     for t, action in enumerate(actions):
         assert torch.equal(action, made[t // 3].actions[:, 0, t % 3])

@@ -88,7 +88,7 @@ def test_planners_act_where_they_were_trained(name: str) -> None:
     with imitated(), Machine():
         policy = TrainedPolicy(algorithm, state, 0, META)
         found = walk(policy)
-        assert isinstance(policy._ready[1].step, Held)  # type: ignore[index]
+        assert isinstance(policy.actor.state.step, Held)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert policy.__getstate__()["device"].type == "cpu"  # an evaluation worker does not take the GPU
 

@@ -13,10 +13,10 @@ from imitated import META, Held, Machine, imitated
 from torch import nn
 
 from offrl import registry
+from offrl.actor import bind
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data import memory as mmap
 from offrl.errors import UserError
-from offrl.evaluation.policy import bind
 from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
@@ -155,11 +155,12 @@ def test_frozen_tensors_follow_the_parameters() -> None:
             self.register_buffer("given", torch.ones(2), persistent=False)
 
     module = Adapted()
-    algorithm = SimpleNamespace(modules={"policy": module}, known=lambda state: None)
+    algorithm = SimpleNamespace(networks={"policy": module})
     with imitated(), Machine():
-        state = SimpleNamespace(params={"policy": {"own": torch.ones(2).to(META)}}, step=torch.zeros(()).to(META))
-        bound = bind(algorithm, state)  # type: ignore[arg-type]
-        assert isinstance(bound.networks["policy"].given, Held) and isinstance(bound.networks["policy"].own, (Held, nn.Parameter))
+        params = {"policy": {"own": torch.ones(2).to(META)}}
+        state = TrainState(params, {}, {}, {}, {}, torch.zeros(()).to(META), torch.zeros(()).to(META))
+        bound: Any = bind(algorithm, state).params["policy"]  # type: ignore[arg-type]
+        assert isinstance(bound.module.given, Held) and isinstance(bound.module.own, (Held, nn.Parameter))
     assert module.given.device == CPU  # the algorithm's own stay
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm
+from offrl.actor import Actor, MemorylessActor
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
@@ -299,26 +299,26 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             patch.setitem(sys.modules, package, None)
             with pytest.raises(UserError, match=rf"pip install 'offrl\[export\]': {package} cannot be imported"):
                 export_policy(policy, tmp_path / "p.onnx")
-    monkeypatch.setattr(type(policy.algorithm), "start", lambda self, batch: torch.zeros(batch, 4))
+    monkeypatch.setattr(MemorylessActor, "start", lambda self, episodes: torch.zeros(episodes, 4))
     with pytest.raises(UserError, match="policy of bc remembers the episode so far"):
         export_policy(policy, tmp_path / "p.pt2", "pt2")
     assert [p.name for p in tmp_path.iterdir()] == ["package.json"]
 
 
 @needs_onnx
-def test_an_algorithm_with_a_memory_may_give_its_own_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_with_a_memory_may_give_its_own_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = trained("bc")
 
     class Own(torch.nn.Module):
-        def __init__(self, algorithm: Algorithm) -> None:
+        def __init__(self, actor: Actor) -> None:
             super().__init__()
-            self.actor = algorithm.networks["actor"]
+            self.net: Any = actor.state.params["actor"].module  # type: ignore[attr-defined]
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.actor(x)[0]
+            return self.net(x)[0]
 
-    monkeypatch.setattr(type(policy.algorithm), "start", lambda self, batch: torch.zeros(batch, 4))
-    monkeypatch.setattr(type(policy.algorithm), "graph", lambda self, state, explore: Own(self), raising=False)
+    monkeypatch.setattr(MemorylessActor, "start", lambda self, episodes: torch.zeros(episodes, 4))
+    monkeypatch.setattr(MemorylessActor, "graph", lambda self, explore: Own(self), raising=False)
     assert export_policy(policy, tmp_path / "p.onnx").check.passed
 
 
@@ -326,25 +326,24 @@ def test_an_algorithm_with_a_memory_may_give_its_own_graph(tmp_path: Path, monke
 def test_policies_that_draw_otherwise_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = trained("bc")
 
-    def by_integers(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+    def by_integers(self: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
         return rng.randint(key, (obs.shape[0], 2), 3).float() - 1.0, carry
 
-    def by_batch(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+    def by_batch(self: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
         return rng.normal(key, (2 * len(obs), 2))[: len(obs)], carry
 
-    def several(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+    def several(self: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
         a, b = rng.split(rng.fold_in(key, 1))
         candidates = rng.normal(a, (3, obs.shape[0], 2)).mean(0) + rng.uniform(b, (obs.shape[0], 2), -0.1, 0.1)
-        return (candidates + 0.0 * self.apply("actor", state.params["actor"], obs)[0]).tanh(), carry
+        return (candidates + 0.0 * self.apply("actor", obs)[0]).tanh(), carry
 
-    kind = type(policy.algorithm)
-    monkeypatch.setattr(kind, "act", by_integers)
+    monkeypatch.setattr(MemorylessActor, "act", by_integers)
     with pytest.raises(UserError, match="bc cannot be exported: it draws whole numbers"):
         export_policy(policy, tmp_path / "p.pt2", "pt2")
-    monkeypatch.setattr(kind, "act", by_batch)
+    monkeypatch.setattr(MemorylessActor, "act", by_batch)
     with pytest.raises(UserError, match=r"of shape \(6, 2\) for 3 observations and \(10, 2\) for 5"):
         export_policy(policy, tmp_path / "p.pt2", "pt2")
-    monkeypatch.setattr(kind, "act", several)
+    monkeypatch.setattr(MemorylessActor, "act", several)
     for format in SUFFIX:
         result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
         shapes = [(i["name"], i["shape"]) for i in result.about["inputs"]]
@@ -355,10 +354,10 @@ def test_policies_that_draw_otherwise_are_refused(tmp_path: Path, monkeypatch: p
 def test_a_constant_batch_size_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = trained("bc")
 
-    def act(self: Any, state: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
-        return self.apply("actor", state.params["actor"], obs)[0] + torch.zeros(len(obs), 2), carry
+    def act(self: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+        return self.apply("actor", obs)[0] + torch.zeros(len(obs), 2), carry
 
-    monkeypatch.setattr(type(policy.algorithm), "act", act)
+    monkeypatch.setattr(MemorylessActor, "act", act)
     with pytest.raises(UserError, match=r"the number of observations a constant \(len\(obs\)"):
         export_policy(policy, tmp_path / "p.onnx")
 

@@ -93,7 +93,7 @@ def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_pa
         plain = fresh.logits(fresh.hidden(ids))
         bound = TrainedPolicy(algorithm, state, 0)
         bound.step(bound.start(1), [data.strings[0]], 0)
-        policy = bound._ready[0].networks["policy"]
+        policy = bound.actor.state.params["policy"].module
         with policy.reference():
             assert torch.equal(policy.logits(policy.hidden(ids)), plain)
         assert (policy.logits(policy.hidden(ids)) - plain).abs().max() > 0.1
