@@ -149,7 +149,7 @@ class MBRCSL(OutcomeConditioned):
 
 def play(config: TrainConfig, dataset: Dataset) -> Path:
     """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
-    from offrl.training.loop import pick_device
+    from offrl.system.devices import pick_device
 
     c, spec = config.algo, dataset.spec
     if spec.discrete:

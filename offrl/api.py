@@ -20,9 +20,10 @@ from offrl.runs import record as runs
 from offrl.runs.record import Run
 from offrl.settings.compose import compose
 from offrl.settings.train import TrainConfig
+from offrl.system.devices import pick_device
 from offrl.training import distributed
-from offrl.training.loop import pick_device, ready
 from offrl.training.loop import train as run_training
+from offrl.training.setup import ready
 
 
 def train(

@@ -29,8 +29,8 @@ from offrl import rng  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
 from offrl.settings.replicas import Replica  # noqa: E402
 from offrl.system import backend  # noqa: E402
+from offrl.system.devices import pick_device  # noqa: E402
 from offrl.training.engine import first_state  # noqa: E402
-from offrl.training.loop import pick_device  # noqa: E402
 from offrl.training.step import make_step  # noqa: E402
 from offrl.world_models import ensemble  # noqa: E402
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, data_range  # noqa: E402

@@ -62,7 +62,7 @@ class Simulator:
         out_of_range: str = "truncate",
         device: str = "cpu",
     ) -> None:
-        from offrl.training.loop import pick_device
+        from offrl.system.devices import pick_device
 
         for name, value, known in (("start", start, starts.KINDS), ("out_of_range", out_of_range, LEAVING)):
             if value not in known:

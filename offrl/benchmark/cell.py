@@ -93,8 +93,9 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     from offrl.data.load import load_dataset
     from offrl.runs.record import Run
     from offrl.settings.compose import compose
-    from offrl.training.loop import pick_device, ready
+    from offrl.system.devices import pick_device
     from offrl.training.loop import train as run_training
+    from offrl.training.setup import ready
 
     config = compose(settings["values"])
     device = pick_device(config.device)
@@ -121,7 +122,7 @@ def group_size(config: Any, device: str) -> int:
     """
     from offrl import registry
     from offrl.settings.replicas import replicas
-    from offrl.training.engine import CPU_GROUP
+    from offrl.training.setup import CPU_GROUP
 
     if config.group is not None:
         return config.group

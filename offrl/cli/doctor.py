@@ -115,7 +115,7 @@ class _Doctor:
         from offrl.data.memory import free_bytes
         from offrl.settings.evaluation import cores
         from offrl.system.backend import configure
-        from offrl.training.loop import pick_device
+        from offrl.system.devices import pick_device
 
         device = pick_device(self.config.device)
         arithmetic = configure(device, 1)
@@ -159,7 +159,7 @@ class _Doctor:
         import torch
 
         from offrl.system import backend
-        from offrl.training.step import no_triton
+        from offrl.training.setup import no_triton
 
         backend.cache_compiled()
         began = time.monotonic()
@@ -231,7 +231,7 @@ class _Doctor:
 
     def memory(self, check: SelfCheck) -> str:
         """The number of seeds that fit beside each other."""
-        from offrl.training.engine import SHARE
+        from offrl.training.setup import SHARE
 
         self.fastest = None  # its memory is free again
         state, working, free = check.memory()

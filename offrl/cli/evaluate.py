@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     from offrl.settings.compose import fill, parse
     from offrl.settings.replicas import by_cell, number
     from offrl.statistics.intervals import mean_interval
-    from offrl.training.loop import pick_device
+    from offrl.system.devices import pick_device
 
     values = {k.removeprefix("eval."): v for k, v in parse(arguments[1:]).items()}
     if values.get("target_returns") == "auto":

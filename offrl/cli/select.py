@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
     from offrl.ope.candidates import find_runs
     from offrl.settings.compose import compose
     from offrl.system import backend
-    from offrl.training.loop import pick_device
+    from offrl.system.devices import pick_device
 
     dataset: Any = None
     if about_data:

@@ -31,12 +31,14 @@ from offrl.runs.log import RunLog, score_text
 from offrl.settings.evaluation import worker_count
 from offrl.system import backend
 from offrl.system import files as checkpoint
+from offrl.system.devices import pick_device
 from offrl.system.progress import Progress
 from offrl.system.signals import handled
 from offrl.training.engine import Plan, first_state, policies_of
-from offrl.training.loop import Interrupted, pick_device
+from offrl.training.loop import Interrupted
 from offrl.training.loop import lock as lock
-from offrl.training.step import PAYS_FROM, choose_mode, metric_means
+from offrl.training.setup import PAYS_FROM, choose_mode
+from offrl.training.updates import metric_means
 
 SLICE = 16  # updates between two looks at signals
 EVALUATIONS = 20  # of a run, unless eval.every says otherwise

@@ -28,10 +28,11 @@ from offrl.settings.presets import algorithm_group, base_algorithm, read_yaml
 from offrl.settings.replicas import Replica, expand
 from offrl.settings.train import TrainConfig, seed_list
 from offrl.system import files as checkpoint
+from offrl.system.devices import pick_device
 from offrl.tasks.environments import action_kind, flattener, make_env, resolve_task
 from offrl.tasks.task import Task
 from offrl.training.engine import first_state
-from offrl.training.loop import make_algorithm, pick_device
+from offrl.training.setup import make_algorithm
 
 KIND = "finetune"  # of a run's record
 Factory = Callable[[], Any]

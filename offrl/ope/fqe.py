@@ -22,8 +22,9 @@ from offrl.ope.problem import FLOOR, Estimates, Problem, make_problem
 from offrl.optim import Adam, Params
 from offrl.settings.replicas import Replica
 from offrl.statistics.intervals import student_t
-from offrl.training.engine import LocalEngine, Plan, default_group, first_state
-from offrl.training.step import choose_mode, metric_means
+from offrl.training.engine import LocalEngine, Plan, first_state
+from offrl.training.setup import choose_mode, default_group
+from offrl.training.updates import metric_means
 
 PAIRS = 65_536  # rows times candidates whose values are computed at once
 SLICE = 0.5  # seconds between two looks at the progress

@@ -20,7 +20,7 @@ from offrl.ope.fqe import SLICE, Progress, Scale, standardised
 from offrl.ope.problem import Estimates, Problem, raw_observations
 from offrl.settings.replicas import Replica
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import choose_mode
+from offrl.training.setup import choose_mode
 
 MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
 NEGLIGIBLE = 1e-9  # rewards discounted below this share are left out

@@ -14,7 +14,8 @@ from offrl.errors import UserError
 from offrl.optim import Params
 from offrl.settings.replicas import Replica
 from offrl.system.progress import Progress
-from offrl.training.engine import LocalEngine, Plan, default_group, first_state
+from offrl.training.engine import LocalEngine, Plan, first_state
+from offrl.training.setup import default_group
 
 LOOKS = 50  # validations of a whole training
 PATIENCE = 10  # of them in a row without a better model, after which training ends

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.fit import check_fit
@@ -30,17 +29,19 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.ope.stopping import Plateau
 from offrl.runs import record as runs
 from offrl.runs.log import NoLog, RunLog, score_text
-from offrl.settings.evaluation import cores, worker_count
-from offrl.settings.replicas import Replica, check_grid, replicas
+from offrl.settings.evaluation import worker_count
+from offrl.settings.replicas import Replica, replicas
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
 from offrl.system import files as checkpoint
+from offrl.system.devices import pick_device
 from offrl.system.progress import Pace, duration
 from offrl.system.signals import handled
 from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
-from offrl.training.engine import Engine, LocalEngine, Plan, default_group, first_state, policies_of, try_update
-from offrl.training.step import PAYS_FROM, choose_mode, metric_means
+from offrl.training.engine import Engine, LocalEngine, Plan, first_state, policies_of, try_update
+from offrl.training.setup import PAYS_FROM, choose_mode, default_group, make_algorithm, training_devices
+from offrl.training.updates import metric_means
 from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
 
 SLICE_SECONDS = 0.5  # how long an interrupt may wait
@@ -80,7 +81,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
             stack_.enter_context(evaluator)
         if world.first:
             stack_.enter_context(lock(run_dir))
-        devices = _devices(config, device, len(them), dataset.mapped)
+        devices = training_devices(config, device, len(them), dataset.mapped)
 
         @functools.cache
         def source() -> Any:  # what batches are drawn from; each of several processes moves it to its own device
@@ -103,81 +104,6 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
             group = len(them)  # batches are read ahead for all replicas together
         plan = dataclasses.replace(plan, mode=mode, group=group)
         _Loop(config, dataset, source(), run_dir, them, devices, plan, evaluator, arithmetic).run()
-
-
-def _devices(config: TrainConfig, device: torch.device, many: int, mapped: bool) -> list[torch.device]:
-    """Where the replicas train, a process each; one device alone is this process."""
-    if many == 1 or mapped or distributed.world().size > 1:
-        return [device]
-    if device.type == "cpu":
-        free = cores() // config.threads if config.steps >= PAYS_FROM else 1  # starting processes takes seconds
-        return [device] * max(1, min(many, config.workers or free))
-    if device.index is not None:  # this GPU was asked for
-        return [device]
-    there = torch.cuda.device_count()
-    if config.workers is not None and config.workers > there:
-        warn(f"workers={config.workers}: at most one for each of the {there} GPUs; processes that share one take turns")
-    count = min(many, config.workers or there, there)
-    return [torch.device("cuda", i) for i in range(count)] if count > 1 else [device]
-
-
-def ready(config: TrainConfig, dataset: Dataset) -> TrainConfig:
-    """`config` with what its algorithm needs trained, and what it leaves to be found from the data found. Raises UserError where the data
-    are no data for it."""
-    kind = registry.get("algo", config.algo.name)
-    check_kind(kind, config.algo.name, dataset)
-    return runs.fit(kind.prerequisites(config, dataset), dataset)
-
-
-def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
-    """The configured algorithm for this data. Raises UserError where it does not support the data's actions, or sees goals in them."""
-    algorithm_class = registry.get("algo", config.algo.name)
-    check_kind(algorithm_class, config.algo.name, dataset)
-    if dataset.spec.discrete and not algorithm_class.traits.discrete:
-        able = [n for n, c in registry.names("algo").items() if c.discrete]
-        raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
-    check_grid(config, dataset.spec)
-    algorithm: Algorithm = algorithm_class(config.algo, dataset.spec)
-    task = dataset.spec.task
-    if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
-        others = ",".join(k for k in task.observation_keys if k != "desired_goal")
-        raise UserError(
-            f"the observations of {dataset.spec.name} hold the desired goal, which {config.algo.name} must be told apart from them: "
-            f"dataset.observation_keys=[{others}]"
-        )
-    return algorithm
-
-
-def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
-    """Raise UserError where one of data and algorithm is of texts and the other of numbers, or observations are no vectors."""
-    spec = dataset.spec
-    if len(spec.observation_shape) > 1:
-        raise UserError(
-            f"{name} learns from vectors, and the observations of {spec.name} have shape {list(spec.observation_shape)}: save each as one "
-            f"row of {spec.observation_dim} numbers, or where they are images take the version of the data with states (OGBench: the name "
-            "without visual-)"
-        )
-    if spec.text == algorithm_class.traits.text:
-        return
-    able = [n for n, c in registry.names("algo").items() if c.traits.text == dataset.spec.text and c.traits.policy_modules]
-    kinds = ("numbers", "texts")
-    names = f"{', '.join(able[:6])}{', ...' if len(able) > 6 else ''}"
-    learns, holds = kinds[algorithm_class.traits.text], kinds[dataset.spec.text]
-    raise UserError(f"{name} learns from {learns}, and {dataset.spec.name} holds {holds}; use one of {names}")
-
-
-def pick_device(name: str) -> torch.device:
-    """auto, cpu, cuda or cuda:N. Raises UserError for anything else or a GPU that is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
-        raise UserError(f"device={name} is not known; use auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={name}, but torch {torch.__version__} finds no CUDA GPU; use device=cpu or install a CUDA build of torch")
-    if index and int(index) >= torch.cuda.device_count():
-        raise UserError(f"device={name}, but there are only {torch.cuda.device_count()} GPUs")
-    return torch.device(name)
 
 
 @contextlib.contextmanager

@@ -20,9 +20,8 @@ from offrl.errors import UserError
 from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system.backend import move
-from offrl.training.engine import STATES, LocalEngine, Plan, default_group, first_state, replica_bytes
-from offrl.training.loop import check_kind, make_algorithm, ready
-from offrl.training.step import PAYS_FROM, choose_mode
+from offrl.training.engine import LocalEngine, Plan, first_state
+from offrl.training.setup import PAYS_FROM, STATES, check_kind, choose_mode, default_group, make_algorithm, ready, replica_bytes
 
 SEEDS = 8  # tried side by side
 TRIED = 20  # updates that are compared; a multiple of every algorithm's period

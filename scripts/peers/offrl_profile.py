@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from offrl.algorithm import Algorithm
 from offrl.optim import Adam
 from offrl.system import backend
-from offrl.training.step import Step
+from offrl.training.compiled import Program
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "matmul")
 
@@ -109,7 +109,7 @@ def main() -> None:
         import torch._inductor.config as inductor
 
         inductor.cpp.enable_kernel_profile = True
-        Step.cpp_wrapper = False  # the C++ wrapper calls products without telling the profiler; dispatch costs more without it
+        Program.cpp_wrapper = False  # the C++ wrapper calls products without telling the profiler; dispatch costs more without it
     algorithm, dataset = build(options.algo, options.rows)
     size = batch_size(options.algo)
     runner = Runner(algorithm, dataset, seeds=range(options.replicas), mode=options.mode, batch_size=size)

@@ -14,7 +14,8 @@ from peers import common
 from offrl import registry
 from offrl.algorithm import Algorithm, Metrics, stack
 from offrl.data.dataset import Dataset
-from offrl.training.step import Step, make_step, metric_means
+from offrl.training.step import Step, make_step
+from offrl.training.updates import metric_means
 
 
 def synthetic(rows: int) -> Dataset:

@@ -42,7 +42,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.in_sample import InSampleQ
 from offrl.settings.field import check
 from offrl.system import files as checkpoint
-from offrl.training.step import metric_means
+from offrl.training.updates import metric_means
 
 # ---- replicas
 

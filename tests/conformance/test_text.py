@@ -20,8 +20,9 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.train import TrainConfig
 from offrl.tasks.task import Task
-from offrl.training.loop import check_kind
-from offrl.training.step import make_step, metric_means
+from offrl.training.setup import check_kind
+from offrl.training.step import make_step
+from offrl.training.updates import metric_means
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)

@@ -17,7 +17,7 @@ from offrl.algorithm import TrainState
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.nn.quasimetric import Quasimetric, interval_lengths
-from offrl.training.loop import check_kind
+from offrl.training.setup import check_kind
 
 B, OBS, A, DISCOUNT = 7, 3, 2, 0.9
 G = np.random.default_rng(2)

@@ -20,10 +20,10 @@ from offrl.errors import UserError
 from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
-from offrl.training import distributed, step
-from offrl.training.engine import LocalEngine, Plan, default_group, first_state
-from offrl.training.loop import _devices
-from offrl.training.step import choose_mode, make_step
+from offrl.training import distributed, setup
+from offrl.training.engine import LocalEngine, Plan, first_state
+from offrl.training.setup import choose_mode, default_group, training_devices
+from offrl.training.step import make_step
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -61,9 +61,9 @@ def triton(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(backend, "cache_compiled", lambda: None)
     monkeypatch.setattr(torch, "zeros", lambda *a, **k: None)
-    monkeypatch.setattr(step.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(step.shutil, "which", lambda name: f"/usr/bin/{name}")
-    step.no_triton.cache_clear()
+    monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
+    setup.no_triton.cache_clear()
     return there
 
 
@@ -126,7 +126,7 @@ def test_a_process_for_each_gpu_at_most(
     workers: int | None, many: int, expected: int, two_gpus: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """S5."""
-    devices = _devices(TrainConfig(workers=workers), CUDA, many, mapped=False)
+    devices = training_devices(TrainConfig(workers=workers), CUDA, many, mapped=False)
     assert len(devices) == expected and len({str(d) for d in devices}) == expected
     assert ("at most one for each of the 2 GPUs" in capfd.readouterr().err) == (workers == 8)
 

@@ -23,7 +23,8 @@ from triton_code import code_for, compiled, index_constants, kernels
 from offrl import rng
 from offrl.algorithm import stack
 from offrl.system import backend
-from offrl.training.step import make_step, update_keys
+from offrl.training.step import make_step
+from offrl.training.updates import update_keys
 
 META = torch.device("meta")
 TABLE, KEYS = torch.empty(1000, 17, device=META), torch.empty(4, dtype=torch.int64, device=META)
@@ -47,7 +48,7 @@ def update_code(case: Any) -> str:
     def update(*leaves: Tensor) -> list[Tensor]:
         state = pytree.tree_unflatten(list(leaves), spec)
         keys = update_keys(state, algorithm.traits.period).transpose(0, 1)
-        return pytree.tree_leaves(step._plain(0, algorithm.traits.period)(state, keys, {}, []))
+        return pytree.tree_leaves(step.updates(0, algorithm.traits.period)(state, keys, {}, []))
 
     return code_for(update, *leaves)
 

@@ -33,7 +33,7 @@ from offrl.settings.train import TrainConfig
 from offrl.tasks.environments import make_env, resolve_task
 from offrl.tasks.episodes import goal_of
 from offrl.tasks.task import Task
-from offrl.training.loop import make_algorithm
+from offrl.training.setup import make_algorithm
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ogbench"
 needs_package = pytest.mark.skipif(importlib.util.find_spec("ogbench") is None, reason="needs the extra `ogbench`")

@@ -17,7 +17,8 @@ from offrl.data.dataset import DataSpec
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import Step, make_step, metric_means
+from offrl.training.step import Step, make_step
+from offrl.training.updates import metric_means
 
 compiler = pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="needs a C++ compiler")
 
@@ -164,5 +165,5 @@ def test_the_interval_must_be_whole_patterns() -> None:
         traits = replace(Toy.traits, period=3)
 
     toy = Odd(Config(), SPEC)
-    with pytest.raises(ValueError, match="interval 4 is no multiple of period 3"):
+    with pytest.raises(ValueError, match="every 4 is no multiple of period 3"):
         make_step(toy, None, batch_size=4, replicas=1)

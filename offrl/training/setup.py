@@ -1,0 +1,171 @@
+"""Decisions before training: the algorithm for the data, the device, how the step runs, how many replicas share a program."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from offrl import registry
+from offrl.algorithm import Algorithm
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError, first_line, warn
+from offrl.runs import record as runs
+from offrl.settings.evaluation import cores
+from offrl.settings.replicas import Replica, check_grid
+from offrl.settings.train import TrainConfig
+from offrl.system import backend
+from offrl.training import distributed
+from offrl.training.engine import Plan, first_state, rehearsing
+from offrl.training.step import make_step
+
+PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
+SHARE = 0.8  # of a GPU's free memory that replicas may take
+STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the graph
+CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
+
+
+def ready(config: TrainConfig, dataset: Dataset) -> TrainConfig:
+    """`config` with what its algorithm needs trained, and what it leaves to be found from the data found. Raises UserError where the data
+    are no data for it."""
+    kind = registry.get("algo", config.algo.name)
+    check_kind(kind, config.algo.name, dataset)
+    return runs.fit(kind.prerequisites(config, dataset), dataset)
+
+
+def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
+    """The configured algorithm for this data. Raises UserError where it does not support the data's actions, or sees goals in them."""
+    algorithm_class = registry.get("algo", config.algo.name)
+    check_kind(algorithm_class, config.algo.name, dataset)
+    if dataset.spec.discrete and not algorithm_class.traits.discrete:
+        able = [n for n, c in registry.names("algo").items() if c.traits.discrete]
+        raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
+    check_grid(config, dataset.spec)
+    algorithm: Algorithm = algorithm_class(config.algo, dataset.spec)
+    task = dataset.spec.task
+    if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
+        others = ",".join(k for k in task.observation_keys if k != "desired_goal")
+        raise UserError(
+            f"the observations of {dataset.spec.name} hold the desired goal, which {config.algo.name} must be told apart from them: "
+            f"dataset.observation_keys=[{others}]"
+        )
+    return algorithm
+
+
+def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
+    """Raise UserError where one of data and algorithm is of texts and the other of numbers, or observations are no vectors."""
+    spec = dataset.spec
+    if len(spec.observation_shape) > 1:
+        raise UserError(
+            f"{name} learns from vectors, and the observations of {spec.name} have shape {list(spec.observation_shape)}: save each as one "
+            f"row of {spec.observation_dim} numbers, or where they are images take the version of the data with states (OGBench: the name "
+            "without visual-)"
+        )
+    if spec.text == algorithm_class.traits.text:
+        return
+    able = [n for n, c in registry.names("algo").items() if c.traits.text == dataset.spec.text and c.traits.policy_modules]
+    kinds = ("numbers", "texts")
+    names = f"{', '.join(able[:6])}{', ...' if len(able) > 6 else ''}"
+    learns, holds = kinds[algorithm_class.traits.text], kinds[dataset.spec.text]
+    raise UserError(f"{name} learns from {learns}, and {dataset.spec.name} holds {holds}; use one of {names}")
+
+
+def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool) -> list[torch.device]:
+    """Where the replicas train, a process each; one device alone is this process."""
+    if many == 1 or mapped or distributed.world().size > 1:
+        return [device]
+    if device.type == "cpu":
+        free = cores() // config.threads if config.steps >= PAYS_FROM else 1  # starting processes takes seconds
+        return [device] * max(1, min(many, config.workers or free))
+    if device.index is not None:  # this GPU was asked for
+        return [device]
+    there = torch.cuda.device_count()
+    if config.workers is not None and config.workers > there:
+        warn(f"workers={config.workers}: at most one for each of the {there} GPUs; processes that share one take turns")
+    count = min(many, config.workers or there, there)
+    return [torch.device("cuda", i) for i in range(count)] if count > 1 else [device]
+
+
+def choose_mode(compile: str, device: torch.device, steps: int, algorithm: Algorithm | type[Algorithm] = Algorithm) -> str:
+    """Resolve compile=auto|eager|cudagraph|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph.
+
+    Raises UserError where what was asked for cannot be.
+    """
+    pays = compile == "compiled" or (compile == "auto" and steps >= PAYS_FROM and algorithm.traits.compiles)
+    if device.type == "cuda":
+        if compile == "eager" or not algorithm.traits.cuda_graph:
+            return "eager"
+        if pays:
+            problem = no_triton(str(device))
+            if problem is None:
+                return "compiled-cudagraph"
+            if compile == "compiled":
+                raise UserError(f"compile=compiled cannot be on this machine: {problem}; compile=auto does without")
+            warn(f"the step is not compiled, but captured in a CUDA graph as it is: {problem}")
+        return "cudagraph"
+    if compile == "cudagraph":
+        raise UserError("compile=cudagraph needs a CUDA GPU; on a CPU use compile=auto")
+    has_compiler = any(shutil.which(c) for c in ("c++", "g++", "clang++"))
+    if compile == "compiled" and not has_compiler:
+        raise UserError("compile=compiled needs a C++ compiler on CPU and none was found; install g++ or use compile=eager")
+    return "compiled" if pays and has_compiler else "eager"
+
+
+@functools.lru_cache
+def no_triton(device: str) -> str | None:
+    """Why Inductor cannot compile for this GPU, found out with one line of code; None where it can."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 7:
+        return f"Triton needs a GPU of compute capability 7.0 or newer, and this one's is {major}.{minor}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if not any(shutil.which(c) for c in ("cc", "gcc", "clang")):
+        return "Triton needs a C compiler and none was found; install gcc"
+    backend.cache_compiled()  # before torch chooses a folder of its own
+    try:
+        torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(8, device=device))
+    except Exception as error:  # headers of Python or CUDA's library are not there, mostly
+        return f"a line of code did not compile there ({first_line(error)}); install Python's headers (python3-dev), or see the message"
+    return None
+
+
+def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: torch.device) -> int:
+    """How many replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler prepared, there.
+
+    Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
+    """
+    if not plan.algorithm.traits.vectorized:
+        return 1
+    share = -(-replicas // workers)
+    if device.type == "cpu":
+        return max(1, min(share, CPU_GROUP))
+    if share == 1:
+        return 1
+    state, working = replica_bytes(plan, source, device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # every replica's states stay there, whatever the group; what an update needs besides is needed by one group at a time
+    return max(1, min(share, int((SHARE * free - share * state) / working)))
+
+
+def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float, float]:
+    """Bytes of GPU memory that one more replica takes: for good, by its states, and while its group trains, by activations and gradients.
+
+    Measured: the peaks of eager updates of two replicas and of four.
+    """
+    seeds = [Replica(0), Replica(1), Replica(2), Replica(3)]
+    algorithm = rehearsing(plan.algorithm)
+    peaks, state = [], first_state(algorithm, seeds[:1])
+    for many in (2, 4):
+        step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=many, precision=plan.precision)
+        begun = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, seeds[:many]))
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step.run(begun, {}, 0, algorithm.traits.period)
+        torch.cuda.synchronize(device)
+        peaks.append(torch.cuda.max_memory_allocated(device) - before)
+    return STATES * float(sum(x.nbytes for x in pytree.tree_leaves(state))), max(1.0, (peaks[1] - peaks[0]) / 2)
