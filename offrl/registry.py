@@ -22,6 +22,8 @@ _BUILTIN = {
     "task_guess": "offrl.envs",
     "task_names": "offrl.envs",
     "published": "offrl.envs",
+    "transform": "offrl.relabel",
+    "reward_labels": "offrl.data.reward_labels offrl.relabel",
     "world_model": "offrl.algorithms",
     "termination": "offrl.world_models.known.terminations offrl.envs",
     "reward": "offrl.world_models.known.rewards offrl.envs",
@@ -33,7 +35,8 @@ _plugins_loaded = False
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup), "published"
-    (a lookup of published scores), "termination" or "reward" (a known function of a transition)."""
+    (a lookup of published scores), "termination" or "reward" (a known function of a transition), "transform" (of a dataset, by a model that
+    it trains) or "reward_labels" (a class whose `load` reads a file of that kind)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})

@@ -27,16 +27,11 @@ def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None 
     memory = memory or Memory()
     others = []
     for name in config.imagined:
-        own = source_config(config)
+        own = config.of_any_layout()
         if not dataset.spec.text and not dataset.spec.discrete:  # their actions mean what the real ones do
             own = replace(own, action_low=list(dataset.spec.action_low), action_high=list(dataset.spec.action_high))
         others.append(load_one(resolve(name, own), own, memory))
     return append_imagined(dataset, others, memory)
-
-
-def source_config(config: DatasetConfig) -> DatasetConfig:
-    """How an imagined data set is read: its layout is found out from the file, unless the layout is a key per column."""
-    return replace(config, format=config.format if config.format == "columns" else "auto")
 
 
 def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], memory: Memory | None = None) -> Dataset:

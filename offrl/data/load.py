@@ -39,16 +39,10 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", qui
     config.validate()
     names = [config.name, *config.concatenate]
     sources = [resolve(name, config) for name in names]
-    if config.action_free:
-        from offrl.relabel.actions import source_config
-
-        sources += [resolve(name, source_config(config)) for name in config.action_free]
+    sources += [resolve(name, config.of_any_layout("actions")) for name in config.action_free]
     if config.expert is not None:
         sources.append(resolve(config.expert, config))
-    if config.imagined:
-        from offrl.data.imagined import source_config as like_imagined
-
-        sources += [resolve(name, like_imagined(config)) for name in config.imagined]
+    sources += [resolve(name, config.of_any_layout()) for name in config.imagined]
     for source in sources:
         if source.text:
             refuse_settings(config, str(source.path))

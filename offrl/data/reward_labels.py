@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
 from offrl.system import files as checkpoint
@@ -85,8 +86,6 @@ def labeller(text: str) -> tuple[Labeller, str]:
     """
     path = Path(text).expanduser()
     if path.suffix == ".safetensors":
-        from offrl.data.reward_labels import load_labels
-
         return load_labels(path), hashlib.sha256(path.read_bytes()).hexdigest()
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.replace(".", "").isidentifier():
@@ -120,6 +119,7 @@ def episode_key(columns: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+@registry.register("reward_labels", KIND)
 @dataclass(frozen=True)
 class RewardLabels:
     """Rewards [T] of episodes, by `episode_key`. Called with an episode's columns it gives them, as `label_rewards` wants it."""
@@ -175,13 +175,8 @@ class RewardLabels:
 
 
 def load_labels(path: Path) -> Labeller:
-    """A file's labeller of rewards: a `PreferenceModel` or `RewardLabels`. Raises UserError."""
-    from offrl.relabel.preferences import KIND as PREFERENCES
-    from offrl.relabel.preferences import PreferenceModel
-
-    kind = checkpoint.read(path)[1].get("kind")
-    if kind == KIND:
-        return RewardLabels.load(path)
-    if kind == PREFERENCES:
-        return PreferenceModel.load(path)
+    """The labeller of rewards in a file, by what the file says it is: `RewardLabels` or a preference model. Raises UserError."""
+    kind = registry.names("reward_labels").get(str(checkpoint.read(path)[1].get("kind")))
+    if kind is not None:
+        return kind.load(path)
     raise UserError(f"{path} holds no rewards: neither a preference model nor what `offrl data label` writes")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.memory import Memory, chunks
 from offrl.data.text.dataset import refuse_settings, shared_strings
@@ -39,9 +40,7 @@ def apply_transforms(
     if config.subsample < 1.0:
         dataset = subsample(dataset, config.subsample, config.subsample_seed, memory)
     if config.labelled_fraction < 1.0 or config.action_free:
-        from offrl.relabel.actions import complete
-
-        dataset = complete(dataset, config, memory, device, quiet)
+        dataset = registry.get("transform", "label_actions")(dataset, config, memory, device, quiet)
     if config.expert is not None:
         from offrl.data.demonstrations import add_expert
 

@@ -19,6 +19,7 @@ from offrl.data.formats import read_raw, resolve
 from offrl.data.memory import Memory, chunks
 from offrl.data.transforms import concatenate, keep_episodes
 from offrl.errors import UserError
+from offrl.registry import register
 from offrl.relabel.inverse_dynamics import InverseSettings, learn
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import check
@@ -29,8 +30,9 @@ LAYOUT = 1  # raise it when the same data and settings give other labels
 ACTION = ("action_dim", "discrete", "num_actions", "action_low", "action_high")
 
 
+@register("transform", "label_actions")
 def complete(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None, device: str = "cpu", quiet: bool = False) -> Dataset:
-    """What `dataset.labelled_fraction` and `dataset.action_free` ask for: episodes whose actions are not known, labelled and appended."""
+    """Label and append the episodes without actions that `dataset.labelled_fraction` and `dataset.action_free` ask for."""
     others = []
     if config.labelled_fraction < 1.0:
         dataset, hidden = split_labelled(dataset, config.labelled_fraction, config.labelled_quantile, config.labelled_seed)
@@ -46,18 +48,12 @@ def complete(dataset: Dataset, config: DatasetConfig, memory: Memory | None = No
     return label_actions(dataset, others, settings, cache=cache, device=device, quiet=quiet, memory=memory)
 
 
-def source_config(config: DatasetConfig) -> DatasetConfig:
-    """How an action-free data set is read: as the others are, except that a file without actions has another layout."""
-    fields = {column: key for column, key in config.fields.items() if column != "actions"}
-    return replace(config, fields=fields, format=config.format if config.format == "columns" else "auto")
-
-
 def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: Memory | None = None) -> Dataset:
     """A data set whose actions are missing, or are not looked at: zeros stand for them. like: of the labelled data.
 
     Raises UserError for what cannot be read, and where rewards are missing and nothing labels them.
     """
-    config, memory = source_config(config), memory or Memory()
+    config, memory = config.of_any_layout("actions"), memory or Memory()
     source = resolve(name, config)
     if source.loader is not None:
         made = source.loader(config)

@@ -20,6 +20,7 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.optim import Params
+from offrl.registry import register
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.field import check, setting
 from offrl.system import files as checkpoint
@@ -79,6 +80,7 @@ class Preferences(Algorithm):
         return self.descend(state, "reward", self.loss, batch)
 
 
+@register("reward_labels", KIND)
 @dataclass
 class PreferenceModel:
     """A learnt reward of a state and an action, between 0 and 1: the mean of an ensemble. `dataset.reward_labels` takes its file.

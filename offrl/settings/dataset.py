@@ -136,6 +136,11 @@ class DatasetConfig:
         default = DatasetConfig()
         return replace(self, **{name: getattr(default, name) for name in places(self)})
 
+    def of_any_layout(self, *missing: str) -> DatasetConfig:
+        """These settings for a further source, which lacks the columns `missing`: its layout is found out, unless columns have keys."""
+        fields = {column: key for column, key in self.fields.items() if column not in missing}
+        return replace(self, fields=fields, format=self.format if self.format == "columns" else "auto")
+
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""
         check(self, "dataset.")

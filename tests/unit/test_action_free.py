@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.data import Dataset, DatasetConfig, InverseSettings, action_free_dataset, label_actions, load_dataset, split_labelled
+from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.errors import UserError
+from offrl.relabel import InverseSettings, action_free_dataset, label_actions, split_labelled
 from offrl.relabel.inverse_dynamics import Inputs
 
 SETTINGS = InverseSettings(members=1, updates=150, hidden=[32], dropout=0.0, learning_rate=1e-2, batch_size=64)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.data import Dataset, DatasetConfig, PreferenceModel, PreferenceSettings, label_rewards, load_dataset
+from offrl.data import Dataset, DatasetConfig, label_rewards, load_dataset
 from offrl.errors import UserError
+from offrl.relabel import PreferenceModel, PreferenceSettings
 from offrl.relabel.preferences import preferred_by_return, segment_pairs
 
 N = 12
