@@ -18,6 +18,7 @@ from offrl.finetuning.setup import begin
 from offrl.finetuning.summary import write
 from offrl.runs import record as runs
 from offrl.runs.record import Run
+from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose
 from offrl.settings.train import TrainConfig
 from offrl.system.devices import pick_device
@@ -58,7 +59,7 @@ def train(
 
 def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None) -> list[Run]:
     """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first."""
-    config = compose(values)
+    config = compose(values) if values.get("resume") is None else run_settings(values["resume"], values)
     result = [_train_one(config, dataset, env)]
     for name in config.compare if result[0].acts else []:  # a model of the world has no score to compare
         if name != config.label:

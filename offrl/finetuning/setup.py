@@ -20,6 +20,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.transitions import columns_for
 from offrl.runs import record as runs
+from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
@@ -101,7 +102,7 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
     for name in other:
         if name.partition(".")[0] in ("algo", "seeds", "grid", "experiment") and not name.startswith("algo."):
             raise UserError(f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a setting")
-    parent = compose({**{k: v for k, v in other.items() if v is not None}, "resume": str(path)})
+    parent = run_settings(path, {k: v for k, v in other.items() if v is not None})
     config = choose(config, kind.online or {}, fresh=False)
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds")

@@ -16,9 +16,8 @@ from offrl.data.load import load_dataset
 from offrl.errors import UserError, warn
 from offrl.ope.problem import unique_names
 from offrl.runs.record import RECORD, Run
-from offrl.settings.compose import compose
+from offrl.runs.settings import run_settings
 from offrl.settings.dataset import DatasetConfig
-from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 from offrl.training.engine import first_state, policies_of
 
@@ -43,7 +42,7 @@ def run_candidates(run: Run) -> dict[str, Any]:
     From a checkpoint a policy knows its own critic too. A damaged checkpoint is named in a warning and passed over; a replica that had
     diverged is left out. Raises UserError where there is no policy at all.
     """
-    config = settings_of(run)
+    config = run_settings(run.dir)
     spec = DataSpec.from_json(run.record["spec"])
     if "reward_scale" not in run.record["spec"]:
         scale, shift = reward_transform(run)
@@ -90,11 +89,6 @@ def reward_transform(run: Run) -> tuple[float, float]:
     return scale, shift
 
 
-def settings_of(run: Run) -> TrainConfig:
-    """The settings that a run was trained with."""
-    return compose({"resume": str(run.dir)})
-
-
 def recorded(config: DatasetConfig) -> DatasetConfig:
     """The same data with rewards and observations as recorded, and all episodes that were not left out on purpose.
 
@@ -116,7 +110,7 @@ def data_of(runs: Sequence[Run], device: str = "cpu") -> Dataset:
     if len(prints) > 1:
         names = " and ".join(f"{run.dir} ({run.record['data']['name']}, {key[:12]})" for key, run in list(prints.items())[:2])
         raise UserError(f"{names} were trained on different data: say which to evaluate on with dataset=")
-    config = settings_of(first).dataset
+    config = run_settings(first.dir).dataset
     if first.record["spec"]["source"] == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(f"{first.dir} was trained on arrays from Python: offrl.ope.select([...], dataset=...) takes them")
     try:

@@ -17,9 +17,10 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.errors import UserError
 from offrl.figures.world_model import draw
-from offrl.ope.candidates import recorded, settings_of
+from offrl.ope.candidates import recorded
 from offrl.runs.log import print_table
 from offrl.runs.record import Run
+from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
@@ -179,7 +180,7 @@ def _own_data(run_dir: Path, trained: Trained) -> Dataset:
     if not (run_dir / "run.json").exists():
         raise UserError(f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME")
     run = Run(run_dir)
-    config = settings_of(run).dataset
+    config = run_settings(run.dir).dataset
     if run.record["spec"]["source"] == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(f"{run_dir} was trained on arrays from Python; name data of the same spaces: dataset=NAME")
     try:

@@ -100,13 +100,11 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     """Settings of a run from {name: value}, names as on the command line.
 
     In this order, later ones win: defaults of the dataclasses; configs/algo, configs/dataset and the experiment that belongs to the data
-    set; the file named by `config`; `values`. `resume` starts from a run's own settings instead. Raises UserError.
+    set; the file named by `config`; `values`. Raises UserError.
     """
     from omegaconf import OmegaConf
 
     values = flatten(values)
-    if values.get("resume") is not None:
-        return _resume(values)
     given = dict(values)
     values.pop("resume", None)
     algo = algorithm_group(str(values.pop("algo", "iql")))
@@ -121,7 +119,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     config.match, own = experiment_settings(experiment, dataset)
     for name, value in own.items():
         _set(config, name, value)
-    return _finish(config, values, given)
+    return finish(config, values, given)
 
 
 Settings = TypeVar("Settings")
@@ -152,40 +150,7 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
     return cast(Settings, result)
 
 
-def _resume(values: dict[str, Any]) -> TrainConfig:
-    """The settings of the run named by `resume`, with `values` on top; what must not change is checked later, against the run."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from offrl.runs.record import CONFIG, read_record
-
-    run_dir = Path(values.pop("resume"))
-    run_dir = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
-    if read_record(run_dir).get("kind") == "finetune":  # which says what is wrong when this is no run
-        raise UserError(f"{run_dir} is a fine-tuning run: `offrl finetune resume={run_dir}` continues it")
-    saved = read_yaml(run_dir / CONFIG)
-    name = (saved.get("algo") or {}).get("name")
-    given = {**(saved.pop("given", None) or {}), **values}
-    algo, dataset = values.pop("algo", None), values.pop("dataset", None)
-    if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
-        known = algorithm_group(algo)
-        raise UserError(f"{run_dir} was trained with algo={name}, not {known}; a run continues with its own algorithm only")
-    values.pop("experiment", None)
-    schema = OmegaConf.structured(TrainConfig)
-    schema.algo = OmegaConf.structured(registry.get("algo", str(name)).Config)
-    try:
-        config = OmegaConf.merge(schema, OmegaConf.create({**saved, "quiet": False}))
-    except OmegaConfBaseException as error:
-        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
-        raise UserError(f"{run_dir / CONFIG} does not fit this version of offrl ({reason}); continue with the version it names") from None
-    if dataset is not None:
-        config.dataset.name = str(dataset)
-    result = _finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
-    result.resume = str(run_dir)
-    return result
-
-
-def _finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> TrainConfig:
+def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> TrainConfig:
     """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

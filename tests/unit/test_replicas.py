@@ -21,6 +21,7 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn import MLP
 from offrl.runs import record as runs
+from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, parse
 from offrl.settings.field import setting
 from offrl.settings.replicas import Replica, by_cell, check_grid, expand, for_replica, hyper, number, replicas, scalars, structural
@@ -208,11 +209,11 @@ def test_the_record_lists_the_replicas_and_resume_keeps_them(run_dir: Path) -> N
     assert record["replicas"][2] == {"seed": 0, "temperature": 1.0, "expectile": 0.9} and len(record["replicas"]) == 8
     saved = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert saved["grid"] == GRID and "temperature" not in saved["algo"] and saved["algo"]["discount"] == 0.99
-    again = compose({"resume": str(run_dir), "steps": 5})
+    again = run_settings(run_dir, {"steps": 5})
     assert list(again.grid.items()) == list(GRID.items()) and replicas(again) == runs.Run(run_dir).replicas
     runs.prepare(run_dir, again, dataset(), lambda: ("eager", 1), torch.device("cpu"))
     with pytest.raises(UserError, match=r"algo.temperature and grid.temperature=\[1,3\] are both given"):
-        compose({"resume": str(run_dir), "algo.temperature": 5})
+        run_settings(run_dir, {"algo.temperature": 5})
     assert compose({"config": str(run_dir / "config.yaml")}).grid == GRID
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from offrl.runs import record as runs
+from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose
 
 OLD = Path(__file__).parents[1] / "data" / "run-0.1"
@@ -23,7 +24,7 @@ def test_runs_are_told_apart_in_words() -> None:
 
 def test_a_run_made_before_a_setting_was_there_had_its_default() -> None:
     old = json.loads((OLD / "run.json").read_text())["identity"]
-    same = compose({"resume": str(OLD)})
+    same = run_settings(OLD)
     assert "critics" not in old["algo"] and "weighting" not in old["dataset"] and "precision" not in old
     assert runs.change(old, json.loads(json.dumps(runs.identity(same)))) == ""
     for name, words in {

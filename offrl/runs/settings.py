@@ -1,0 +1,49 @@
+"""The settings that a run was trained with, from its config.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from offrl import registry
+from offrl.errors import UserError
+from offrl.runs.record import CONFIG, read_record
+from offrl.settings.compose import finish, flatten
+from offrl.settings.presets import algorithm_group, read_yaml
+from offrl.settings.train import TrainConfig
+
+
+def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None) -> TrainConfig:
+    """The settings of a run, with `values` (see `compose`) on top: those that continue it. Raises UserError.
+
+    Values that must not change are refused later, when the run's identity is compared.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    run_dir, values = Path(run_dir), flatten(values or {})
+    run_dir = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
+    if read_record(run_dir).get("kind") == "finetune":  # which says what is wrong when this is no run
+        raise UserError(f"{run_dir} is a fine-tuning run: `offrl finetune resume={run_dir}` continues it")
+    saved = read_yaml(run_dir / CONFIG)
+    name = (saved.get("algo") or {}).get("name")
+    given = {**(saved.pop("given", None) or {}), **values}
+    algo, dataset = values.pop("algo", None), values.pop("dataset", None)
+    if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
+        known = algorithm_group(algo)
+        raise UserError(f"{run_dir} was trained with algo={name}, not {known}; a run continues with its own algorithm only")
+    for key in ("experiment", "resume"):
+        values.pop(key, None)
+    schema = OmegaConf.structured(TrainConfig)
+    schema.algo = OmegaConf.structured(registry.get("algo", str(name)).Config)
+    try:
+        config = OmegaConf.merge(schema, OmegaConf.create({**saved, "quiet": False}))
+    except OmegaConfBaseException as error:
+        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
+        raise UserError(f"{run_dir / CONFIG} does not fit this version of offrl ({reason}); continue with the version it names") from None
+    if dataset is not None:
+        config.dataset.name = str(dataset)
+    result = finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
+    result.resume = str(run_dir)
+    return result
