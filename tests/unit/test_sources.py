@@ -352,6 +352,30 @@ def test_minari_metadata_that_promise_too_few_steps(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_minari_values_in_other_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Big-endian, compressed, whole numbers for flags, a soft link: the same data. A float64 that float32 cannot hold is found."""
+    make_minari(tmp_path, monkeypatch, "test/made-v0", "hdf5")
+    before = load_dataset("test/made-v0")
+
+    def replace(name: str, **options: Any) -> None:
+        values = file[name][()]
+        del file[name]
+        file.create_dataset(name, data=values, **options)
+
+    with h5py.File(tmp_path / "test" / "made-v0" / "data" / "main_data.hdf5", "a") as file:
+        replace("episode_0/rewards", dtype=">f8")
+        replace("episode_1/observations", dtype=">f8", chunks=True, compression="gzip")
+        replace("episode_2/terminations", dtype="i4")
+        file.move("episode_3/actions", "elsewhere")
+        file["episode_3/actions"] = h5py.SoftLink("/elsewhere")
+    assert load_dataset("test/made-v0").fingerprint == before.fingerprint
+    with h5py.File(tmp_path / "test" / "made-v0" / "data" / "main_data.hdf5", "a") as file:
+        file["episode_2/rewards"][:2] = [1e300, -1e300]
+    with pytest.raises(UserError, match="'rewards' has infinite values"):
+        load_dataset("test/made-v0")
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_minari_damage_is_named_with_its_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_minari(tmp_path, monkeypatch, "test/made-v0", "hdf5")
     before = load_dataset("test/made-v0")

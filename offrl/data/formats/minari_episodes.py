@@ -11,7 +11,6 @@ import numpy as np
 
 from offrl.data.assemble import RawData, canonical
 from offrl.data.formats.files import arrow_values, open_hdf5
-from offrl.data.formats.hdf5map import Hdf5Map, Located
 from offrl.data.memory import Memory
 from offrl.errors import UserError
 
@@ -160,73 +159,38 @@ def numbered(names: Iterator[str], prefix: str) -> list[str]:
     return sorted(found, key=lambda n: int(n[len(prefix) :]))
 
 
-class _Hdf5Reader:
-    """Reads from where `Hdf5Map` found the data; what it did not find, through h5py's low-level interface."""
+class _Hdf5Episode:
+    """The group of one episode, through h5py's low-level interface: its `Dataset` objects take three times as long for small arrays."""
 
-    def __init__(self, file: Any, names: list[str], where: str, located: Hdf5Map) -> None:
+    def __init__(self, file: Any, name: str, where: str) -> None:
         import h5py
 
-        self.h5, self.file, self.names, self.where = h5py, file, names, where
-        self.types = {np.dtype(t): h5py.h5t.py_create(np.dtype(t)) for t in (np.float32, np.bool_, np.int64, np.uint8)}
-        self.map = located
-        self.located: dict[tuple[str, ...], Located | None] = {}
-        self.index, self.group = 0, None
-
-    def select(self, index: int) -> int:
-        """Turn to an episode by its position in `names`; the number of its steps."""
-        self.index, self.group = index, None
-        found = self.find(("rewards",))
-        return found.rows[index] if found is not None else int(self.open("rewards").shape[0])
-
-    def find(self, path: tuple[str, ...]) -> Located | None:
-        """Where the dataset lies, if that is known for the current episode."""
-        if path not in self.located:
-            self.located[path] = self.map.locate(path)
-        found = self.located[path]
-        return found if found is not None and found.rows[self.index] >= 0 else None
+        self.h5, self.name, self.where = h5py, name, where
+        self.group = h5py.h5g.open(file.id, name.encode())
+        self.steps = int(self.open("rewards").shape[0])
 
     def open(self, path: str) -> Any:
-        name = self.names[self.index]
         try:
-            if self.group is None:
-                self.group = self.h5.h5g.open(self.file.id, name.encode())
             return self.h5.h5d.open(self.group, path.encode())
         except KeyError:
-            raise UserError(f"{self.where}: {name} has no {path}") from None
+            raise UserError(f"{self.where}: {self.name} has no {path}") from None
         except ValueError as error:
-            raise UserError(f"{self.where}: {name}: '{path}' cannot be opened ({error}); the file is damaged") from None
+            raise UserError(f"{self.where}: {self.name}: '{path}' cannot be opened ({error}); the file is damaged") from None
 
     def read(self, column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
-        """See `Buffers.add`."""
-        path = (column, *leaf)
-        found = self.find(path)
-        item: Any = self.open("/".join(path)) if found is None else None
+        """See `Buffers.add`. HDF5 converts on the way into `out`; what is too large for a float32 becomes infinite."""
+        item = self.open("/".join((column, *leaf)))
         if out is None:
-            return found.read(self.index) if found is not None else self.h5.Dataset(item)[()]
-        shape = (found.rows[self.index], *found.tail) if found is not None else item.shape
-        if shape != out.shape:
-            if shape[0] != len(out) or int(np.prod(shape[1:])) != int(np.prod(out.shape[1:])):
-                name = self.names[self.index]
-                raise UserError(f"{self.where}: {name}: '{column}' has shape {list(shape)}, expected {list(out.shape)}")
-            out = out.reshape(shape)
-        if found is not None and _converts_alike(found.dtype, out.dtype):
-            return found.read(self.index, out)
-        if found is not None and out.dtype == bool:
-            out[:] = found.read(self.index) != 0  # flags stored as numbers
-            return out
-        item = item or self.open("/".join(path))
+            return self.h5.Dataset(item)[()]
+        if item.shape != out.shape:
+            if item.shape[0] != len(out) or int(np.prod(item.shape[1:])) != int(np.prod(out.shape[1:])):
+                raise UserError(f"{self.where}: {self.name}: '{column}' has shape {list(item.shape)}, expected {list(out.shape)}")
+            out = out.reshape(item.shape)
         if out.dtype == bool and item.get_type().get_class() != self.h5.h5t.ENUM:
-            out[:] = self.h5.Dataset(item)[()] != 0
+            out[:] = self.h5.Dataset(item)[()] != 0  # flags stored as numbers
         else:
-            item.read(self.h5.h5s.ALL, self.h5.h5s.ALL, out, self.types[out.dtype])
+            item.read(self.h5.h5s.ALL, self.h5.h5s.ALL, out, self.h5.h5t.py_create(out.dtype))
         return out
-
-
-def _converts_alike(stored: np.dtype, wanted: np.dtype) -> bool:
-    """True where NumPy's conversion gives what HDF5's does, to the bit."""
-    if stored == wanted:
-        return True
-    return (wanted == np.float32 and stored.kind in "fiu") or (wanted == np.int64 and stored.kind in "iu" and stored != np.uint64)
 
 
 def read_hdf5(folder: Path, kind: str, buffers: Buffers) -> None:
@@ -234,16 +198,14 @@ def read_hdf5(folder: Path, kind: str, buffers: Buffers) -> None:
     path = folder / "main_data.hdf5"
     if not path.is_file():
         raise UserError(f"{path} is missing; the data set is incomplete")
-    with open_hdf5(path) as file, np.errstate(over="ignore"):  # what is too large for a float32 becomes infinite, as in HDF5
+    with open_hdf5(path) as file:
         names = numbered(iter(file), "episode_")
-        with Hdf5Map(file, names) as located:
-            reader = _Hdf5Reader(file, names, str(path), located)
-            for index, name in enumerate(names):
-                steps = reader.select(index)
-                try:
-                    buffers.add(steps, reader.read, name)
-                except Overflow:
-                    raise Overflow(sum(reader.select(i) for i in range(len(names)))) from None
+        for name in names:
+            episode = _Hdf5Episode(file, name, str(path))
+            try:
+                buffers.add(episode.steps, episode.read, name)
+            except Overflow:
+                raise Overflow(sum(_Hdf5Episode(file, n, str(path)).steps for n in names)) from None
 
 
 def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
