@@ -59,7 +59,7 @@ def coverage(draw: Draw, seeds: int, experiments: int, reps: int) -> dict[str, t
     true, rng = truth(draw), np.random.default_rng(1000 + seeds)
     inside, width = dict.fromkeys(STATISTICS, 0), dict.fromkeys(STATISTICS, 0.0)
     for experiment in range(experiments):
-        for name, found in aggregates(draw(rng, seeds), reps=reps, seed=experiment, through="numpy").items():
+        for name, found in aggregates(draw(rng, seeds), reps=reps, seed=experiment).items():
             inside[name] += found.low <= true[name] <= found.high
             width[name] += found.high - found.low
     return {name: (inside[name] / experiments, width[name] / experiments) for name in STATISTICS}

@@ -25,11 +25,6 @@ class Comparison:
     improvement: dict[tuple[str, str], Interval]
     why_not: str  # why the group is not aggregated; empty where it is
 
-    @property
-    def through(self) -> str:
-        """What computed the intervals."""
-        return next((items["iqm"].through for items in self.aggregates.values()), "")
-
 
 def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
     """Aggregate one group. `reps`: bootstrap resamples; `baseline`: the algorithm that the others are compared with, where it is there."""

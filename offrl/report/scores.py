@@ -174,9 +174,7 @@ def together(made: Material) -> None:
             cells = [_estimate(c.aggregates[label][metric]) for metric in figures.METRICS]
             body.append([label, *cells, int((~np.isnan(c.group.scores[label])).sum())])
         page.table(headers, body, caption=f"{count(len(c.group.datasets), 'data set')}: {', '.join(c.group.datasets)}")
-        made.add(
-            figures.intervals(c.aggregates, made.colour), f"aggregates-{name}", f"The same as a picture. Computed by {_through(c.through)}."
-        )
+        made.add(figures.intervals(c.aggregates, made.colour), f"aggregates-{name}", "The same as a picture.")
         with page.gallery():
             made.add(figures.profiles(c.profiles, made.colour), f"profile-{name}", PROFILE)
             if c.improvement:
@@ -221,10 +219,6 @@ def searches(made: Material) -> None:
             cells[i] = Cell(digits(float(value), score), small=(whole(interval),) if interval else (), value=float(value))
         body.append([dataset, algorithm, n, *cells])
     page.table(["data set", "algorithm", "settings", *(f"best of {k}" for k in ks)], body)
-
-
-def _through(name: str) -> str:
-    return "offrl's own code (docs/statistics.md)" if name in ("", "numpy") else name
 
 
 # --------------------------------------------------------------------------------------------------------------- curves

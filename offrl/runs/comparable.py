@@ -127,9 +127,7 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
                 f"cells of {counts[0]} seed{'s' if counts[0] > 1 else ''}: bootstrap intervals of fewer than {FEW_SEEDS} are too narrow"
             )
         if len(counts) > 1:
-            notes.append(
-                "numbers of seeds differ between cells: each data set weighs the same, and rliable, which needs equal numbers, is not used"
-            )
+            notes.append("numbers of seeds differ between cells: each data set weighs the same")
         found.append(Group(name, tuple(datasets), matrices, tuple(notes)))
     return found, why
 

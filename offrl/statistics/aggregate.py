@@ -7,10 +7,8 @@ same tasks.
 **Scores** `X` are an array [runs, tasks] of normalised scores divided by 100 (1.0 is the reference's 100), NaN where a run is missing, or
 one array of scores for each task. `offrl.runs.results.groups` makes them.
 
-**Two ways to the same numbers.** `through="rliable"` asks the rliable library, "numpy" the vectorised code here, which draws the very same
-resamples: for one seed both give the same interval, to rounding (tests/unit/test_aggregate.py). "auto" is rliable where it is installed,
-every task has as many runs, and there are at most RLIABLE_REPS resamples, since it calls a Python function for each of them. Where tasks
-have unequal numbers of runs rliable has no answer, and ours gives each task the same weight. `Interval.through` says who computed it.
+The resamples are those that the rliable library draws for the same seed, so its intervals are these, to rounding
+(tests/unit/test_aggregate.py). Where tasks have unequal numbers of runs, for which rliable has no answer, every task has the same weight.
 """
 
 from __future__ import annotations
@@ -22,22 +20,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offrl.statistics.bootstrap import (
-    CONFIDENCE,
-    REPS,
-    RLIABLE_REPS,
-    Curve,
-    Interval,
-    Through,
-    estimate,
-    estimate_pair,
-    rectangle,
-    tasks_of,
-)
+from offrl.statistics.bootstrap import CONFIDENCE, REPS, Curve, Interval, estimate, estimate_pair, rectangle, tasks_of
 
 __all__ = [
-    "CONFIDENCE", "DRAWS", "REPS", "RLIABLE_REPS", "Curve", "Interval", "Through", "aggregates", "expected_online_performance", "iqm",
-    "mean", "median", "optimality_gap", "performance_profile", "probability_of_improvement", "tasks_of",
+    "CONFIDENCE", "DRAWS", "REPS", "Curve", "Interval", "aggregates", "expected_online_performance", "iqm", "mean", "median",
+    "optimality_gap", "performance_profile", "probability_of_improvement", "tasks_of",
 ]  # fmt: skip
 
 DRAWS = (1, 2, 3, 5, 10, 15, 20)  # of settings, for the expected online performance
@@ -46,72 +33,58 @@ DRAWS = (1, 2, 3, 5, 10, 15, 20)  # of settings, for the expected online perform
 # ------------------------------------------------------------------------------------------------------------ the statistics
 
 
-def aggregates(
-    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto"
-) -> dict[str, Interval]:
+def aggregates(X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> dict[str, Interval]:
     """{"iqm", "median", "mean", "optimality_gap"}: all four from the same resamples, for the price of one.
 
     X: [runs, tasks] (see above); gamma: of the optimality gap; reps: resamples; seed: decides them. Raises ValueError for a task without
     runs or a score that is infinite.
     """
     names = ("iqm", "median", "mean", "optimality_gap")
-    return dict(zip(names, _aggregates(X, names, gamma, reps, seed, confidence, through), strict=True))
+    return dict(zip(names, _aggregates(X, names, gamma, reps, seed, confidence), strict=True))
 
 
-def iqm(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto") -> Interval:
+def iqm(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
     """Interquartile mean: the mean of all runs' scores without the lowest and the highest quarter (floor(NM / 4) scores each).
 
     With unequal numbers of runs a score weighs 1 / (its task's runs), and scores are cut off by weight.
     """
-    return _aggregates(X, ("iqm",), 1.0, reps, seed, confidence, through)[0]
+    return _aggregates(X, ("iqm",), 1.0, reps, seed, confidence)[0]
 
 
-def median(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto") -> Interval:
+def median(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
     """Median over tasks of the tasks' means. One or two tasks decide it; IQM has the narrower interval."""
-    return _aggregates(X, ("median",), 1.0, reps, seed, confidence, through)[0]
+    return _aggregates(X, ("median",), 1.0, reps, seed, confidence)[0]
 
 
-def mean(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto") -> Interval:
+def mean(X: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
     """Mean over tasks of the tasks' means: the average that papers print. A single task far above 1 can carry it."""
-    return _aggregates(X, ("mean",), 1.0, reps, seed, confidence, through)[0]
+    return _aggregates(X, ("mean",), 1.0, reps, seed, confidence)[0]
 
 
-def optimality_gap(
-    X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto"
-) -> Interval:
+def optimality_gap(X: Any, *, gamma: float = 1.0, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
     """gamma - mean(min(X, gamma)): how far runs stay below `gamma` on average; smaller is better, and scores above it do not help."""
-    return _aggregates(X, ("optimality_gap",), gamma, reps, seed, confidence, through)[0]
+    return _aggregates(X, ("optimality_gap",), gamma, reps, seed, confidence)[0]
 
 
-def _aggregates(X: Any, names: Sequence[str], gamma: float, reps: int, seed: int, confidence: float, through: Through) -> list[Interval]:
-    ours: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
+def _aggregates(X: Any, names: Sequence[str], gamma: float, reps: int, seed: int, confidence: float) -> list[Interval]:
+    statistics: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
         "iqm": _iqm,
         "median": _median,
         "mean": _mean,
         "optimality_gap": functools.partial(_gap, gamma=gamma),
     }
-
-    def theirs(scores: np.ndarray) -> np.ndarray:
-        from rliable import metrics
-
-        more = {"optimality_gap": {"gamma": gamma}}
-        return np.array([getattr(metrics, f"aggregate_{name}")(scores, **more.get(name, {})) for name in names])
-
-    return estimate(tasks_of(X), lambda tasks: np.stack([ours[name](tasks) for name in names], 1), theirs, reps, seed, confidence, through)
+    return estimate(tasks_of(X), lambda tasks: np.stack([statistics[name](tasks) for name in names], 1), reps, seed, confidence)
 
 
-def probability_of_improvement(
-    X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE, through: Through = "auto"
-) -> Interval:
+def probability_of_improvement(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
     """P(X > Y): the chance that a run of X beats a run of Y on the same task, averaged over tasks; ties count one half.
 
     X, Y: [runs, tasks] of the same tasks in the same order; the numbers of runs may differ. The two are resampled independently.
-    "auto" is the vectorised code: rliable calls SciPy's test for each task of each resample, 3 seconds for a thousand.
     """
     x, y = tasks_of(X), tasks_of(Y)
     if len(x) != len(y):
         raise ValueError(f"X has {len(x)} tasks and Y has {len(y)}: compare them on the same tasks")
-    return estimate_pair(x, y, _improvement, reps, seed, confidence, through)
+    return estimate_pair(x, y, _improvement, reps, seed, confidence)
 
 
 def performance_profile(
@@ -122,7 +95,6 @@ def performance_profile(
     reps: int = REPS,
     seed: int = 0,
     confidence: float = CONFIDENCE,
-    through: Through = "auto",
 ) -> Curve:
     """Share of scores above each threshold: of all runs (`kind="runs"`, the run-score profile), or of the tasks' means ("tasks").
 
@@ -131,13 +103,7 @@ def performance_profile(
     tasks = tasks_of(X)
     grid = np.linspace(0.0, max(0.0, *(float(t.max()) for t in tasks)), 51) if taus is None else np.asarray(taus, float).reshape(-1)
     statistic = functools.partial(_profile, taus=grid, means=kind == "tasks")
-
-    def theirs(scores: np.ndarray) -> np.ndarray:
-        from rliable import library
-
-        return (library.average_score_distributions if kind == "tasks" else library.score_distributions)(scores, grid)
-
-    return _curve(grid, estimate(tasks, statistic, theirs, reps, seed, confidence, through))
+    return _curve(grid, estimate(tasks, statistic, reps, seed, confidence))
 
 
 def expected_online_performance(
@@ -163,12 +129,11 @@ def expected_online_performance(
     def statistic(drawn: list[np.ndarray]) -> np.ndarray:
         return np.sort(_task_means(drawn), 1) @ np.array(weights)
 
-    return _curve(np.array(kept), estimate(settings, statistic, None, reps, seed, confidence, "numpy"))
+    return _curve(np.array(kept), estimate(settings, statistic, reps, seed, confidence))
 
 
-def _curve(x: np.ndarray, found: Sequence[Interval]) -> Curve:
-    value, low, high = (np.array([getattr(i, name) for i in found]) for name in ("value", "low", "high"))
-    return Curve(x, value, low, high, found[0].through)
+def _curve(x: np.ndarray, intervals: Sequence[Interval]) -> Curve:
+    return Curve(x, *(np.array([getattr(i, name) for i in intervals]) for name in ("value", "low", "high")))
 
 
 # ------------------------------------------------------------------------------------- for many resamples at once: tasks of [R, n]

@@ -1,22 +1,17 @@
-"""The stratified bootstrap under `offrl.statistics.aggregate`: resamples, percentiles, and the way through rliable."""
+"""The stratified bootstrap under `offrl.statistics.aggregate`: resamples and percentiles."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from offrl.errors import UserError
-
 REPS = 2_000  # resamples
-RLIABLE_REPS = 5_000  # with more than this "auto" takes the vectorised code: rliable needs 0.12 s for each thousand
 CONFIDENCE = 0.95
 CHUNK = 2_000_000  # numbers held at once
-Through = Literal["auto", "rliable", "numpy"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,6 @@ class Interval:
     value: float
     low: float
     high: float
-    through: str = "numpy"  # "rliable 1.2.0" or "numpy"
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,6 @@ class Curve:
     value: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    through: str = "numpy"
 
 
 def tasks_of(X: Any) -> list[np.ndarray]:
@@ -67,52 +60,26 @@ def rectangle(tasks: Sequence[np.ndarray], axis: int = 0) -> bool:
 
 
 def estimate(
-    tasks: list[np.ndarray],
-    ours: Callable[[list[np.ndarray]], np.ndarray],
-    theirs: Callable[[np.ndarray], np.ndarray] | None,
-    reps: int,
-    seed: int,
-    confidence: float,
-    through: Through,
+    tasks: list[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray], reps: int, seed: int, confidence: float
 ) -> list[Interval]:
-    """An interval for each output of a statistic.
-
-    tasks: one array [n] of scores for each task. ours: one array [R, n] for each task -> [R, outputs]. theirs: the same for one resample,
-    scores [runs, tasks] -> [outputs], with rliable's functions; None where it has none.
-    """
-    square = rectangle(tasks)
-    if through == "auto":
-        through = "rliable" if square and theirs is not None and reps <= RLIABLE_REPS and rliable_name() else "numpy"
-    if through == "rliable" and theirs is not None:
-        _check_rliable(square)
-        values, low_high = _rliable(np.stack(tasks, 1), theirs, reps, seed, confidence)
-        name = rliable_name()
-    else:
-        values = ours([t[None] for t in tasks])[0]
-        draws = [ours(drawn) for drawn in _resampled(tasks, reps, np.random.RandomState(seed))]
-        low_high, name = _percentiles(np.concatenate(draws), confidence), "numpy"
-    return [Interval(float(v), low, high, name) for v, (low, high) in zip(values, _ends(low_high, tasks), strict=True)]
+    """An interval for each output of a statistic. tasks: scores [n] of each task. statistic: arrays [R, n] of each task -> [R, outputs]."""
+    values = statistic([t[None] for t in tasks])[0]
+    draws = [statistic(drawn) for drawn in _resampled(tasks, reps, np.random.RandomState(seed))]
+    ends = _ends(_percentiles(np.concatenate(draws), confidence), tasks)
+    return [Interval(float(v), low, high) for v, (low, high) in zip(values, ends, strict=True)]
 
 
 def estimate_pair(
     x: list[np.ndarray],
     y: list[np.ndarray],
-    ours: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray],
+    statistic: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray],
     reps: int,
     seed: int,
     confidence: float,
-    through: Through,
 ) -> Interval:
-    """An interval for the probability of improvement. ours: arrays [R, n] and [R, n'] for each task -> [R]. "auto" is never rliable."""
-    if through == "rliable":
-        from rliable import metrics
-
-        _check_rliable(rectangle(x) and rectangle(y))
-        both = [np.stack(x, 1), np.stack(y, 1)]
-        values, low_high = _rliable(both, lambda a, b: np.array([metrics.probability_of_improvement(a, b)]), reps, seed, confidence)
-        return Interval(float(values[0]), *_ends(low_high, [*x, *y])[0], rliable_name())
-    value = float(ours([t[None] for t in x], [t[None] for t in y])[0])
-    draws = [ours(a, b) for a, b in _resampled_pairs(x, y, reps, np.random.RandomState(seed))]
+    """An interval for a statistic of two sets of scores: arrays [R, n] and [R, n'] for each task -> [R]."""
+    value = float(statistic([t[None] for t in x], [t[None] for t in y])[0])
+    draws = [statistic(a, b) for a, b in _resampled_pairs(x, y, reps, np.random.RandomState(seed))]
     return Interval(value, *_ends(_percentiles(np.concatenate(draws)[:, None], confidence), [*x, *y])[0])
 
 
@@ -166,40 +133,3 @@ def _resampled_pairs(
         pairs = [(rng.randint(0, len(a), a.shape), rng.randint(0, len(b), b.shape)) for _ in range(part)]  # in rliable's order
         left, right = (side[np.stack(index), np.arange(m)] for side, index in zip((a, b), zip(*pairs, strict=True), strict=True))
         yield [left[:, :, j] for j in range(m)], [right[:, :, j] for j in range(m)]
-
-
-# ------------------------------------------------------------------------------------------------------------------ rliable
-
-
-@functools.cache
-def rliable_name() -> str:
-    """`rliable 1.2.0`, or an empty string where it cannot be imported."""
-    from importlib.metadata import version
-
-    try:
-        from rliable import library, metrics  # noqa: F401 - 0.6 s; it fails under pandas 3
-    except Exception:  # whatever the packages below it raise
-        return ""
-    return f"rliable {version('rliable')}"
-
-
-def _check_rliable(square: bool) -> None:
-    if not rliable_name():
-        raise UserError('rliable cannot be imported here: pip install "offrl[report]", or leave through=auto')
-    if not square:
-        raise ValueError("rliable needs the same number of runs for each task")
-
-
-def _rliable(
-    scores: np.ndarray | list[np.ndarray], statistic: Callable[..., np.ndarray], reps: int, seed: int, confidence: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """(point estimates [outputs], [2, outputs]) from rliable. It draws from NumPy's global generator, which is seeded and put back."""
-    from rliable import library
-
-    state = np.random.get_state()
-    try:
-        np.random.seed(seed)
-        points, ends = library.get_interval_estimates({"": scores}, statistic, reps=reps, confidence_interval_size=confidence)
-    finally:
-        np.random.set_state(state)
-    return points[""], ends[""]

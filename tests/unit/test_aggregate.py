@@ -2,105 +2,91 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from offrl.errors import UserError
 from offrl.statistics import aggregate, bootstrap
-from offrl.statistics.aggregate import Through
 
 SIXTEEN = np.arange(1.0, 17.0).reshape(4, 4)  # [runs, tasks]
-has_rliable = pytest.mark.skipif(not bootstrap.rliable_name(), reason="rliable does not import here")
-WAYS: list[Through] = ["numpy", "rliable"] if bootstrap.rliable_name() else ["numpy"]
 
 
 def scores(runs: int, tasks: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).gamma(2.0, 0.4, (runs, tasks)) - 0.1
 
 
-@pytest.mark.parametrize("through", WAYS)
-def test_worked_examples(through: Through) -> None:
-    found = aggregate.aggregates(SIXTEEN, gamma=4.0, reps=200, through=through)
+def test_worked_examples() -> None:
+    found = aggregate.aggregates(SIXTEEN, gamma=4.0, reps=200)
     assert found["iqm"].value == 8.5  # the mean of 5..12
     assert found["mean"].value == 8.5 and found["median"].value == 8.5  # task means 7, 8, 9, 10
     assert found["optimality_gap"].value == pytest.approx(4.0 - (1 + 2 + 3 + 13 * 4) / 16)
     assert all(i.low <= i.value <= i.high for i in found.values())
-    for name, interval in aggregate.aggregates(np.full((3, 5), 0.7), reps=50, through=through).items():
+    for name, interval in aggregate.aggregates(np.full((3, 5), 0.7), reps=50).items():
         expect = pytest.approx(0.3 if name == "optimality_gap" else 0.7)
         assert (interval.value, interval.low, interval.high) == (expect, expect, expect)
 
 
-@pytest.mark.parametrize("through", WAYS)
-def test_probability_of_improvement_by_hand(through: Through) -> None:
-    assert aggregate.probability_of_improvement(SIXTEEN, SIXTEEN + 1, reps=100, through=through).value < 0.5
-    assert aggregate.probability_of_improvement(SIXTEEN, SIXTEEN, reps=100, through=through).value == 0.5
+def test_probability_of_improvement_by_hand() -> None:
+    assert aggregate.probability_of_improvement(SIXTEEN, SIXTEEN + 1, reps=100).value < 0.5
+    assert aggregate.probability_of_improvement(SIXTEEN, SIXTEEN, reps=100).value == 0.5
     # task 0: 1, 3 against 2, 2, 4: 3 beats twice, 2 of 6; task 1: 5, 5 against 5, 0, 0: two ties and four wins, 5 of 6
     x, y = np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([[2.0, 5.0], [2.0, 0.0], [4.0, 0.0]])
-    assert aggregate.probability_of_improvement(x, y, reps=100, through=through).value == pytest.approx((2 / 6 + 5 / 6) / 2)
+    assert aggregate.probability_of_improvement(x, y, reps=100).value == pytest.approx((2 / 6 + 5 / 6) / 2)
 
 
 def test_profiles_by_hand() -> None:
     x = np.array([[0.1, 0.5], [0.3, 0.9]])
-    runs = aggregate.performance_profile(x, [0.0, 0.3, 0.6, 0.9], reps=50, through="numpy")
+    runs = aggregate.performance_profile(x, [0.0, 0.3, 0.6, 0.9], reps=50)
     assert runs.value.tolist() == [1.0, 0.5, 0.25, 0.0]
-    means = aggregate.performance_profile(x, [0.0, 0.3, 0.6, 0.9], kind="tasks", reps=50, through="numpy")
+    means = aggregate.performance_profile(x, [0.0, 0.3, 0.6, 0.9], kind="tasks", reps=50)
     assert means.value.tolist() == [1.0, 0.5, 0.5, 0.0]
     default = aggregate.performance_profile(x, reps=5).x
     assert len(default) == 51 and default[0] == 0.0 and default[-1] == 0.9
     assert np.all(runs.low <= runs.value) and np.all(runs.value <= runs.high)
 
 
-@has_rliable
+def oracle(statistic: Callable[..., Any], *scores: np.ndarray, reps: int, seed: int) -> list[np.ndarray]:
+    """[estimates, lower ends, upper ends] of rliable, which draws from NumPy's global generator."""
+    library = pytest.importorskip("rliable.library")
+    np.random.seed(seed)
+    given = list(scores) if len(scores) > 1 else scores[0]
+    points, ends = library.get_interval_estimates({"": given}, lambda *x: np.atleast_1d(statistic(*x)), reps=reps)
+    return [points[""], *ends[""]]
+
+
 @pytest.mark.parametrize(("runs", "tasks"), [(2, 3), (5, 9), (10, 4), (3, 1)])
 def test_the_numbers_of_rliable_to_rounding(runs: int, tasks: int) -> None:
-    """Points and interval ends: both ways draw the same resamples, so nothing is left to chance."""
-    x, y = scores(runs, tasks), scores(runs + 1, tasks, seed=1)
-    state = np.random.get_state()[1].copy()
-    pairs = [
-        *zip(
-            *(aggregate.aggregates(x, gamma=0.8, reps=300, seed=7, through=t).values() for t in ("rliable", "numpy")),
-            strict=True,
-        ),
-        tuple(aggregate.probability_of_improvement(x, y, reps=60, seed=7, through=t) for t in ("rliable", "numpy")),
-        tuple(aggregate.probability_of_improvement(x, scores(runs, tasks, 2), reps=60, seed=7, through=t) for t in ("rliable", "numpy")),
-    ]
-    for theirs, ours in pairs:
-        assert theirs.through.startswith("rliable 1.") and ours.through == "numpy"
-        assert [ours.value, ours.low, ours.high] == pytest.approx([theirs.value, theirs.low, theirs.high], abs=1e-12)
-    for kind in ("runs", "tasks"):
-        theirs, ours = (aggregate.performance_profile(x, kind=kind, reps=40, seed=7, through=t) for t in ("rliable", "numpy"))
-        for name in ("x", "value", "low", "high"):
-            np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-12)
-    assert np.array_equal(np.random.get_state()[1], state), "rliable's use of NumPy's global generator must leave no trace"
-
-
-@has_rliable
-def test_rliable_is_asked_where_it_can_answer() -> None:
-    x = scores(3, 4)
-    assert aggregate.iqm(x, reps=10).through.startswith("rliable")
-    assert aggregate.iqm(x, reps=bootstrap.RLIABLE_REPS + 1).through == "numpy"
-    x[0, 0] = np.nan
-    assert aggregate.iqm(x, reps=10).through == "numpy"
-    with pytest.raises(ValueError, match="same number of runs"):
-        aggregate.iqm(x, reps=10, through="rliable")
-
-
-def test_without_rliable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "rliable_name", lambda: "")
-    assert aggregate.iqm(SIXTEEN, reps=10).through == "numpy"
-    with pytest.raises(UserError, match=r"pip install .offrl\[report\]"):
-        aggregate.iqm(SIXTEEN, reps=10, through="rliable")
+    """Points and interval ends: both draw the same resamples, so nothing is left to chance."""
+    metrics, library = pytest.importorskip("rliable.metrics"), pytest.importorskip("rliable.library")
+    x, draws = scores(runs, tasks), {"reps": 300, "seed": 7}
+    found = aggregate.aggregates(x, gamma=0.8, **draws)
+    for name, interval in found.items():
+        more = {"gamma": 0.8} if name == "optimality_gap" else {}
+        expected = oracle(functools.partial(getattr(metrics, f"aggregate_{name}"), **more), x, **draws)
+        assert [interval.value, interval.low, interval.high] == pytest.approx(np.concatenate(expected), abs=1e-12)
+    draws = {"reps": 60, "seed": 7}
+    for y in (scores(runs + 1, tasks, seed=1), scores(runs, tasks, 2)):
+        interval = aggregate.probability_of_improvement(x, y, **draws)
+        expected = oracle(metrics.probability_of_improvement, x, y, **draws)
+        assert [interval.value, interval.low, interval.high] == pytest.approx(np.concatenate(expected), abs=1e-12)
+    for kind, theirs in (("runs", library.score_distributions), ("tasks", library.average_score_distributions)):
+        curve = aggregate.performance_profile(x, kind=kind, **draws)
+        expected = oracle(lambda scores, theirs=theirs, taus=curve.x: theirs(scores, taus), x, **draws)
+        for ours, other in zip((curve.value, curve.low, curve.high), expected, strict=True):
+            np.testing.assert_allclose(ours, other, rtol=0, atol=1e-12)
 
 
 def test_parts_of_a_long_bootstrap_draw_the_same_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     x = scores(5, 6)
-    whole = aggregate.aggregates(x, reps=500, through="numpy")
+    whole = aggregate.aggregates(x, reps=500)
     monkeypatch.setattr(bootstrap, "CHUNK", 30 * 7)
-    assert aggregate.aggregates(x, reps=500, through="numpy") == whole
-    assert aggregate.aggregates(x, reps=500, seed=1, through="numpy") != whole
+    assert aggregate.aggregates(x, reps=500) == whole
+    assert aggregate.aggregates(x, reps=500, seed=1) != whole
 
 
 def test_unequal_numbers_of_runs_give_each_task_the_same_weight() -> None:
@@ -180,7 +166,7 @@ def test_coverage_of_the_interval() -> None:
         inside = 0
         for experiment in range(600):
             x = np.linspace(0.2, 1.0, 10) + 0.15 * rng.standard_normal((seeds, 10))
-            found = aggregate.mean(x, reps=200, seed=experiment, through="numpy")
+            found = aggregate.mean(x, reps=200, seed=experiment)
             inside += found.low <= 0.6 <= found.high
         covered[seeds] = inside / 600
     assert 0.84 < covered[3] < 0.92
