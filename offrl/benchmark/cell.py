@@ -24,11 +24,16 @@ STOP_SECONDS = 1.0  # between two looks for a request to stop
 
 
 def job(config: Any) -> None:
-    """What a launcher's worker calls: train the cell `config.run` of the benchmark in `config.folder`.
+    """The task of Hydra's launchers."""
+    work(config.folder, config.run)
+
+
+def work(folder: Path | str, run: str) -> None:
+    """Train the cell `run` of the benchmark in `folder` in this process, which a launcher started for it.
 
     Raises nothing: a failed cell must not take the other jobs of a launcher with it.
     """
-    folder, run = Path(config.folder), str(config.run)
+    folder = Path(folder)
     where = json.loads((folder / plan.CELLS / plan.PLAN).read_text(encoding="utf-8"))
     for name, value in where["environment"].items():
         os.environ.setdefault(name, value)

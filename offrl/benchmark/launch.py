@@ -1,4 +1,4 @@
-"""Cells handed to Hydra's launchers: joblib, Ray, Slurm. Which ones are done, failed or lost is read from the cells' files."""
+"""Cells handed to processes of this machine, or to Hydra's launchers: Ray, Slurm. Cells' files say which are done, failed or lost."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from offrl.settings.evaluation import cores
 from offrl.settings.presets import config_folder, config_names, read_yaml
 
 KEYS = ("plugin", "package", "extra", "command", "jobs", "batches", "settings")
+LOCAL = "local"
 QUIET_SECONDS = 3.0  # after a launcher gave up: how long no cell may begin before those that wait are sent again
 
 
@@ -28,7 +31,7 @@ class Launcher:
     """A launcher of configs/launcher."""
 
     name: str
-    plugin: str  # Hydra's name for it; empty: cells run in this process
+    plugin: str  # Hydra's name for it; LOCAL: processes of our own; empty: cells run in this process
     jobs: str | None = None  # the plugin's setting for how many cells run at once
     batches: bool = False  # starts all that it is given at once: it gets `jobs` cells at a time
     settings: dict[str, Any] = field(default_factory=dict)  # of the plugin, dotted
@@ -50,10 +53,8 @@ def load(name: str, settings: Mapping[str, Any]) -> Launcher:
         if key not in KEYS:
             raise UserError(f"{path} has an unknown entry '{key}'.{nearest(str(key), KEYS)} Entries: {', '.join(KEYS)}")
     plugin, package, extra = (str(values.get(k) or "") for k in ("plugin", "package", "extra"))
-    if not plugin and settings:
-        raise UserError(
-            f"launcher={path.stem} has no settings, so launcher.{next(iter(settings))} does nothing; choose joblib, ray or slurm"
-        )
+    if plugin in ("", LOCAL) and settings:
+        raise UserError(f"launcher={path.stem} has no settings, so launcher.{next(iter(settings))} does nothing; choose ray or slurm")
     if package and not _there(package):
         raise UserError(f"launcher={path.stem} needs pip install 'offrl[{extra}]'")
     program = str(values.get("command") or "")
@@ -65,6 +66,13 @@ def load(name: str, settings: Mapping[str, Any]) -> Launcher:
     return Launcher(path.stem, plugin, values.get("jobs"), bool(values.get("batches")), every)
 
 
+def jobs_of(launcher: Launcher, folder: Path, jobs: int | None) -> Jobs | None:
+    """The launcher, set up for the cells of the benchmark in `folder`; None: they train in this process. Raises UserError."""
+    if not launcher.plugin:
+        return None
+    return LocalJobs(launcher.name, folder, jobs or cores()) if launcher.plugin == LOCAL else HydraJobs(launcher, folder, jobs)
+
+
 def _there(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
@@ -72,8 +80,90 @@ def _there(package: str) -> bool:
         return False
 
 
-class Jobs:
-    """A launcher, set up for the cells of one benchmark. Making one checks its settings; it starts nothing."""
+class Jobs(ABC):
+    """Several cells of one benchmark at once, each in a process of its own. Making one checks its settings; it starts nothing."""
+
+    batch: int | None = None  # cells that are handed over at a time; None: all of them
+
+    def __init__(self, name: str, folder: Path, jobs: int) -> None:
+        self.name, self.folder, self.jobs = name, folder, jobs
+        self.at_once = jobs
+
+    @abstractmethod
+    def _train(self, runs: Sequence[str]) -> str:
+        """Train the cells and wait; in words, why a process died or the launcher gave up."""
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Surrounds the training of all cells."""
+        yield
+
+    def run(self, runs: Sequence[str], token: str) -> None:
+        """Train the cells whose run directories are called `runs`; returns when none of them is at work or waits.
+
+        A launcher that gives up because one worker died is asked again for the cells that had not begun. A cell whose worker died, and
+        one that never began, is written down as failed.
+        """
+        waiting = list(runs)
+        with _environment(), self._running():
+            while waiting:
+                now = waiting[: self.batch]
+                error = self._train(now)
+                self._settle(now, patient=bool(error))
+                if (self.folder / plan.CELLS / plan.STOP).exists():
+                    return
+                found = {r: plan.read_status(self.folder, r) for r in now}
+                begun = {r: s for r, s in found.items() if s.get("token") == token or s.get("status") == "done"}
+                for run, status in begun.items():
+                    if status["status"] == "running":
+                        reason = f"its worker died ({error or 'no reason given'}); the next command goes on from its last checkpoint"
+                        plan.write_status(self.folder, run, **{**status, "status": "failed", "error": reason})
+                rest = [r for r in now if r not in begun and not plan.at_work(self.folder, r)]
+                if not begun or not error:
+                    for run in rest:
+                        reason = f"the launcher {self.name} did not begin it ({error or 'no reason given'})"
+                        plan.write_status(self.folder, run, status="failed", error=reason, seconds=0.0, token=token)
+                    rest = []
+                waiting = rest + waiting[len(now) :]
+
+    def _settle(self, runs: Sequence[str], patient: bool) -> None:
+        """Wait until none of the cells is at work; after a launcher gave up also until no other one begins."""
+        quiet = time.monotonic()
+        while True:
+            if any(plan.at_work(self.folder, r) for r in runs):
+                quiet = time.monotonic()
+            elif not patient or time.monotonic() - quiet > QUIET_SECONDS:
+                return
+            time.sleep(0.2)
+
+
+class LocalJobs(Jobs):
+    """Processes of this machine, one for each cell, `jobs` at once."""
+
+    def _train(self, runs: Sequence[str]) -> str:
+        from offrl.system.processes import ending
+
+        waiting, working, reasons = list(runs), list[subprocess.Popen[bytes]](), dict[str, None]()
+        stop = self.folder / plan.CELLS / plan.STOP
+        while working or (waiting and not stop.exists()):
+            while waiting and len(working) < self.jobs and not stop.exists():
+                working.append(self._start(waiting.pop(0)))
+            time.sleep(0.05)
+            ended = [process for process in working if process.poll() is not None]
+            working = [process for process in working if process not in ended]
+            reasons |= {f"it {ending(process)}": None for process in ended if process.returncode}
+        return " or ".join(reasons)
+
+    def _start(self, run: str) -> subprocess.Popen[bytes]:
+        """In a session of its own, so that Ctrl-C in the terminal does not reach it: it is asked to stop by a file."""
+        code = "import sys; sys.path[:] = sys.argv[3:]; from offrl.benchmark.cell import work; work(*sys.argv[1:3])"
+        command = [sys.executable, "-c", code, str(self.folder), run, *(p for p in sys.path if isinstance(p, str))]
+        with open(self.folder / plan.CELLS / f"{run}.log", "ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+class HydraJobs(Jobs):
+    """A launcher plugin of Hydra."""
 
     def __init__(self, launcher: Launcher, folder: Path, jobs: int | None) -> None:
         """Raises UserError for a setting that the launcher does not have."""
@@ -85,7 +175,8 @@ class Jobs:
 
         from offrl.benchmark.cell import job
 
-        self.launcher, self.folder, self.jobs = launcher, folder, jobs or cores()
+        super().__init__(launcher.name, folder, jobs or cores())
+        self.launcher = launcher
         fixed = [
             f"hydra/launcher={launcher.plugin}",
             "hydra/job_logging=none",
@@ -110,40 +201,13 @@ class Jobs:
         for name, value in settings.items():
             _set(node, name, value, launcher.name)
         most = settings.get(launcher.jobs or "", self.jobs)
-        self.at_once = most if isinstance(most, int) and most > 0 else cores()  # joblib's -1: all cores
+        self.at_once = most if isinstance(most, int) and most > 0 else cores()
+        self.batch = self.jobs if launcher.batches else None
         context = HydraContext(config_loader=loader, callbacks=Callbacks())
         self.hydra: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=config)
 
-    def run(self, runs: Sequence[str], token: str) -> None:
-        """Train the cells whose run directories are called `runs`; returns when none of them is at work or waits.
-
-        A launcher that gives up because one worker died is asked again for the cells that had not begun. A cell whose worker died, and
-        one that never began, is written down as failed.
-        """
-        waiting = list(runs)
-        with _environment(), self._ray():
-            while waiting:
-                now = waiting[: self.jobs] if self.launcher.batches else waiting
-                error = self._launch(now)
-                self._settle(now, patient=bool(error))
-                if (self.folder / plan.CELLS / plan.STOP).exists():
-                    return
-                found = {r: plan.read_status(self.folder, r) for r in now}
-                begun = {r: s for r, s in found.items() if s.get("token") == token or s.get("status") == "done"}
-                for run, status in begun.items():
-                    if status["status"] == "running":
-                        reason = f"its worker died ({error or 'no reason given'}); the next command goes on from its last checkpoint"
-                        plan.write_status(self.folder, run, **{**status, "status": "failed", "error": reason})
-                rest = [r for r in now if r not in begun and not plan.at_work(self.folder, r)]
-                if not begun or not error:
-                    for run in rest:
-                        reason = f"the launcher {self.launcher.name} did not begin it ({error or 'no reason given'})"
-                        plan.write_status(self.folder, run, status="failed", error=reason, seconds=0.0, token=token)
-                    rest = []
-                waiting = rest + waiting[len(now) :]
-
     @contextlib.contextmanager
-    def _ray(self) -> Iterator[None]:
+    def _running(self) -> Iterator[None]:
         """A running Ray, where that is the launcher, ended afterwards. The plugin's own start cannot join a cluster: it always asks for an
         object store. Raises UserError where there is no cluster."""
         if self.launcher.plugin != "ray":
@@ -165,8 +229,7 @@ class Jobs:
             if ours:
                 ray.shutdown()
 
-    def _launch(self, runs: Sequence[str]) -> str:
-        """Hand the cells over and wait; in words, why the launcher gave up."""
+    def _train(self, runs: Sequence[str]) -> str:
         overrides = [[f"+folder={_quoted(str(self.folder))}", f"+run={_quoted(run)}"] for run in runs]
         try:
             self.hydra.launch(overrides, 0)
@@ -174,16 +237,6 @@ class Jobs:
             first = " ".join(str(error).split()).partition(". ")[0]
             return f"{type(error).__name__}: {first}"[:240]
         return ""
-
-    def _settle(self, runs: Sequence[str], patient: bool) -> None:
-        """Wait until none of the cells is at work; after a launcher gave up also until no other one begins."""
-        quiet = time.monotonic()
-        while True:
-            if any(plan.at_work(self.folder, r) for r in runs):
-                quiet = time.monotonic()
-            elif not patient or time.monotonic() - quiet > QUIET_SECONDS:
-                return
-            time.sleep(0.2)
 
 
 def _quoted(text: str) -> str:

@@ -37,7 +37,7 @@ class BenchmarkConfig:
     steps: int | None = setting(None, "updates of each seed; null: the suite's, or else the algorithm's own", low=1)
     name: str | None = setting(None, "the benchmark's folder in runs_dir; null: the suite's name")
     runs_dir: str = setting("runs", "where the benchmark's folder is made")
-    launcher: str = setting("serial", "what runs the cells: serial, joblib, ray, slurm, slurm_local; launcher.NAME=VALUE sets it up")
+    launcher: str = setting("serial", "what runs the cells: serial, local, ray, slurm, slurm_local; launcher.NAME=VALUE sets it up")
     jobs: int | None = setting(None, "cells at once, with a launcher; null: one for each core, or the launcher's own number", low=1)
     retry: bool = setting(True, "train failed cells again; false leaves them failed")
     dry_run: bool = setting(False, "print the cells and how far they are, and train nothing")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.benchmark import cell, plan, suites, table
-from offrl.benchmark.launch import Jobs
+from offrl.benchmark.launch import Jobs, jobs_of
 from offrl.benchmark.launch import load as load_launcher
 from offrl.benchmark.plan import Cell
 from offrl.benchmark.progress import GridProgress, watching
@@ -30,7 +30,7 @@ def benchmark(values: Mapping[str, Any]) -> int:
     launcher = load_launcher(command.config.launcher, command.launcher)
     folder = plan.folder_of(command, suite)
     cells = plan.cells_of(command, suite, folder)
-    jobs = Jobs(launcher, folder, command.config.jobs) if launcher.plugin else None
+    jobs = jobs_of(launcher, folder, command.config.jobs)
     if command.config.dry_run:
         _show(folder, cells)
         return 0

@@ -25,7 +25,7 @@ usage: offrl COMMAND [name=value ...]
   offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
   offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
 
-  offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=joblib, ray, slurm
+  offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=local, ray, slurm
   offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers
   offrl select runs/NAME ...         rank checkpoints and policies by the data alone
   offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER

@@ -186,9 +186,8 @@ def test_killed_and_started_again(serial: Path, data: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("heeds_signals")
-def test_joblib_trains_the_same_and_stops_when_asked(serial: Path, data: Path, tmp_path: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    process = start(data, tmp_path, "launcher=joblib", "jobs=2", "quiet=false", "iql.steps=100000", "iql.eval.every=30")
+def test_local_processes_train_the_same_and_stop_when_asked(serial: Path, data: Path, tmp_path: Path) -> None:
+    process = start(data, tmp_path, "launcher=local", "jobs=2", "quiet=false", "iql.steps=100000", "iql.eval.every=30")
     wait_for(process, lambda: any((tmp_path / "grid" / c / "metrics.jsonl").exists() for c in (CELLS[1], CELLS[3])))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -196,7 +195,7 @@ def test_joblib_trains_the_same_and_stops_when_asked(serial: Path, data: Path, t
     assert "the same command continues it" in err.splitlines()[-1] and "Traceback" not in err
     stopped = [c for c in CELLS if "interrupted" in str(status(tmp_path, c).get("error"))]
     assert stopped and any(checkpoint.steps(tmp_path / "grid" / c) for c in stopped)  # the other may not have begun
-    finish(start(data, tmp_path / "again", "launcher=joblib", "jobs=2"))
+    finish(start(data, tmp_path / "again", "launcher=local", "jobs=2"))
     assert_same(tmp_path / "again", serial)
     assert not list(tmp_path.rglob("multirun")) and not list(tmp_path.rglob(".hydra"))
 

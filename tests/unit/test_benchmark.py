@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -384,11 +386,11 @@ def test_unknown_launchers_and_settings(tmp_path: Path, monkeypatch: pytest.Monk
         launch.load("slrum", {})
     with pytest.raises(UserError, match=r"launcher=serial has no settings, so launcher.partition does nothing"):
         launch.load("serial", {"partition": "gpu"})
-    (tmp_path / "mine.yaml").write_text("plugin: joblib\nsetings: {n_jobs: 3}\n")
+    (tmp_path / "mine.yaml").write_text("plugin: ray\nsetings: {num_cpus: 3}\n")
     with pytest.raises(UserError, match=r"unknown entry 'setings'. Did you mean 'settings'"):
         launch.load(str(tmp_path / "mine.yaml"), {})
     monkeypatch.setattr(launch, "_there", lambda package: False)
-    for name in ("joblib", "ray", "slurm"):
+    for name in ("ray", "slurm"):
         with pytest.raises(UserError, match=rf"launcher={name} needs pip install 'offrl\[{name}\]'"):
             launch.load(name, {})
 
@@ -410,7 +412,6 @@ def test_slurm_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "path", "expected"),
     [
-        ("joblib", {}, "joblib.n_jobs", 3),
         ("slurm", {"partition": "gpu"}, "params.partition", "gpu"),
         ("slurm", {}, "params.array_parallelism", 3),
         ("slurm", {"additional_parameters.mail-user": "a@b.c"}, "params.additional_parameters.mail-user", "a@b.c"),
@@ -421,8 +422,8 @@ def test_slurm_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_settings_reach_the_plugins(tmp_path: Path, name: str, settings: dict[str, Any], path: str, expected: Any) -> None:
-    pytest.importorskip({"ray": "ray", "joblib": "joblib", "slurm": "submitit"}[name])
-    at: Any = launch.Jobs(launch.load(name, settings), tmp_path / "it's here", 3).hydra
+    pytest.importorskip({"ray": "ray", "slurm": "submitit"}[name])
+    at: Any = launch.HydraJobs(launch.load(name, settings), tmp_path / "it's here", 3).hydra
     for part in path.split("."):
         at = at.get(part) if hasattr(at, "get") else getattr(at, part)
     assert at == expected
@@ -432,53 +433,74 @@ def test_settings_reach_the_plugins(tmp_path: Path, name: str, settings: dict[st
 def test_a_setting_that_a_plugin_does_not_have(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     with pytest.raises(UserError, match=r"launcher.partion: slurm has no such setting. Did you mean 'partition'"):
-        launch.Jobs(launch.load("slurm", {"partion": "gpu"}), tmp_path, None)
+        launch.HydraJobs(launch.load("slurm", {"partion": "gpu"}), tmp_path, None)
     with pytest.raises(UserError, match=r"launcher.timeout_min=soon"):
-        launch.Jobs(launch.load("slurm", {"timeout_min": "soon"}), tmp_path, None)
+        launch.HydraJobs(launch.load("slurm", {"timeout_min": "soon"}), tmp_path, None)
 
 
-class _Launcher:
-    """Plays a launcher: each round runs the next of `rounds`, {cell: status it leaves}, and then raises, or not."""
+class _Jobs(launch.Jobs):
+    """Plays a launcher: each round runs the next of `rounds`, {cell: status it leaves}, and then gives up, or not."""
 
-    def __init__(self, folder: Path, rounds: list[tuple[dict[str, str], str]]) -> None:
-        self.folder, self.rounds, self.asked = folder, rounds, []
+    def __init__(self, folder: Path, rounds: list[tuple[dict[str, str], str]], batch: int | None) -> None:
+        super().__init__("toy", folder, 2)
+        self.rounds, self.batch, self.asked = rounds, batch, []
 
-    def launch(self, overrides: list[list[str]], first: int) -> None:
-        self.asked.append([o[1].removeprefix("+run='").rstrip("'") for o in overrides])
+    def _train(self, runs: Sequence[str]) -> str:
+        self.asked.append(list(runs))
         states, error = self.rounds[len(self.asked) - 1]
         for run, status in states.items():
             plan.write_status(self.folder, run, status=status, error="", seconds=1.0, token="t")
-        if error:
-            raise RuntimeError(error)
+        return error
 
 
-def play(tmp_path: Path, rounds: list[tuple[dict[str, str], str]], batches: bool = False) -> tuple[list[list[str]], dict[str, str]]:
-    (tmp_path / "cells").mkdir(exist_ok=True)
-    jobs = launch.Jobs.__new__(launch.Jobs)
-    jobs.launcher, jobs.folder, jobs.jobs = launch.Launcher("toy", "toy", batches=batches), tmp_path, 2
-    jobs.hydra = _Launcher(tmp_path, rounds)
+def play(tmp_path: Path, rounds: list[tuple[dict[str, str], str]], batch: int | None = None) -> tuple[list[list[str]], dict[str, str]]:
+    (tmp_path / "cells").mkdir()
+    jobs = _Jobs(tmp_path, rounds, batch)
     jobs.run(["a", "b", "c"], "t")
-    return jobs.hydra.asked, {r: f"{(s := plan.read_status(tmp_path, r))['status']}: {s['error']}" for r in "abc"}
+    return jobs.asked, {r: f"{(s := plan.read_status(tmp_path, r))['status']}: {s['error']}" for r in "abc"}
 
 
 def test_a_launcher_that_gave_up_is_asked_again_for_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "QUIET_SECONDS", 0.0)
-    asked, states = play(tmp_path, [({"a": "done", "b": "running"}, "a worker\ncrashed"), ({"c": "done"}, "")])
+    asked, states = play(tmp_path, [({"a": "done", "b": "running"}, "a worker crashed"), ({"c": "done"}, "")])
     assert asked == [["a", "b", "c"], ["c"]]
     assert states["a"] == states["c"] == "done: "
-    assert states["b"].startswith("failed: its worker died (RuntimeError: a worker crashed); the next command goes on")
+    assert states["b"].startswith("failed: its worker died (a worker crashed); the next command goes on")
 
 
 def test_a_launcher_that_begins_nothing_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "QUIET_SECONDS", 0.0)
     asked, states = play(tmp_path, [({}, "no sbatch here")])
     assert asked == [["a", "b", "c"]]
-    assert set(states.values()) == {"failed: the launcher toy did not begin it (RuntimeError: no sbatch here)"}
+    assert set(states.values()) == {"failed: the launcher toy did not begin it (no sbatch here)"}
 
 
 def test_a_launcher_without_a_limit_gets_batches(tmp_path: Path) -> None:
-    asked, _ = play(tmp_path, [({"a": "done", "b": "failed"}, ""), ({"c": "done"}, "")], batches=True)
+    asked, _ = play(tmp_path, [({"a": "done", "b": "failed"}, ""), ({"c": "done"}, "")], batch=2)
     assert asked == [["a", "b"], ["c"]]
+
+
+def test_local_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once; a process that is killed is one failed cell, one that ends early one that did not begin."""
+    (tmp_path / "cells").mkdir()
+    monkeypatch.setattr(launch, "QUIET_SECONDS", 0.0)
+    scripts = {"a": "sleep 0.3", "b": "kill -9 $$", "c": "exit 3", "d": "sleep 0.1"}
+    begun, at_once = [], []
+
+    def start(self: launch.LocalJobs, run: str) -> subprocess.Popen[bytes]:
+        begun.append((run, subprocess.Popen(["sh", "-c", scripts[run]])))
+        at_once.append(sum(process.poll() is None for _, process in begun))
+        if run != "c":
+            plan.write_status(tmp_path, run, status="running" if run == "b" else "done", error="", seconds=1.0, token="t")
+        return begun[-1][1]
+
+    monkeypatch.setattr(launch.LocalJobs, "_start", start)
+    launch.LocalJobs("local", tmp_path, 2).run(list(scripts), "t")
+    assert [run for run, _ in begun] == ["a", "b", "c", "d", "c"] and max(at_once) == 2  # c, which had not begun, was sent again
+    found = {run: plan.read_status(tmp_path, run) for run in scripts}
+    assert [found[run]["status"] for run in scripts] == ["done", "failed", "failed", "done"]
+    assert found["b"]["error"].startswith("its worker died (it was killed by SIGKILL")
+    assert found["c"]["error"] == "the launcher local did not begin it (it ended with status 3)"
 
 
 # ----------------------------------------------------------------------------------------------------------------- NeoRL-2
