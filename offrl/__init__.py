@@ -12,14 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offrl.api import finetune, train
+    from offrl.api import Run, finetune, train
+    from offrl.api import Run as load
     from offrl.data.dataset import Dataset
     from offrl.data.load import load_dataset
     from offrl.errors import UserError
     from offrl.evaluation.policy import TrainedPolicy
     from offrl.registry import register
-    from offrl.runs.record import Run
-    from offrl.runs.record import Run as load
     from offrl.tasks.task import Task
     from offrl.training.loop import Interrupted
 
@@ -31,12 +30,12 @@ _WHERE = {
     "Interrupted": ("offrl.training.loop", "Interrupted"),
     "ModelEnv": ("offrl.world_models.environment", "ModelEnv"),
     "ModelVectorEnv": ("offrl.world_models.environment", "ModelVectorEnv"),
-    "Run": ("offrl.runs.record", "Run"),
+    "Run": ("offrl.api", "Run"),
     "Task": ("offrl.tasks.task", "Task"),
     "TrainedPolicy": ("offrl.evaluation.policy", "TrainedPolicy"),
     "UserError": ("offrl.errors", "UserError"),
     "finetune": ("offrl.api", "finetune"),
-    "load": ("offrl.runs.record", "Run"),
+    "load": ("offrl.api", "Run"),
     "load_dataset": ("offrl.data.load", "load_dataset"),
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),

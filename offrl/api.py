@@ -1,4 +1,4 @@
-"""Training from Python; the command line is a thin layer over `train_from`."""
+"""Training, fine-tuning and runs from Python; the command line is a thin layer over this module."""
 
 from __future__ import annotations
 
@@ -7,24 +7,141 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl import registry
+from offrl import registry, video
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
+from offrl.data.reward_labels import Labeller
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError
+from offrl.evaluation import reward_inference
+from offrl.evaluation.evaluator import Evaluation
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.pool import evaluate_parallel
+from offrl.evaluation.reward_inference import RewardEvaluation
+from offrl.evaluation.target_returns import AchievedReturns, spread_targets, sweep
+from offrl.export.write import export_run
+from offrl.figures.curves import plot_run
 from offrl.finetuning.loop import finetune as play_and_learn
 from offrl.finetuning.record import directory
 from offrl.finetuning.setup import begin
 from offrl.finetuning.summary import write
+from offrl.ope.candidates import data_of
 from offrl.runs import record as runs
-from offrl.runs.record import Run
+from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose
+from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
 from offrl.system.devices import pick_device
+from offrl.tasks.task import Task, with_factory
 from offrl.training import distributed
 from offrl.training.loop import train as run_training
 from offrl.training.setup import ready
+
+
+class Run(SavedRun):
+    """A run directory: its settings, scores and policies, and the ways to evaluate, film, draw and export them."""
+
+    def evaluate(
+        self,
+        episodes: int = 10,
+        seed: int = 0,
+        env: str | Callable[[], Any] | None = None,
+        parallel: int = 64,
+        max_steps: int | None = None,
+        acting: Mapping[str, Any] | None = None,
+        device: str = "auto",
+    ) -> Evaluation:
+        """Score the final policies of all replicas again, in the order of `replicas`.
+
+        env: see `task`. acting: see `TrainedPolicy.acting`. device: where policies act whose actions take long, such as language models.
+        Raises UserError where there is no environment, or it does not fit the data.
+        """
+        policies = [self.load_policy(r, device) for r in self.replicas]
+        policies = [p.acting(acting) for p in policies] if acting else policies
+        return self._score(policies, env, EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps))
+
+    def evaluate_target_returns(
+        self,
+        target_returns: Sequence[float] | None = None,
+        episodes: int = 10,
+        seed: int = 0,
+        env: str | Callable[[], Any] | None = None,
+        parallel: int = 64,
+        max_steps: int | None = None,
+    ) -> AchievedReturns:
+        """Score return-conditioned policies with several target returns, in the units of the recorded rewards.
+
+        target_returns: None spreads them over the data's. The other arguments as in `evaluate`. Raises UserError for policies that are not
+        conditioned on a return.
+        """
+        data = self.record["data"]
+        targets = spread_targets(data["return_min"], data["return_max"]) if target_returns is None else [float(t) for t in target_returns]
+        config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
+        policies = [self.load_policy(r) for r in self.replicas]
+        return sweep(policies, targets, self.replicas, lambda conditioned: self._score(conditioned, env, config))
+
+    def evaluate_on_reward(
+        self,
+        rewards: str | Labeller,
+        episodes: int = 10,
+        seed: int = 0,
+        env: str | Callable[[], Any] | None = None,
+        parallel: int = 64,
+        max_steps: int | None = None,
+        dataset: Dataset | None = None,
+    ) -> RewardEvaluation:
+        """Infer the task of another reward without training, and score zero-shot policies by that reward and by the environment's own.
+
+        rewards: a function of an episode's columns or the name of one, as `dataset.reward_labels` takes it; the task is inferred from the
+        run's data (or `dataset`, as recorded), which it labels. The other arguments as in `evaluate`. Raises UserError for policies that
+        would have to be trained for it, and where the data are not there any more.
+        """
+        policies = [self.load_policy(r) for r in self.replicas]
+        states, values, mean = reward_inference.sample(data_of([self]) if dataset is None else dataset, rewards)
+        policies = [p.rewarded(states, values) for p in policies]
+        config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
+        evaluation, returns = reward_inference.score(policies, self._task(env, goals=False), config, rewards)
+        return RewardEvaluation(reward_inference.name_of(rewards), tuple(self.replicas), evaluation, returns, mean)
+
+    def _score(self, policies: Sequence[TrainedPolicy], env: str | Callable[[], Any] | None, config: EvalConfig) -> Evaluation:
+        on_gpu = any(p.device.type != "cpu" for p in policies)  # other processes would act on the CPU
+        return evaluate_parallel(policies, [p.seed for p in policies], self._task(env), config, workers=0 if on_gpu else None)
+
+    def _task(self, env: str | Callable[[], Any] | None, goals: bool | None = None) -> Task:
+        task = self.task(env, goals)
+        if task is None:
+            raise UserError(f"{self.dir}: there is no environment to score in; name one: offrl evaluate {self.dir} env=ID")
+        return task
+
+    def export(
+        self,
+        format: str = "onnx",
+        seed: int | None = None,
+        out: str | Path | None = None,
+        stochastic: bool = False,
+        opset: int | None = None,
+        **values: float,
+    ) -> Path:
+        """Write the policy of one seed, and grid point, as a file that runs without offrl; see `offrl.export.export_policy`.
+
+        Returns the file: `out`, or RUN/export/REPLICA/policy.SUFFIX, with policy.json beside it. Raises UserError.
+        """
+        return export_run(self, format, seed, values, out, stochastic, opset).path
+
+    def film(
+        self, episodes: int = 1, seed: int = 0, env: str | Callable[[], Any] | None = None, fps: int = 30, size: int | None = None
+    ) -> list[Path]:
+        """Film the first episodes of `evaluate(seed=seed)` with all replicas in one picture: RUN/videos/*.mp4, one for each episode.
+
+        Raises `offrl.video.NoVideo`, a UserError, where nothing can be rendered or encoded here.
+        """
+        video.prepare()
+        return video.film(self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True)
+
+    def plot(self, others: Sequence[SavedRun] = ()) -> bool:
+        """Draw learning_curve.png, and grid.png for a grid over one or two fields; False when there is nothing to draw."""
+        return plot_run(self, others)
 
 
 def train(
@@ -84,7 +201,7 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
     else:
         data = apply_transforms([dataset], config.dataset, device=device, quiet=config.quiet)
     if env is not None:
-        task = runs.with_factory(data.spec.task, env, data.spec.name)
+        task = with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
     config = ready(config, data)
     run_dir = runs.directory(config, data)

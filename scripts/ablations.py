@@ -342,7 +342,7 @@ def insert(old: str, name: str, text: str) -> str:
 
 def show(name: str, options: argparse.Namespace) -> None:
     """Train and write one part."""
-    from offrl.runs.log import print_table
+    from offrl.runs.tables import print_table
     from offrl.system import files as checkpoint
 
     part, options.part_name = PARTS[name], name

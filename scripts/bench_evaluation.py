@@ -25,11 +25,11 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from offrl import registry
+from offrl.api import Run
 from offrl.data.dataset import DataSpec
 from offrl.evaluation.evaluator import Evaluator, plain_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool import EvaluationPool
-from offrl.runs.record import Run
 from offrl.settings.evaluation import EvalConfig
 from offrl.system import backend
 from offrl.tasks.environments import make_env

@@ -28,8 +28,9 @@ from offrl.data.load import load_dataset  # noqa: E402
 from offrl.evaluation.evaluator import Evaluator  # noqa: E402
 from offrl.figures import curves as plots  # noqa: E402
 from offrl.finetuning.summary import EARLY, picture  # noqa: E402
-from offrl.runs.log import SCORE_COLUMNS, interval_text  # noqa: E402
+from offrl.runs.log import SCORE_COLUMNS  # noqa: E402
 from offrl.runs.record import SCORES  # noqa: E402
+from offrl.runs.tables import interval_text  # noqa: E402
 from offrl.settings.evaluation import EvalConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import offrl
-from offrl.runs.log import interval_text
+from offrl.runs.tables import interval_text
 from offrl.statistics.intervals import mean_interval
 from offrl.system.files import write_text
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from offrl.api import Run
 from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
 from offrl.envs import point_robot
 from offrl.evaluation.in_context import Arena, Trained
-from offrl.runs.record import Run
 
 FIRST, SHOWN = 1_000_000, 3  # number of the first task; episodes that are shown
 

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 import offrl  # noqa: E402
 from offrl.errors import UserError  # noqa: E402
-from offrl.runs.log import print_table  # noqa: E402
+from offrl.runs.tables import print_table  # noqa: E402
 from offrl.system.progress import duration  # noqa: E402
 
 # SB3's own defaults but for these, which are those of its zoo for Pendulum-v1, with the batch size for many environments at once

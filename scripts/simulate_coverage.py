@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from offrl.runs.log import print_table
+from offrl.runs.tables import print_table
 from offrl.statistics.aggregate import aggregates
 
 TASKS = 10

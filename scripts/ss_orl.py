@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import offrl  # noqa: E402
-from offrl.runs.log import final_table, print_table  # noqa: E402
+from offrl.runs.tables import final_table, print_table  # noqa: E402
 
 
 def arms(args: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from offrl.algorithm import Algorithm, TrainState, select
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.families.critics import CriticAlgorithm
-from offrl.runs.record import Run
+from offrl.runs.run import SavedRun
 from offrl.settings.replicas import for_replica
 from offrl.system import files as checkpoint
 from offrl.training.engine import acting_part
@@ -45,7 +45,7 @@ def load(path: str, here: DataSpec) -> Values:
     if not path:
         raise UserError("loss=value_gradient weighs errors by the values of a trained agent: name its run, algo.value_run=runs/...")
     try:
-        run = Run(path)
+        run = SavedRun(path)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     saved = run.record["identity"]["algo"]

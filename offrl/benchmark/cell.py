@@ -96,7 +96,8 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
 def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> tuple[list[str], int]:
     """Train the run; returns the replicas that diverged, in words, and how many there are."""
     from offrl.data.load import load_dataset
-    from offrl.runs.record import Run
+    from offrl.figures.curves import plot_run
+    from offrl.runs.run import SavedRun
     from offrl.settings.compose import compose
     from offrl.system.devices import pick_device
     from offrl.training.loop import train as run_training
@@ -114,8 +115,8 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     home, config.runs_dir = config.runs_dir, str(folder / plan.PARTS)
     config = dataclasses.replace(ready(config, data), runs_dir=home)
     run_training(config, data, folder / run)
-    done = Run(folder / run)
-    done.plot()
+    done = SavedRun(folder / run)
+    plot_run(done)
     return [str(r) for r in done.diverged], len(done.replicas)
 
 

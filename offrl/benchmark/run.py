@@ -17,7 +17,7 @@ from offrl.benchmark.launch import load as load_launcher
 from offrl.benchmark.plan import Cell
 from offrl.benchmark.progress import GridProgress, watching
 from offrl.errors import UserError
-from offrl.runs.log import print_table
+from offrl.runs.tables import print_table
 
 
 def benchmark(values: Mapping[str, Any]) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 from offrl.benchmark import plan
 from offrl.errors import UserError
-from offrl.runs.log import Result, interval_text, print_table
-from offrl.runs.record import Run
+from offrl.runs.run import SavedRun
+from offrl.runs.tables import Result, interval_text, print_table
 from offrl.settings.replicas import cell_name
 
 RAW = "r"  # marks a raw return
@@ -18,7 +18,7 @@ RAW = "r"  # marks a raw return
 def words(run_dir: Path) -> str:
     """The last evaluation of a run in a few words: `score 62.1 [58.0, 66.2]`."""
     try:
-        results = Run(run_dir).results()
+        results = SavedRun(run_dir).results()
     except UserError as error:
         return f"not readable ({error})"
     if not results:
@@ -44,7 +44,7 @@ def show(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
                 columns.setdefault(algorithm, {})[c["dataset"]] = "failed" if status.get("status") == "failed" else "not done"
                 continue
             try:
-                run = Run(folder / c["run"])
+                run = SavedRun(folder / c["run"])
                 results = run.results()
             except UserError as error:
                 bad[c["run"]] = str(error)
@@ -74,7 +74,7 @@ def _text(result: Result) -> str:
     return interval_text(result.score) if result.score else f"{interval_text(result.returns)} {RAW}"
 
 
-def _note(run: Run, results: list[Result]) -> str:
+def _note(run: SavedRun, results: list[Result]) -> str:
     """Why a cell has no normalised score, or an empty string."""
     if results and results[0].score:
         return ""

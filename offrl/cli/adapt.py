@@ -41,12 +41,12 @@ def run(arguments: list[str]) -> int:
     where = [a for a in arguments if "=" not in a]
     if not where:
         raise UserError("usage: offrl adapt RUN [RUN ...] [tasks=100] [episodes=20] [name=value ...]; offrl adapt --help says more")
+    from offrl.runs.run import SavedRun
     from offrl.settings.compose import fill, parse
 
     config = fill(AdaptConfig(), parse([a for a in arguments if "=" in a]), "adapt")
-    from offrl.runs.record import Run
 
-    adapt([Run(path) for path in where], config)
+    adapt([SavedRun(path) for path in where], config)
     return 0
 
 
@@ -60,7 +60,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     from offrl.data.fit import check_fit
     from offrl.evaluation.in_context import Arena, Played, Trained, table, unseen
     from offrl.figures.in_context import draw
-    from offrl.runs.log import interval_text, print_table
+    from offrl.runs.tables import interval_text, print_table
     from offrl.settings.evaluation import EvalConfig
     from offrl.statistics.intervals import mean_interval
     from offrl.system import files as checkpoint
@@ -83,7 +83,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     cast = {name: [learner] for name, learner in learners.items()}
     for run in runs:
         name = run.algorithm if run.algorithm not in cast else str(run.dir)
-        policies = [run._load(replica) for replica in run.replicas if replica not in run.diverged]
+        policies = [run.load_policy(replica) for replica in run.replicas if replica not in run.diverged]
         if config.target_return is not None:
             policies = [p.asking(config.target_return) if hasattr(p.algorithm.config, "target_return") else p for p in policies]
         cast[name] = [Trained(policy, config.explore) for policy in policies]

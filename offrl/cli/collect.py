@@ -36,7 +36,7 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
     from offrl.collect.config import SETS
     from offrl.collect.publish import Collection, table
     from offrl.collect.record import Stopped, claim, stoppable
-    from offrl.runs.log import print_table
+    from offrl.runs.tables import print_table
 
     stem = config.env.rpartition("/")[2].rpartition(":")[2].lower()
     folder = Path(config.out or Path("collected") / f"{stem}-{config.recipe or 'policy'}-s{config.seed}")

@@ -10,8 +10,8 @@ from offrl.errors import UserError, warn
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
+    from offrl.api import Run
     from offrl.evaluation.evaluator import Evaluation
-    from offrl.runs.record import Run
 
 
 @dataclass
@@ -26,12 +26,12 @@ class EvaluateConfig:
     device: str = setting("auto", "auto, cpu or cuda:N: where policies act whose actions take long (planners, language models)")
     target_returns: list[Any] = setting(
         [],
-        "returns to ask return-conditioned policies for, all at once: [1000,2000,3000], or auto, spread over the data's; "
+        "target returns of return-conditioned policies, all at once: [1000,2000,3000], or auto, spread over the data's; "
         "writes RUN/target_returns.csv and .png",
     )
     rewards: list[str] = setting(
         [],
-        "other rewards to tell zero-shot policies (fb, breeze), without training: file.py:function, or several, [a.py:f,a.py:g], as "
+        "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, [a.py:f,a.py:g], as "
         "dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
     )
     acting: dict[str, Any] = setting(
@@ -50,8 +50,8 @@ USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(E
 def run(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
         raise UserError("usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [video=true]; offrl evaluate --help says more")
-    from offrl.runs.log import interval_text, print_table
-    from offrl.runs.record import Run
+    from offrl.api import Run
+    from offrl.runs.tables import interval_text, print_table
     from offrl.settings.compose import fill, parse
     from offrl.settings.replicas import by_cell, number
     from offrl.statistics.intervals import mean_interval
@@ -65,11 +65,11 @@ def run(arguments: list[str]) -> int:
     config = fill(EvaluateConfig(), values, "evaluate")
     trained = Run(arguments[0])
     if config.target_returns and config.rewards:
-        raise UserError("target_returns and rewards ask for different things; give one of them")
+        raise UserError("target_returns and rewards are different evaluations; give one of them")
     if config.target_returns:
-        return _ask(trained, config)
+        return _evaluate_target_returns(trained, config)
     if config.rewards:
-        return _tell(trained, config)
+        return _evaluate_on_rewards(trained, config)
     video = config.video and _can_film()
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     drawing = os.environ.get("MUJOCO_GL")
@@ -98,17 +98,17 @@ def _shown(value: float | str | None) -> str:
     return "" if value is None else value if isinstance(value, str) else f"{value:.2f}"
 
 
-def _ask(trained: Run, config: EvaluateConfig) -> int:
-    """Score the policies for each of the returns; a table, a CSV file and a picture."""
+def _evaluate_target_returns(trained: Run, config: EvaluateConfig) -> int:
+    """Score the policies with each target return: a table, a CSV file and a picture."""
     from offrl.evaluation.target_returns import write
     from offrl.figures.target_returns import draw
-    from offrl.runs.log import interval_text, print_table
+    from offrl.runs.tables import interval_text, print_table
 
     if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
         raise UserError("target_returns is auto, or a list of numbers: target_returns=[1000,2000,3000]")
     targets = None if config.target_returns == ["auto"] else config.target_returns
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
-    achieved = trained.ask(targets, **scoring)
+    achieved = trained.evaluate_target_returns(targets, **scoring)
     for where in achieved.cells.values():
         returns, scores = achieved.means(where), achieved.scores(where)
         rows = [
@@ -116,7 +116,7 @@ def _ask(trained: Run, config: EvaluateConfig) -> int:
             for i, target in enumerate(achieved.targets)
         ]
         cell = achieved.replicas[where[0]].cell
-        headers = ["asked", "return [95% interval]", *([] if scores is None else ["score [95% interval]"])]
+        headers = ["target return", "return [95% interval]", *([] if scores is None else ["score [95% interval]"])]
         print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
     table, picture = trained.dir / "target_returns.csv", trained.dir / "target_returns.png"
     write(achieved, table)
@@ -125,15 +125,15 @@ def _ask(trained: Run, config: EvaluateConfig) -> int:
     return 0
 
 
-def _tell(trained: Run, config: EvaluateConfig) -> int:
-    """Tell the policies each of the rewards and score them: a table and a CSV file."""
-    from offrl.evaluation import reward_inference as other_rewards
-    from offrl.runs.log import interval_text, print_table
+def _evaluate_on_rewards(trained: Run, config: EvaluateConfig) -> int:
+    """Infer the task of each reward and score the policies by it: a table and a CSV file."""
+    from offrl.evaluation.reward_inference import write
+    from offrl.runs.tables import interval_text, print_table
     from offrl.settings.replicas import by_cell
     from offrl.statistics.intervals import mean_interval
 
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
-    earned = [trained.told(rewards, **scoring) for rewards in config.rewards]
+    evaluations = [trained.evaluate_on_reward(rewards, **scoring) for rewards in config.rewards]
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell
         rows = [
@@ -143,11 +143,11 @@ def _tell(trained: Run, config: EvaluateConfig) -> int:
                 f"{one.data:.2f}",
                 interval_text(mean_interval(one.evaluation.returns.mean(axis=1)[where])),
             ]
-            for one in earned
+            for one in evaluations
         ]
-        headers = ["told", "its return [95% interval]", "the data's", "the environment's return"]
-        print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {earned[0].evaluation.label}")
-    print(other_rewards.write(earned, trained.dir))
+        headers = ["reward", "its return [95% interval]", "the data's", "the environment's return"]
+        print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {evaluations[0].evaluation.label}")
+    print(write(evaluations, trained.dir))
     return 0
 
 

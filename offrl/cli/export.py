@@ -27,12 +27,12 @@ USAGE = "\n".join(
 def run(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
         raise UserError("usage: offrl export RUN [format=onnx] [seed=0] [out=PATH] [stochastic=true]; offrl export --help says more")
-    from offrl.runs.record import Run
+    from offrl.runs.run import SavedRun
     from offrl.settings.compose import fill, parse
     from offrl.settings.replicas import number
 
     values = parse(arguments[1:])
-    trained = Run(arguments[0])
+    trained = SavedRun(arguments[0])
     cell = {k.removeprefix("grid."): v for k, v in values.items() if k.removeprefix("grid.") in trained.grid}
     rest = {k: v for k, v in values.items() if k.removeprefix("grid.") not in trained.grid}
     known = [f.name for f in fields(ExportConfig)]

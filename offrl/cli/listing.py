@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from offrl import registry
-from offrl.runs.log import print_table
+from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
 from offrl.settings.field import describe, shown_value
 from offrl.settings.presets import algorithm_group, base_algorithm, config_names, experiment_settings, find_experiment

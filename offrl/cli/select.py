@@ -153,7 +153,7 @@ def report(result: Selection) -> None:
     """Print the ranking, and how good it is where true values were given."""
     import numpy as np
 
-    from offrl.runs.log import interval_text, print_table
+    from offrl.runs.tables import interval_text, print_table
 
     first = next(iter(result.estimates))
     given = len(result.truth) > 0

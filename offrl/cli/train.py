@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
 
     values = parse(arguments)
     from offrl.api import train_from
-    from offrl.runs.record import report
+    from offrl.runs.tables import final_table
     from offrl.system.signals import terminable
     from offrl.training.distributed import world
     from offrl.training.loop import Interrupted
@@ -34,7 +34,8 @@ def run(arguments: list[str]) -> int:
     main_run = runs[0]
     lost = [r for run in runs for r in run.diverged]
     environment = main_run.final_scores[0]["environment"] if main_run.scores else ""
-    report(runs, environment)
+    if results := [result for run in runs for result in run.results()]:
+        final_table(results, environment)
     for run in runs:
         files = ", ".join(n for n in WRITTEN if (run.dir / n).exists())
         print(f"{run.algorithm}: {run.dir}{os.sep} ({files})")

@@ -25,8 +25,9 @@ from offrl.collect.publish import PACKAGES, Collection
 from offrl.collect.record import KEPT, Stop
 from offrl.collect.recorder import SHARD_SECONDS, seed_for
 from offrl.errors import UserError, nearest
-from offrl.runs.log import print_table, write_error
+from offrl.runs.log import write_error
 from offrl.runs.record import installed
+from offrl.runs.tables import print_table
 from offrl.system import files as checkpoint
 from offrl.system.progress import Progress
 from offrl.tasks.environments import make_env, quiet

@@ -1,4 +1,4 @@
-"""What zero-shot policies earn when they are told another reward: no training, only a task inferred from the data and more to score."""
+"""Zero-shot reward inference: policies act for another reward without training, by a task inferred from the data."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SAMPLES = 10_000  # transitions from which the task is inferred
 
 
 @dataclass(frozen=True)
-class Earned:
-    """Scores of R replicas that were told a reward of this name."""
+class RewardEvaluation:
+    """Scores of R replicas that act for a reward of this name."""
 
     name: str
     replicas: tuple[Replica, ...]
     evaluation: Evaluation  # by the environment's own reward
-    returns: np.ndarray  # [R, E] undiscounted, by the reward that they were told
+    returns: np.ndarray  # [R, E] undiscounted, by that reward
     data: float  # the mean return of the data's episodes by that reward
 
 
@@ -123,7 +123,7 @@ def name_of(rewards: str | Labeller) -> str:
     return rewards if isinstance(rewards, str) else getattr(rewards, "__name__", type(rewards).__name__)
 
 
-def write(earned: Sequence[Earned], folder: Path) -> Path:
+def write(earned: Sequence[RewardEvaluation], folder: Path) -> Path:
     """The table. Raises UserError where it cannot be written."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from offrl.evaluation.evaluator import Evaluation
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.replicas import Replica, Values, by_cell
 from offrl.statistics.intervals import mean_interval
 from offrl.system.files import write_text
@@ -20,7 +21,7 @@ LEVELS = 6
 
 
 @dataclass(frozen=True)
-class Achieved:
+class AchievedReturns:
     """Scores of R replicas for each of M target returns."""
 
     targets: tuple[float, ...]  # in the units of the recorded rewards
@@ -49,12 +50,30 @@ def spread_targets(low: float, high: float) -> list[float]:
     return list(dict.fromkeys(float(f"{v:.4g}") for v in values))
 
 
-def write(achieved: Achieved, path: Path) -> None:
+def sweep(
+    policies: Sequence[TrainedPolicy],
+    targets: Sequence[float],
+    replicas: Sequence[Replica],
+    evaluate: Callable[[Sequence[TrainedPolicy]], Evaluation],
+) -> AchievedReturns:
+    """Evaluate the policies of `replicas` with every target return, all of them at once.
+
+    Raises UserError for policies that are not return-conditioned.
+    """
+    evaluation, count = evaluate([p.asking(t) for t in targets for p in policies]), len(policies)
+    columns = {f.name: getattr(evaluation, f.name) for f in fields(evaluation)}
+    columns = {name: column for name, column in columns.items() if isinstance(column, np.ndarray | tuple)}
+    rows = [slice(i * count, (i + 1) * count) for i in range(len(targets))]
+    parts = [replace(evaluation, **{name: column[part] for name, column in columns.items()}) for part in rows]
+    return AchievedReturns(tuple(targets), tuple(replicas), tuple(parts))
+
+
+def write(achieved: AchievedReturns, path: Path) -> None:
     """Write the table as CSV. Raises UserError."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    fields = [field for field, _ in achieved.replicas[0].values]
-    table.writerow([*fields, "seed", "target_return", "return_mean", "return_std", "score", "length_mean"])
+    names = [name for name, _ in achieved.replicas[0].values]
+    table.writerow([*names, "seed", "target_return", "return_mean", "return_std", "score", "length_mean"])
     for target, evaluation in zip(achieved.targets, achieved.evaluations, strict=True):
         for replica, row in zip(achieved.replicas, evaluation.rows(), strict=True):
             values = [v for _, v in replica.values]

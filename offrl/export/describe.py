@@ -20,7 +20,7 @@ from offrl.statistics.intervals import mean_interval, student_t
 
 if TYPE_CHECKING:
     from offrl.data.dataset import DataSpec
-    from offrl.runs.record import Run
+    from offrl.runs.run import SavedRun
 
 KIND, VERSION = "offrl policy", 1
 FREE, BALL, SLIDE, HINGE = range(4)  # MuJoCo's kinds of joints
@@ -112,7 +112,7 @@ def _plain(value: Any) -> float | None:
     return float(str(number)) if np.isfinite(number) else None
 
 
-def of_run(run: Run, replica: Replica) -> dict[str, Any]:
+def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:
     """What a run knows of one of its policies."""
     record = run.record
     data = record["data"]
@@ -125,7 +125,7 @@ def of_run(run: Run, replica: Replica) -> dict[str, Any]:
     }
 
 
-def _scores(run: Run, replica: Replica) -> list[dict[str, Any]]:
+def _scores(run: SavedRun, replica: Replica) -> list[dict[str, Any]]:
     """The last evaluation of this policy, and of all seeds of its cell."""
     rows = run.scores and run.final_scores
     if not rows or len(rows) != len(run.replicas):

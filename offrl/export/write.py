@@ -25,7 +25,7 @@ from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, i
 from offrl.system import files as checkpoint
 
 if TYPE_CHECKING:
-    from offrl.runs.record import Run
+    from offrl.runs.run import SavedRun
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 EXAMPLE = 4  # rows of the observations that the graph is traced with
@@ -53,7 +53,7 @@ class _Built:
 
 
 def export_run(
-    run: Run,
+    run: SavedRun,
     format: str = "onnx",
     seed: int | None = None,
     values: Mapping[str, float] | None = None,
@@ -67,7 +67,7 @@ def export_run(
     """
     _known(format)
     policy = run.policy(seed, **(values or {}))
-    replica = run._find(policy.seed, dict(values or {}))
+    replica = run.replica(policy.seed, dict(values or {}))
     with contextlib.suppress(UserError):  # of damaged checkpoints; the policy's own file is what counts here
         if replica in run.diverged:
             warn(f"{replica} diverged: what is exported are its last finite parameters")

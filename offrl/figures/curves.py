@@ -10,7 +10,10 @@ from typing import Any
 
 from offrl.errors import UserError
 from offrl.figures.style import COLOURS, GREY, clip_height, label_ends, new_figure, ordered_colours, plain_axes, save, short, thousands
-from offrl.runs.log import SCORE_COLUMNS, Result
+from offrl.runs.log import SCORE_COLUMNS
+from offrl.runs.record import CURVE, GRID, SCORES
+from offrl.runs.run import SavedRun
+from offrl.runs.tables import Result
 from offrl.settings.replicas import Values, number
 
 MOST_LINES = 12  # with more cells than this a grid is drawn as a heat map of cells and steps
@@ -80,6 +83,18 @@ def learning_curve(
     label_ends(axes, ends)
     save(figure, out)
     return True
+
+
+def plot_run(run: SavedRun, others: Sequence[SavedRun] = ()) -> bool:
+    """Draw learning_curve.png of a run, beside the curves of `others`, and grid.png for a grid over one or two fields.
+
+    Returns False when there is nothing to draw.
+    """
+    files = {one.algorithm: one.dir / SCORES for one in (run, *others) if (one.dir / SCORES).exists()}
+    results, title = run.results(), f"{run.algorithm} on {run.dataset}"
+    grid_picture(results, run.dir / GRID, title=title)
+    behaviour = results[0].behaviour if results else None
+    return bool(files) and learning_curve(files, run.dir / CURVE, behaviour=behaviour, title=title)
 
 
 def draw_lines(

@@ -27,7 +27,8 @@ from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
 from offrl.finetuning.setup import Start
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
-from offrl.runs.log import RunLog, score_text
+from offrl.runs.log import RunLog
+from offrl.runs.tables import score_text
 from offrl.settings.evaluation import worker_count
 from offrl.system import backend
 from offrl.system import files as checkpoint

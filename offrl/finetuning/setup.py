@@ -20,6 +20,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.transitions import columns_for
 from offrl.runs import record as runs
+from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
@@ -31,7 +32,7 @@ from offrl.settings.train import TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system.devices import pick_device
 from offrl.tasks.environments import action_kind, flattener, make_env, resolve_task
-from offrl.tasks.task import Task
+from offrl.tasks.task import Task, with_factory
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm
 
@@ -95,7 +96,7 @@ def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | 
 
 
 def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | None, env: Factory | None) -> Start:
-    run = runs.Run(path)
+    run = SavedRun(path)
     if run.record.get("kind") == KIND:
         raise UserError(f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more")
     kind = _kind(run.record["identity"]["algo"]["name"], str(path))
@@ -316,7 +317,7 @@ def _online(
 def _task(spec: DataSpec, config: FinetuneConfig, own: str, env: Factory | None, cure: str) -> Task:
     """Where to learn. Raises UserError where there is no environment."""
     if env is not None:
-        return runs.with_factory(spec.task, env, spec.name)
+        return with_factory(spec.task, env, spec.name)
     name = config.env if config.env is not None else "auto" if own == "none" else own
     task = resolve_task(spec.task, EvalConfig(env=name)) if name != "none" else None
     if task is None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from offrl.figures import curves as plots
 from offrl.figures import style
-from offrl.runs.log import interval_text, print_table
-from offrl.runs.record import SCORES, Run
+from offrl.runs.record import SCORES
+from offrl.runs.run import SavedRun
+from offrl.runs.tables import interval_text, print_table
 from offrl.settings.replicas import by_cell, cell_name
 from offrl.statistics.intervals import mean_interval
 from offrl.system import files as checkpoint
@@ -35,7 +36,7 @@ class Outcome:
     regret: list[float] | None  # 1 - online / 100; None without reference returns
 
 
-def outcomes(run: Run, steps: int) -> list[Outcome]:
+def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
     """Of a fine-tuning run of `steps` steps, from its scores.csv; none where it was not scored after step 0.
 
     Regret is that of Cal-QL (arXiv 2303.05479, section 7): 1 less the mean normalised score, here over the evaluations after step 0.
@@ -68,7 +69,7 @@ def outcomes(run: Run, steps: int) -> list[Outcome]:
     return found
 
 
-def write(run: Run, steps: int) -> list[Outcome]:
+def write(run: SavedRun, steps: int) -> list[Outcome]:
     """Write finetune.json and finetune.png; returns what is in them."""
     found = outcomes(run, steps)
     if found:
@@ -77,7 +78,7 @@ def write(run: Run, steps: int) -> list[Outcome]:
     return found
 
 
-def report(run: Run, found: Sequence[Outcome]) -> None:
+def report(run: SavedRun, found: Sequence[Outcome]) -> None:
     """Print the final table."""
     if not found:
         return

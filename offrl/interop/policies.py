@@ -135,14 +135,15 @@ def _load(text: str, low: np.ndarray | None, high: np.ndarray | None) -> dict[st
 
 def _run_policies(path: Path) -> dict[str, Policy]:
     """All replicas of a run."""
-    from offrl.runs.record import RECORD, Run
+    from offrl.runs.record import RECORD
+    from offrl.runs.run import SavedRun
 
     if not (path / RECORD).exists():
         zips = sorted(p.name for p in path.iterdir() if p.suffix in (".zip", ".safetensors"))
         hint = f"; it holds the policies {', '.join(zips[:5])}: name one of them" if zips else ""
         raise UserError(f"{path} is not a run directory (it has no {RECORD}){hint}")
-    run = Run(path)
-    return {replica.name: run._load(replica) for replica in run.replicas}
+    run = SavedRun(path)
+    return {replica.name: run.load_policy(replica) for replica in run.replicas}
 
 
 def _python(place: str, name: str, text: str) -> dict[str, Policy]:

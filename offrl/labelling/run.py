@@ -238,7 +238,7 @@ def _stem(name: str) -> str:
 def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[tuple[str, str]]) -> None:
     if quiet:
         return
-    from offrl.runs.log import print_table
+    from offrl.runs.tables import print_table
 
     rows = [
         ("questions", f"{counts.prompts:,}"),

@@ -15,28 +15,29 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.errors import UserError, warn
 from offrl.ope.problem import unique_names
-from offrl.runs.record import RECORD, Run
+from offrl.runs.record import RECORD
+from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import files as checkpoint
 from offrl.training.engine import first_state, policies_of
 
 
-def find_runs(paths: Sequence[str | Path]) -> list[Run]:
+def find_runs(paths: Sequence[str | Path]) -> list[SavedRun]:
     """The runs at these paths: run directories, or folders of them. Raises UserError where there is none."""
-    found: list[Run] = []
+    found: list[SavedRun] = []
     for path in map(Path, paths):
         if (path / RECORD).exists() or not path.is_dir():
-            found.append(Run(path))  # says what is wrong when this is no run
+            found.append(SavedRun(path))  # says what is wrong when this is no run
             continue
         below = sorted(p.parent for p in path.glob(f"*/{RECORD}"))
         if not below:
             raise UserError(f"{path} is no run directory, and none is in it (a run has a {RECORD})")
-        found += [Run(p) for p in below]
+        found += [SavedRun(p) for p in below]
     return found
 
 
-def run_candidates(run: Run) -> dict[str, Any]:
+def run_candidates(run: SavedRun) -> dict[str, Any]:
     """Every replica's policy at every checkpoint that is there, and its final one: {"RUN/seed_0@50000": policy}.
 
     From a checkpoint a policy knows its own critic too. A damaged checkpoint is named in a warning and passed over; a replica that had
@@ -75,7 +76,7 @@ def run_candidates(run: Run) -> dict[str, Any]:
     return found
 
 
-def reward_transform(run: Run) -> tuple[float, float]:
+def reward_transform(run: SavedRun) -> tuple[float, float]:
     """(scale, shift) of a run's rewards against the recorded ones, for records that do not hold them: from its list of transforms."""
     scale, shift = 1.0, 0.0
     for text in run.record["data"]["transforms"]:
@@ -100,7 +101,7 @@ def recorded(config: DatasetConfig) -> DatasetConfig:
     return dataclasses.replace(config, **{name: getattr(default, name) for name in undone})
 
 
-def data_of(runs: Sequence[Run], device: str = "cpu") -> Dataset:
+def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
     """The data set that these runs were trained on, as recorded.
 
     Raises UserError where they were trained on different data, where it is not there any more, or is not what it was.

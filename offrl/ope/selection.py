@@ -25,7 +25,7 @@ from offrl.ope.importance import behavior_log_prob, wis
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
 from offrl.ope.model_based import model_values
 from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_problem, raw_observations
-from offrl.runs.record import Run
+from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import files as checkpoint
 
@@ -165,7 +165,7 @@ def evaluate_policies(
 
 
 def select(
-    runs: Sequence[str | Path | Run] | str | Path | Run = (),
+    runs: Sequence[str | Path | SavedRun] | str | Path | SavedRun = (),
     dataset: Dataset | DatasetConfig | str | Path | None = None,
     *,
     policies: Mapping[str, Any] | Sequence[str] = (),
@@ -182,8 +182,8 @@ def select(
     `offrl.interop.policies.load_agents` reads. returns: true values, {name: discounted return} or a CSV (see `read_returns`). Raises
     UserError for fewer than two candidates, data that differ or are gone, and candidates of other spaces.
     """
-    given = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
-    found = [run for item in given for run in ([item] if isinstance(item, Run) else find_runs([item]))]
+    given = [runs] if isinstance(runs, (str, Path, SavedRun)) else list(runs)
+    found = [run for item in given for run in ([item] if isinstance(item, SavedRun) else find_runs([item]))]
     if not found and not policies:
         raise UserError("nothing to select from: name run directories, or policies with policy=")
     if dataset is None:

@@ -6,8 +6,8 @@ from offrl.report import diagnostics as details
 from offrl.report import figures
 from offrl.report.context import MANY, Material, folded
 from offrl.report.page import Cell
-from offrl.runs.record import Run
 from offrl.runs.results import Missing, Score
+from offrl.runs.run import SavedRun
 
 MOST_DIAGNOSTICS = 60  # pictures of training metrics
 TIME = (
@@ -82,7 +82,7 @@ def diagnostics(made: Material) -> None:
     rows: list[Score | Missing] = [*made.results.scores, *made.results.missing]
     for row in rows:
         labels.setdefault(row.run, set()).add(made.results.label(row))
-    runs: list[tuple[str, Run]] = []
+    runs: list[tuple[str, SavedRun]] = []
     for run in made.results.runs:
         own = labels.get(str(run.dir), set())
         runs.append((own.pop() if len(own) == 1 else str(run.algorithm), run))

@@ -14,8 +14,9 @@ from offrl.figures.curves import Curves
 from offrl.report.page import Cell
 from offrl.report.rows import whole
 from offrl.runs.log import SCORE_COLUMNS
-from offrl.runs.record import SCORES, Run, complete
-from offrl.runs.record import behaviour as own_behaviour
+from offrl.runs.record import SCORES, complete
+from offrl.runs.run import SavedRun
+from offrl.runs.tables import behaviour as own_behaviour
 from offrl.settings.diff import ABSENT, difference, flatten, meaning, value_text
 from offrl.system.progress import duration
 
@@ -43,7 +44,7 @@ def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield values
 
 
-def times(run: Run) -> tuple[float, float, float]:
+def times(run: SavedRun) -> tuple[float, float, float]:
     """(updates per second over the whole run, seconds of training, seconds of evaluation) from timing.jsonl; NaN where it does not say.
 
     Training is the sum over logged stretches of their updates / speed, and the first updates (with compilation) as they were measured.
@@ -66,7 +67,7 @@ def times(run: Run) -> tuple[float, float, float]:
     return (updates / trained if trained else math.nan, trained + first if trained else math.nan, evaluated if seen else math.nan)
 
 
-def time_rows(runs: Sequence[Run]) -> list[list[Any]]:
+def time_rows(runs: Sequence[SavedRun]) -> list[list[Any]]:
     """Rows of the table of times: run, data set, algorithm, seeds, device, step's mode, updates/s, training, evaluation."""
     rows: list[list[Any]] = []
     for run in runs:
@@ -79,7 +80,7 @@ def time_rows(runs: Sequence[Run]) -> list[list[Any]]:
     return rows
 
 
-def version_rows(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
+def version_rows(runs: Sequence[SavedRun]) -> tuple[list[list[str]], list[str]]:
     """([name, value, in how many runs] of packages, Python, machine and device; the names that have several values)."""
     values: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for run in runs:
@@ -99,15 +100,15 @@ def version_rows(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
     return rows, several
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def settings_of(run: SavedRun) -> dict[str, Any]:
     """What decides a run's parameters, flat, without the seeds."""
     identity = complete(run.record["identity"])
     return {k: v for k, v in flatten({k: v for k, v in identity.items() if k != "seeds"}).items() if isinstance(k, str)}
 
 
-def differing(runs: Sequence[Run]) -> dict[str, tuple[list[str], list[list[str]]]]:
+def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[str]]]]:
     """For each algorithm of several runs that do not have the same settings: (names of those that differ, [run, data set, values ...])."""
-    by_algorithm: dict[str, list[Run]] = defaultdict(list)
+    by_algorithm: dict[str, list[SavedRun]] = defaultdict(list)
     for run in runs:
         by_algorithm[str(run.algorithm)].append(run)
     found = {}
@@ -122,7 +123,7 @@ def differing(runs: Sequence[Run]) -> dict[str, tuple[list[str], list[list[str]]
     return found
 
 
-def two_runs(a: Run, b: Run) -> list[list[str]]:
+def two_runs(a: SavedRun, b: SavedRun) -> list[list[str]]:
     """[setting, value in a, value in b] of all that differs between two runs: data, seeds, settings, versions, machine."""
     sides = []
     for run in (a, b):
@@ -142,13 +143,13 @@ def _text(value: Any) -> str:
     return "-" if value == ABSENT else value_text(value)
 
 
-def behaviour(runs: Sequence[Run], dataset: str, normalised: bool) -> float | None:
+def behaviour(runs: Sequence[SavedRun], dataset: str, normalised: bool) -> float | None:
     """The mean return, or score, of a data set's own episodes; None where runs saw different parts of it, or it is not known."""
     found = {own_behaviour(run.record, normalised) for run in runs if run.dataset == dataset}
     return found.pop() if len(found) == 1 else None
 
 
-def metrics(runs: Sequence[tuple[str, Run]]) -> dict[str, dict[str, dict[str, Curves]]]:
+def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[str, Curves]]]:
     """{metric: {data set: {label: {replica's number: {step: value}}}}} of training and of the extra columns of scores.csv.
 
     `runs`: (label, run). Values that are not finite are left out. Logs longer than POINTS lines are thinned evenly.
@@ -182,7 +183,7 @@ def _training(path: Path) -> dict[str, Curves]:
     return curves
 
 
-def _extra(run: Run) -> dict[str, Curves]:
+def _extra(run: SavedRun) -> dict[str, Curves]:
     """Columns of scores.csv that are no score: estimates of the critic at the evaluation, discounted returns."""
     try:
         with open(run.dir / SCORES, newline="", encoding="utf-8", errors="replace") as file:

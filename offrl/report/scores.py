@@ -17,7 +17,7 @@ from offrl.report.page import Cell, slug
 from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
 from offrl.report.summary import SEARCH
 from offrl.runs.comparable import settings_matrix
-from offrl.runs.log import CHOICE
+from offrl.runs.tables import CHOICE
 from offrl.statistics.aggregate import DRAWS, Interval, expected_online_performance
 
 WIDE = 6  # algorithms side by side

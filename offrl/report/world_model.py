@@ -18,9 +18,9 @@ from offrl.data.load import load_dataset
 from offrl.errors import UserError
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import recorded
-from offrl.runs.log import print_table
-from offrl.runs.record import Run
+from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
+from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
@@ -171,7 +171,7 @@ def _models(path: Path) -> list[tuple[Replica, Trained]]:
         raise UserError(f"{path} holds a model of another kind ({getattr(first.model, 'kind', '?')}): offrl model reports on ensembles")
     if not path.is_dir():
         return [(Replica(int(first.meta.get("seed", 0))), first)]
-    found = [(r, path / FOLDER / f"{r.name}.safetensors") for r in Run(path).replicas]
+    found = [(r, path / FOLDER / f"{r.name}.safetensors") for r in SavedRun(path).replicas]
     return [(replica, load(file)) for replica, file in found if file.exists()]  # those that diverged left none
 
 
@@ -179,7 +179,7 @@ def _own_data(run_dir: Path, trained: Trained) -> Dataset:
     """What the model was trained on, as it was then. Raises UserError where it is not there any more, or is not what it was."""
     if not (run_dir / "run.json").exists():
         raise UserError(f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME")
-    run = Run(run_dir)
+    run = SavedRun(run_dir)
     config = run_settings(run.dir).dataset
     if run.record["spec"]["source"] == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(f"{run_dir} was trained on arrays from Python; name data of the same spaces: dataset=NAME")

@@ -12,8 +12,9 @@ from typing import Any
 
 from offrl.errors import UserError
 from offrl.ope.stopping import ended_early
-from offrl.runs.record import CONFIG, RECORD, SCORES, Run, complete
+from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
+from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
 from offrl.settings.field import places
@@ -30,7 +31,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.scores: list[Score] = []
-        self.runs: list[Run] = []
+        self.runs: list[SavedRun] = []
         self.variants: list[Variant] = []
         self.missing: list[Missing] = []
         self.problems: list[str] = []
@@ -133,10 +134,10 @@ class Reader:
 
     # ---- runs
 
-    def run(self, path: Path, suite: str, reason: str = "") -> Run | None:
+    def run(self, path: Path, suite: str, reason: str = "") -> SavedRun | None:
         """Read a run directory. reason: why scores are missing, where a benchmark knows."""
         try:
-            run = Run(path)
+            run = SavedRun(path)
             flat = self._settings(run)
             label, dataset = str(run.algorithm), str(run.dataset)
         except UserError as error:
@@ -183,7 +184,7 @@ class Reader:
         return run
 
     @staticmethod
-    def _settings(run: Run) -> dict[str, Any]:
+    def _settings(run: SavedRun) -> dict[str, Any]:
         """What decides a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
         identity = {k: v for k, v in complete(run.record["identity"]).items() if k not in ("seeds", "grid")}
         flat = {k: v for k, v in flatten(identity).items() if k not in _PLACES}
@@ -205,7 +206,7 @@ class Reader:
         )
         return config if isinstance(config, dict) else {}
 
-    def _rows(self, path: Path, run: Run) -> dict[tuple[int, int, str], dict[str, Any]]:
+    def _rows(self, path: Path, run: SavedRun) -> dict[tuple[int, int, str], dict[str, Any]]:
         """(step, seed, cell of the grid) -> the whole rows of a scores.csv."""
         known = {(r.seed, r.cell) for r in run.replicas}
         rows: dict[tuple[int, int, str], dict[str, Any]] = {}
@@ -251,7 +252,7 @@ class Reader:
         except csv.Error as error:
             self.problems.append(f"{path}: not all of it can be read ({error})")
 
-    def _progress(self, path: Path, run: Run) -> tuple[int, dict[tuple[int, str], int]]:
+    def _progress(self, path: Path, run: SavedRun) -> tuple[int, dict[tuple[int, str], int]]:
         """(the last step in metrics.jsonl, {(seed, cell): step at which it was found to have diverged})."""
         last = next(_lines_backwards(path, TAIL), None)
         if last is None:
@@ -289,7 +290,7 @@ class Reader:
 _PLACES = {f"dataset.{name}" for name in places(DatasetConfig)}
 
 
-def _why(run: Run, steps: int | None, at: int, scored: bool) -> str:
+def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:
     """Why a replica has no final score."""
     if steps is None:
         return f"{CONFIG} cannot be read, so whether the run finished is not known"

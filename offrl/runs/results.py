@@ -27,7 +27,7 @@ from offrl.settings.diff import Variant, labels
 from offrl.statistics.intervals import mean_interval
 
 if TYPE_CHECKING:
-    from offrl.runs.record import Run
+    from offrl.runs.run import SavedRun
 
 __all__ = [
     "COLUMNS",
@@ -148,7 +148,7 @@ class Results:
     """What `collect` found."""
 
     scores: list[Score]  # every evaluation; of runs that are the same, one
-    runs: list[Run] = field(default_factory=list)  # the run directories, the duplicates too
+    runs: list[SavedRun] = field(default_factory=list)  # the run directories, the duplicates too
     problems: list[str] = field(default_factory=list)  # what a reader must know: damage, duplicates, unlike versions; one line each
     missing: list[Missing] = field(default_factory=list)
     labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (data set, algorithm, settings) -> label

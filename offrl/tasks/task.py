@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offrl import registry
@@ -49,3 +49,12 @@ def lookup(name: str) -> Task | None:
         if task is not None:
             return task
     return None
+
+
+def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Task:
+    """`task` scored in the environment that `factory` makes; for data without a task a new one called `name`."""
+    if task is None:
+        return Task(name=name, env_factory=factory)
+    keys = task.observation_keys
+    kept = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals are told apart, as the data have them
+    return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=kept)

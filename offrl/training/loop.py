@@ -28,7 +28,8 @@ from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.ope.stopping import Plateau
 from offrl.runs import record as runs
-from offrl.runs.log import NoLog, RunLog, score_text
+from offrl.runs.log import NoLog, RunLog
+from offrl.runs.tables import score_text
 from offrl.settings.evaluation import worker_count
 from offrl.settings.replicas import Replica, replicas
 from offrl.settings.train import TrainConfig

@@ -21,19 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluation, Evaluator, Tally
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
 from offrl.system.progress import Progress
-from offrl.tasks.environments import resolve_task
 from offrl.tasks.episodes import aim, observe
 from offrl.tasks.task import Task
 from offrl.video.frames import NoVideo, Painter, Reel, draw_fast, first_line, follow, has_physics, pictures, silently, write
 
 if TYPE_CHECKING:
-    from offrl.runs.record import Run
+    from offrl.runs.run import SavedRun
 
 FOLDER = "videos"
 MOST = 36  # replicas in one picture
@@ -64,7 +62,7 @@ def prepare() -> None:
 
 
 def film(
-    run: Run,
+    run: SavedRun,
     config: EvalConfig,
     *,
     env: Any = None,
@@ -80,14 +78,16 @@ def film(
     scored: the scores of the same evaluation, to compare with. Raises NoVideo, with the reason, where that is not possible; no half-written
     file is left behind.
     """
-    task = _task(run, config, env)
+    task = run.task(env)
+    if task is None:
+        raise NoVideo(f"{run.dir} has no environment")
     replicas = run.replicas[:MOST]
     if len(replicas) < len(run.replicas):
         warn(f"the video shows the first {MOST} of {len(run.replicas)} replicas")
     size = size or (480 if len(replicas) == 1 else 320 if len(replicas) <= 4 else 256)
     size += size % 2
     videos = min(videos, config.episodes)
-    policies = [run._load(r) for r in replicas]
+    policies = [run.load_policy(r) for r in replicas]
     written: list[Path] = []
     with contextlib.ExitStack() as stack:
         evaluator = stack.enter_context(_evaluator(task, config, size))
@@ -128,22 +128,6 @@ def _disk() -> Iterator[None]:
         yield
     except OSError as error:
         raise NoVideo(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}") from error
-
-
-def _task(run: Run, config: EvalConfig, env: Any) -> Task:
-    """What `run.evaluate(env=env)` scores in."""
-    from offrl.data.dataset import DataSpec
-    from offrl.runs.record import with_factory
-
-    spec = DataSpec.from_json(run.record["spec"])
-    own = run.record.get("env", "auto")
-    name = env if isinstance(env, str) else "auto" if callable(env) or own == "none" else own
-    task = with_factory(spec.task, env, spec.name) if callable(env) else spec.task
-    task = resolve_task(task, dataclasses.replace(config, env=name), run.goal_conditioned)
-    if task is None:
-        raise NoVideo(f"{run.dir} has no environment")
-    check_fit(spec, task)
-    return task
 
 
 def _plain(text: str) -> str:

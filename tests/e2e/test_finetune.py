@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from offrl.runs.record import Run
+from offrl.api import Run
 from offrl.system import files as checkpoint
 
 from .conftest import Offrl, Result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offrl.runs.record import Run
+from offrl.api import Run
 from offrl.runs.results import collect, write
 
 from .conftest import Offrl

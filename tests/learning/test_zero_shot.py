@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import offrl
+from offrl.api import Run
 from offrl.envs.point_mass import PointMass
-from offrl.runs.record import Run
 
 pytestmark = pytest.mark.learning
 COMMON: dict[str, Any] = {"compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 20, "eval.workers": 0, "compile": "eager"}
@@ -46,7 +46,7 @@ def at_random(name: str) -> float:
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_reward_never_seen(folder: str, fb: Run, name: str) -> None:
     labels = f"offrl.envs.point_mass:{name}"
-    told = fb.told(labels, episodes=EPISODES)
+    told = fb.evaluate_on_reward(labels, episodes=EPISODES)
     settings = {**COMMON, **ALONE, "dataset.reward_labels": labels, "eval.env": "none"}
     alone = offrl.train("td3_bc", "point-mass", seeds=1, steps=2000, runs_dir=folder, settings=settings)
     trained = alone.evaluate(episodes=EPISODES, env=partial(PointMass, name), max_steps=50).returns.mean()

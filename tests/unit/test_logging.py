@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from offrl.errors import UserError
-from offrl.runs import log
+from offrl.runs import log, tables
 from offrl.settings.replicas import Replica, expand
 from offrl.system.progress import Pace, duration
 
@@ -215,10 +215,10 @@ def test_tensorboard_of_a_grid_has_its_cells(tmp_path: Path) -> None:
 
 def test_progress_of_a_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = expand({"temperature": [1.0, 3.0, 10.0]}, [0, 1])
-    text = log.score_text("score", [60.0, 64.0, 10.0, 14.0, 30.0, 30.0], grid)
+    text = tables.score_text("score", [60.0, 64.0, 10.0, 14.0, 30.0, 30.0], grid)
     assert text == "score 12.0 .. 62.0 over 3 cells"
-    assert log.score_text("return", [12.0, 14.0], [Replica(0), Replica(1)]) == "return 13.0 [0.3, 25.7]"
-    assert log.score_text("score", [12.0], expand({"temperature": [1.0]}, [0])) == "score 12.0"
+    assert tables.score_text("return", [12.0, 14.0], [Replica(0), Replica(1)]) == "return 13.0 [0.3, 25.7]"
+    assert tables.score_text("score", [12.0], expand({"temperature": [1.0]}, [0])) == "score 12.0"
     with start(tmp_path, replicas=grid, quiet=False) as run:
         run.progress(50, 10.0, text)
     assert "10 updates/s x 6 replicas = 60/s" in capsys.readouterr().out
@@ -262,10 +262,10 @@ def test_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_final_table(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        log.Result("iql", 4, (1900.0, 1800.0, 2000.0), (60.0, 55.5, 64.5), None, 22.0),
-        log.Result("bc", 1, (900.0, float("nan"), float("nan")), (25.0, float("nan"), float("nan")), None, 22.0),
+        tables.Result("iql", 4, (1900.0, 1800.0, 2000.0), (60.0, 55.5, 64.5), None, 22.0),
+        tables.Result("bc", 1, (900.0, float("nan"), float("nan")), (25.0, float("nan"), float("nan")), None, 22.0),
     ]
-    log.final_table(rows, "hopper")
+    tables.final_table(rows, "hopper")
     text = capsys.readouterr().out.splitlines()
     assert text[0] == "hopper" and "success" not in text[1]
     assert text[3].split("  ")[0] == "iql" and "60.0 [55.5, 64.5]" in text[3]
@@ -275,10 +275,10 @@ def test_final_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        log.Result("iql", 2, (0.0, 0.0, 0.0), (score, score - 1, score + 1), None, 22.0, (("temperature", t), ("expectile", 0.7)))
+        tables.Result("iql", 2, (0.0, 0.0, 0.0), (score, score - 1, score + 1), None, 22.0, (("temperature", t), ("expectile", 0.7)))
         for t, score in ((10.0, 5.0), (1.0, 60.0))
     ]
-    log.final_table([*rows, log.Result("bc", 2, (0.0, 0.0, 0.0), (20.0, 19.0, 21.0))])
+    tables.final_table([*rows, tables.Result("bc", 2, (0.0, 0.0, 0.0), (20.0, 19.0, 21.0))])
     header, _, *lines, note = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["algorithm", "temperature", "expectile", "score"]
     assert [line.split()[:4] for line in lines] == [
@@ -286,7 +286,7 @@ def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
         ["iql", "1", "0.7", "60.0"],
         ["bc", "20.0", "[19.0,", "21.0]"],
     ]
-    assert note == log.CHOICE
+    assert note == tables.CHOICE
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (75, "1 min 15 s"), (7500, "2 h 05 min"), (float("inf"), "?")])

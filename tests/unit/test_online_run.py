@@ -18,12 +18,12 @@ from gymnasium import spaces
 
 import offrl
 from offrl import registry
+from offrl.api import Run
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.finetuning import summary as outcome
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches
-from offrl.runs.record import Run
 from offrl.system import files as checkpoint
 
 SMALL: dict[str, Any] = {"quiet": True, "device": "cpu", "compile": "eager", "log_every": 10, "eval.episodes": 2, "eval.every": 20}

@@ -13,7 +13,8 @@ import pytest
 from offrl.errors import UserError
 from offrl.figures import curves as plots
 from offrl.figures import style
-from offrl.runs.log import SCORE_COLUMNS, Result
+from offrl.runs.log import SCORE_COLUMNS
+from offrl.runs.tables import Result
 from offrl.settings.replicas import expand
 
 

@@ -15,6 +15,7 @@ import yaml
 from offrl import registry
 from offrl.algorithms.bc import BC, BCConfig
 from offrl.algorithms.iql import IQL
+from offrl.api import Run
 from offrl.data import Dataset
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
@@ -210,7 +211,7 @@ def test_the_record_lists_the_replicas_and_resume_keeps_them(run_dir: Path) -> N
     saved = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert saved["grid"] == GRID and "temperature" not in saved["algo"] and saved["algo"]["discount"] == 0.99
     again = run_settings(run_dir, {"steps": 5})
-    assert list(again.grid.items()) == list(GRID.items()) and replicas(again) == runs.Run(run_dir).replicas
+    assert list(again.grid.items()) == list(GRID.items()) and replicas(again) == Run(run_dir).replicas
     runs.prepare(run_dir, again, dataset(), lambda: ("eager", 1), torch.device("cpu"))
     with pytest.raises(UserError, match=r"algo.temperature and grid.temperature=\[1,3\] are both given"):
         run_settings(run_dir, {"algo.temperature": 5})
@@ -233,7 +234,7 @@ def test_a_run_without_a_grid_or_precision_is_not_one_with_it(tmp_path: Path) ->
 
 
 def test_policies_by_value(run_dir: Path) -> None:
-    run = runs.Run(run_dir)
+    run = Run(run_dir)
     algorithm = IQL(IQL.Config(hidden=[4]), SPEC)
     with pytest.raises(UserError, match=r"temperature=1,expectile=0.7,seed=1.safetensors does not exist: training has not finished"):
         run.policy(1, temperature=1, expectile=0.7)
@@ -258,23 +259,23 @@ def test_policies_by_value(run_dir: Path) -> None:
 
 def test_one_cell_needs_no_value(tmp_path: Path) -> None:
     prepare(tmp_path / "run", grid__temperature=5)
-    run = runs.Run(tmp_path / "run")
+    run = Run(tmp_path / "run")
     with pytest.raises(UserError, match=r"temperature=5,seed=1.safetensors does not exist"):
         run.policy(1)
     prepare(tmp_path / "plain")
     with pytest.raises(UserError, match="no grid over 'temperature'; it has no grid"):
-        runs.Run(tmp_path / "plain").policy(temperature=5)
+        Run(tmp_path / "plain").policy(temperature=5)
 
 
 def test_diverged_names_replicas(run_dir: Path) -> None:
     alive = torch.tensor([True, False, *[True] * 6])
     checkpoint.save(run_dir, 10, {"alive": alive}, {}, 1)
-    (lost,) = runs.Run(run_dir).diverged
+    (lost,) = Run(run_dir).diverged
     assert str(lost) == "temperature=1,expectile=0.7,seed=1"
 
 
 def test_results_have_a_row_for_each_cell(run_dir: Path) -> None:
-    run = runs.Run(run_dir)
+    run = Run(run_dir)
     assert run.results() == []
     lines = ["step,seed,temperature,expectile,episodes,return_mean,return_std,length_mean,success,score,dataset,environment"]
     for step in (10, 20):

@@ -307,8 +307,8 @@ def test_a_table_of_results_alone(tmp_path: Path) -> None:
 
 
 def test_times(tmp_path: Path) -> None:
+    from offrl.api import Run
     from offrl.report.diagnostics import times
-    from offrl.runs.record import Run
 
     run = make(tmp_path, "bc", "hopper-medium-v2", level(50))
     speed, trained, evaluated = times(Run(run))

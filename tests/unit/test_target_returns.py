@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import offrl
+from offrl.api import Run
 from offrl.cli.main import main
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.target_returns import spread_targets
-from offrl.runs.record import Run
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.task import lookup
 
@@ -71,7 +71,7 @@ def test_what_was_earned_is_taken_off(run: Run) -> None:
         assert float(policy._carry.window["returns_to_go"][0, -1]) == pytest.approx(left)
 
 
-def test_asking(run: Run, bc: Run) -> None:
+def test_with_another_target_return(run: Run, bc: Run) -> None:
     policy = run.policy(seed=0)
     other = policy.asking(-7.5)
     assert float(other.start(1).remaining) == -7.5 and float(policy.start(1).remaining) == 2.0
@@ -82,19 +82,19 @@ def test_asking(run: Run, bc: Run) -> None:
 
 
 def test_several_returns_at_once(run: Run) -> None:
-    achieved = run.ask([1.0, 3.0], episodes=2)
+    achieved = run.evaluate_target_returns([1.0, 3.0], episodes=2)
     assert achieved.targets == (1.0, 3.0) and len(achieved.evaluations) == 2
-    alone = run.ask([3.0], episodes=2).evaluations[0]
+    alone = run.evaluate_target_returns([3.0], episodes=2).evaluations[0]
     assert np.array_equal(alone.returns, achieved.evaluations[1].returns) and alone.returns.shape == (2, 2)
     assert spread_targets(0.0, 100.0) == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0]
     assert spread_targets(5.0, 5.0) == [5.0]
-    assert run.ask(episodes=1).targets[-1] == pytest.approx(2.2)
+    assert run.evaluate_target_returns(episodes=1).targets[-1] == pytest.approx(2.2)
 
 
 def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run.dir), "target_returns=[0.5,2]", "episodes=1"]) == 0
     out = capsys.readouterr().out
-    assert "asked" in out and "score [95% interval]" in out and out.count(".png") == 1
+    assert "target return" in out and "score [95% interval]" in out and out.count(".png") == 1
     with open(Path(run.dir) / "target_returns.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(float(r["target_return"]), r["seed"]) for r in rows] == [(0.5, "0"), (0.5, "1"), (2.0, "0"), (2.0, "1")]

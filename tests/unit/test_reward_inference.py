@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import offrl
+from offrl.api import Run
 from offrl.cli.main import main
 from offrl.data.load import load_dataset
 from offrl.envs.point_mass import at_centre, at_ring
 from offrl.errors import UserError
-from offrl.evaluation import reward_inference as other_rewards
+from offrl.evaluation import reward_inference
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.runs.record import Run
 
 SMALL: dict[str, Any] = {"compile": "eager", "quiet": True, "eval.env": "none", "compare": []}
 FB = {"algo.hidden": [8], "algo.inputs_hidden": [8], "algo.backward_hidden": [8], "algo.z_dim": 3, "algo.batch_size": 16}
@@ -36,12 +36,12 @@ def rings(columns: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def test_both_returns(run: Run, tmp_path: Path) -> None:
-    earned = run.told(rings, episodes=3)
+    earned = run.evaluate_on_reward(rings, episodes=3)
     data = load_dataset("point-mass")
     returns = at_ring(data.columns["next_observations"][:, :2].numpy()).reshape(-1, 50).sum(1)
     assert earned.name == "rings" and earned.data == pytest.approx(returns.mean(), rel=1e-4)
     # the same episodes, played by the policies that were told, which `save` keeps
-    states, values, _ = other_rewards.sample(data, rings)
+    states, values, _ = reward_inference.sample(data, rings)
     assert states.shape == (10_000, 4)
     np.testing.assert_allclose(values, at_ring(states[:, :2]), atol=1e-6)
     told = [run.policy(seed).rewarded(states, values) for seed in (0, 1)]
@@ -52,7 +52,7 @@ def test_both_returns(run: Run, tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.act(observations), policy.act(observations))
         assert not np.array_equal(run.policy(n).act(observations), loaded.act(observations))
     assert earned.returns.shape == (2, 3) == earned.evaluation.returns.shape and (earned.returns != earned.evaluation.returns).all()
-    own = run.told(lambda columns: columns["rewards"], episodes=3)
+    own = run.evaluate_on_reward(lambda columns: columns["rewards"], episodes=3)
     np.testing.assert_allclose(own.returns, own.evaluation.returns, rtol=1e-4)  # the environment's own reward, told
 
 
@@ -71,7 +71,7 @@ def test_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run.dir), "rewards=[offrl.envs.point_mass:ring,offrl.envs.point_mass:band]", "episodes=2"]) == 0
     text = capsys.readouterr().out
     assert "point_mass:ring" in text and "the environment's return" in text
-    with open(run.dir / other_rewards.TABLE, newline="") as file:
+    with open(run.dir / reward_inference.TABLE, newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["rewards"][-4:], r["seed"]) for r in rows] == [("ring", "0"), ("ring", "1"), ("band", "0"), ("band", "1")]
     assert all(float(r["return_mean"]) != float(r["environment_return_mean"]) for r in rows)
@@ -79,8 +79,8 @@ def test_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="say nothing of what to do"):
-        run.told(lambda columns: np.zeros(len(columns["rewards"])), episodes=1)
+        run.evaluate_on_reward(lambda columns: np.zeros(len(columns["rewards"])), episodes=1)
     assert main(["evaluate", str(run.dir), "rewards=nofile.py:f"]) == 2 and "no file nofile.py" in capsys.readouterr().err
     bc = offrl.train("bc", "point-mass", seeds=1, steps=2, runs_dir=str(tmp_path), settings={**SMALL, "algo.hidden": [4]})
     with pytest.raises(UserError, match="a policy of bc has to be trained for other rewards"):
-        bc.told("offrl.envs.point_mass:ring", episodes=1)
+        bc.evaluate_on_reward("offrl.envs.point_mass:ring", episodes=1)

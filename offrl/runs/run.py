@@ -1,0 +1,151 @@
+"""A run directory, read back."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offrl import registry
+from offrl.errors import UserError, nearest
+from offrl.runs.record import SCORES, read_record
+from offrl.runs.tables import Result, summarise
+from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
+from offrl.system import files as checkpoint
+
+if TYPE_CHECKING:
+    from offrl.evaluation.policy import TrainedPolicy
+    from offrl.tasks.task import Task
+
+
+class SavedRun:
+    """The settings, scores and policies of a run directory. It reads only; `offrl.Run` has verbs."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        """Raises UserError when there is no run."""
+        self.dir = Path(run_dir)
+        self.record = read_record(self.dir)
+        self.seeds: list[int] = self.record["identity"]["seeds"]
+        self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
+        self.replicas: list[Replica] = expand(self.grid, self.seeds)
+        self.algorithm: str = self.record.get("label", self.record["identity"]["algo"]["name"])
+        self.dataset: str = self.record["data"]["name"]
+
+    def __repr__(self) -> str:
+        grid = f", {grid_text(self.grid)}" if self.grid else ""
+        return f"{type(self).__name__}({str(self.dir)!r}: {self.algorithm} on {self.dataset}, seeds {self.seeds}{grid})"
+
+    @property
+    def acts(self) -> bool:
+        """Whether what was trained acts, and can be scored; a world model does not."""
+        return bool(registry.get("algo", self.record["identity"]["algo"]["name"]).traits.policy_modules)
+
+    @property
+    def goal_conditioned(self) -> bool:
+        """Whether its policies act towards a goal."""
+        settings = self.record["identity"]["algo"]
+        kind = registry.get("algo", settings["name"])
+        known = {f.name for f in dataclasses.fields(kind.Config)}
+        return bool(kind.traits_for(kind.Config(**{k: v for k, v in settings.items() if k in known})).goal_conditioned)
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """The rows of scores.csv, numbers as numbers and empty cells as None."""
+        path = self.dir / SCORES
+        if not path.exists():
+            return []
+        with open(path, newline="", encoding="utf-8") as file:
+            return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+    @property
+    def final_scores(self) -> list[dict[str, Any]]:
+        """The rows of the last evaluation, one for each replica."""
+        rows = self.scores
+        return [r for r in rows if r["step"] == rows[-1]["step"]]
+
+    @property
+    def diverged(self) -> list[Replica]:
+        """Replicas that were frozen because a loss was not finite."""
+        found = checkpoint.load_latest(self.dir)
+        return [] if found is None else [r for r, ok in zip(self.replicas, found[0]["alive"].tolist(), strict=True) if not ok]
+
+    def policy(self, seed: int | None = None, **values: float) -> TrainedPolicy:
+        """The policy of one seed, the first by default, and of one grid point: `policy(seed=0, temperature=3.0)`.
+
+        A field may be left out where the grid has one value for it. Raises UserError for a seed or value that was not trained, where
+        several grid points fit, or before training ended.
+        """
+        return self.load_policy(self.replica(self.seeds[0] if seed is None else seed, values))
+
+    def replica(self, seed: int, values: dict[str, float]) -> Replica:
+        """The replica with this seed and these values. Raises UserError."""
+        if seed not in self.seeds:
+            raise UserError(f"{self.dir} has no seed {seed}; it has {', '.join(map(str, self.seeds))}")
+        for field, value in values.items():
+            if field not in self.grid:
+                has = f"its grid is over {', '.join(self.grid)}" if self.grid else "it has no grid"
+                raise UserError(f"{self.dir} has no grid over '{field}'; {has}.{nearest(field, self.grid)}")
+            if value not in self.grid[field]:
+                raise UserError(f"{self.dir} has no {field}={value}; it has {', '.join(map(number, self.grid[field]))}")
+        open_ = {field: given for field, given in self.grid.items() if field not in values and len(given) > 1}
+        if open_:
+            choices = "; ".join(f"{field}={' or '.join(map(number, given))}" for field, given in open_.items())
+            raise UserError(f"{self.dir} has several policies of seed {seed}; say which: policy(seed={seed}, ...) with {choices}")
+        chosen = {field: values.get(field, given[0]) for field, given in self.grid.items()}
+        return next(r for r in self.replicas if r.seed == seed and dict(r.values) == chosen)
+
+    def load_policy(self, replica: Replica, device: str = "auto") -> TrainedPolicy:
+        """The final policy of a replica. Raises UserError before training ended."""
+        from offrl.evaluation.policy import TrainedPolicy
+
+        path = self.dir / "policies" / f"{replica.name}.safetensors"
+        if not path.exists():
+            raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")
+        return TrainedPolicy.load(path, device)
+
+    def task(self, env: str | Callable[[], Any] | None = None, goals: bool | None = None) -> Task | None:
+        """The task to score the policies in; None where there is no environment.
+
+        env: a Gymnasium id, "auto" (the dataset's), a function that makes an environment, or None for the one that the run was scored in.
+        goals: whether policies act towards goals, by default as they were trained. Raises UserError where it does not fit the data.
+        """
+        from offrl.data.dataset import DataSpec
+        from offrl.data.fit import check_fit
+        from offrl.settings.evaluation import EvalConfig
+        from offrl.tasks.environments import resolve_task
+        from offrl.tasks.task import with_factory
+
+        spec, trained_with = DataSpec.from_json(self.record["spec"]), self.record.get("env", "auto")
+        name = env if isinstance(env, str) else "auto" if callable(env) or trained_with == "none" else trained_with
+        task = with_factory(spec.task, env, spec.name) if callable(env) else spec.task
+        task = resolve_task(task, EvalConfig(env=name), self.goal_conditioned if goals is None else goals)
+        if task is not None:
+            check_fit(spec, task)
+        return task
+
+    def results(self) -> list[Result]:
+        """The last evaluation as rows of a table: one for each grid point, in the grid's order; none when nothing was scored.
+
+        Seeds that diverged are left out, unless all of a cell's did: they did not train to the end.
+        """
+        rows = self.scores and self.final_scores
+        if not rows:
+            return []
+        lost, found = self.diverged, []
+        for values, where in by_cell(self.replicas).items():
+            kept = [i for i in where if self.replicas[i] not in lost] or where
+            found.append(summarise(self.algorithm, [rows[i] for i in kept], self.record, values))
+        return found
+
+
+def _number(text: str) -> Any:
+    if text == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,116 @@
+"""Tables of runs: rows of results, intervals in words, and the final table."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offrl.settings.replicas import Replica, Values, by_cell, number
+from offrl.statistics.intervals import mean_interval
+
+Interval = tuple[float, float, float]  # mean, low, high
+CHOICE = "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
+
+
+def interval_text(interval: Interval | None, digits: int = 1) -> str:
+    """`62.1 [58.0, 66.2]`; the mean alone when there is no interval (one seed); empty when there is no value."""
+    if interval is None or not math.isfinite(interval[0]):
+        return ""
+    mean, low, high = interval
+    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) and low != high else ""
+    return f"{mean:.{digits}f}{bounds}"
+
+
+def score_text(unit: str, values: Sequence[float], replicas: Sequence[Replica]) -> str:
+    """`score 62.1 [58.0, 66.2]` from one value per replica; in a grid the range of its cells' means: `score 12.1 .. 63.0 over 6 cells`.
+
+    No cell is named: that would suggest the best one, and choosing it by its score uses the environment.
+    """
+    cells = by_cell(replicas)
+    if len(cells) == 1:
+        return f"{unit} {interval_text(mean_interval(values))}"
+    means = [mean_interval([values[i] for i in where])[0] for where in cells.values()]
+    return f"{unit} {min(means):.1f} .. {max(means):.1f} over {len(cells)} cells"
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """A table on standard output: ruled on a terminal, aligned plain text elsewhere. Columns of numbers stand to the right."""
+    cells = [["" if c is None else str(c) for c in row] for row in rows]
+    right = [all(not row[i] or row[i][0] in "+-.0123456789" for row in cells) and any(row[i] for row in cells) for i in range(len(headers))]
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+        for header, numeric in zip(headers, right, strict=True):
+            table.add_column(Text(header), justify="right" if numeric else "left")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(header), *(len(row[i]) for row in cells), 0) for i, header in enumerate(headers)]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [c.rjust(w) if numeric else c.ljust(w) for c, w, numeric in zip(row, widths, right, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    text = [title] if title else []
+    text += [line(headers), "  ".join("-" * w for w in widths), *map(line, cells)]
+    print("\n".join(text), flush=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the final table. Means come with the ends of their 95% interval over seeds."""
+
+    algorithm: str
+    seeds: int
+    returns: Interval
+    score: Interval | None = None  # normalised, when the task has reference scores
+    success: Interval | None = None  # share of episodes, when the task has a notion of success
+    behaviour: float | None = None  # mean of the data set's own episodes: a score when `score` is given, else a return
+    values: Values = ()  # the cell of a grid that these seeds were trained in
+
+
+def final_table(results: Sequence[Result], title: str = "") -> None:
+    """What a run ends with, one line for each cell of a grid. Columns that no row has a value for are left out."""
+    unit = "score" if any(r.score for r in results) else "return"
+    fields = dict.fromkeys(field for r in results for field, _ in r.values)
+    columns: dict[str, list[str]] = {
+        "algorithm": [r.algorithm for r in results],
+        **{field: [number(v) if (v := dict(r.values).get(field)) is not None else "" for r in results] for field in fields},
+        "score [95% interval]": [interval_text(r.score) for r in results],
+        "success [95% interval]": [interval_text(r.success, 2) for r in results],
+        "return [95% interval]": [interval_text(r.returns) for r in results],
+        f"data's mean {unit}": ["" if r.behaviour is None else f"{r.behaviour:.1f}" for r in results],
+        "seeds": [str(r.seeds) for r in results],
+    }
+    columns = {name: column for name, column in columns.items() if any(column)}
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), title)
+    if sum(bool(r.values) for r in results) > 1:
+        print(CHOICE)
+
+
+def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any], values: Values = ()) -> Result:
+    """One row of the final table from the rows of one evaluation. `values`: the cell of the grid that all of them belong to."""
+
+    def interval(key: str) -> tuple[float, float, float] | None:
+        values = [r[key] for r in rows]
+        return None if any(v is None for v in values) else mean_interval(values)
+
+    returns, score = interval("return_mean"), interval("score")
+    assert returns is not None
+    return Result(algorithm, len(rows), returns, score, interval("success"), behaviour(record, score is not None), values)
+
+
+def behaviour(record: dict[str, Any], normalised: bool) -> float | None:
+    """The mean return, or score, of a run's data set as it was recorded; None where that is not known."""
+    mean, task = record["data"].get("return_mean"), (record.get("spec") or {}).get("task") or {}
+    if not isinstance(mean, (int, float)) or (normalised and (task.get("ref_min") is None or task.get("ref_max") is None)):
+        return None
+    return 100.0 * (mean - task["ref_min"]) / (task["ref_max"] - task["ref_min"]) if normalised else float(mean)
