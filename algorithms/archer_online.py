@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Traits, Tree
+from offrl.algorithm import Metrics, Requirement, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit
 from offrl.data.samplers.transitions import Batch
@@ -73,13 +73,13 @@ class ArCHerOnline(Hierarchical):
     rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (3e-6, 3e-4), "critic_learning_rate": (2e-5, 1e-3)}
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
         """Raises UserError where there is no environment to play in, or it does not speak; and for legal=rerank."""
         if config.algo.legal == "rerank":
             raise UserError("algo.legal=rerank: archer_online learns from what its actor writes freely; take algo.legal=ignore")
         if dataset.spec.text:
             check_fit(dataset.spec, played_in(config.algo, dataset.spec))
-        return super().prerequisites(config, dataset)
+        return super().requires(config, dataset)
 
     # ---- an iteration
 

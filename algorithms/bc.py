@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.nn import make_policy
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
+
+NOISE = 1_000  # folded into the key of samples; dropout folds in the numbers of layers
 
 
 @dataclass
@@ -27,13 +30,19 @@ class BCConfig:
         "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood (discrete actions: always categorical)",
         choices=("deterministic", "gaussian", "tanh_gaussian"),
     )
+    loss: str = setting(
+        "likelihood",
+        "of a stochastic policy: its negative log-likelihood, or the squared error of a reparametrised sample",
+        choices=("likelihood", "sample_error"),
+    )
     dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99)
     init: str = setting("torch", "initial weights: torch (uniform) or orthogonal", choices=("torch", "orthogonal"))
 
 
 @register("algo", "bc")
 class BC(Algorithm):
-    """Minimise |pi(s) - a|**2 (mean over batch and action dimensions), or -log pi(a|s) for a stochastic policy."""
+    """Minimise |pi(s) - a|**2 (mean over batch and action dimensions), or for a stochastic policy -log pi(a|s), or |a' - a|**2 with a'
+    drawn from pi(.|s)."""
 
     Config = BCConfig
 
@@ -43,7 +52,10 @@ class BC(Algorithm):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         dist = self.apply("actor", actor, batch["observations"], key)
-        loss = self.policy.bc_loss(dist, batch["actions"]).mean()
+        if self.config.loss == "sample_error" and not self.spec.discrete:
+            loss = (self.policy.sample(dist, rng.fold_in(key, NOISE)) - batch["actions"]).square().mean()
+        else:
+            loss = self.policy.bc_loss(dist, batch["actions"]).mean()
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

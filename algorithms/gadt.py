@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Metrics, Pretrained, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -25,7 +25,6 @@ from offrl.families.teacher import CHUNK, Valued, ValuedSettings
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.training import stages as parts
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 NEVER = -1e9  # the advantage of a step after which nothing is known
@@ -75,41 +74,35 @@ class GADT(Valued, WindowAlgorithm):
     Config = GADTConfig
     traits = replace(Valued.traits, goal_conditioned=True)
     online: ClassVar[dict[str, Any] | None] = None
+    teacher = "hiql"
     suitable = "hiql, ota, gcivl or gciql"
 
     @classmethod
-    def teacher(cls, config: Any) -> Any:
-        c, kind = config, registry.get("algo", "hiql")
-        return kind.Config(
-            subgoal_steps=c.subgoal_steps,
-            representation=c.representation,
-            expectile=c.expectile,
-            discount=c.discount,
-            hidden=list(c.value_hidden),
-            batch_size=c.value_batch_size,
-            learning_rate=c.value_learning_rate,
-        )
+    def teacher_settings(cls, config: Any) -> dict[str, Any]:
+        c = config
+        return {
+            "subgoal_steps": c.subgoal_steps, "representation": c.representation, "expectile": c.expectile, "discount": c.discount,
+            "hidden": list(c.value_hidden), "batch_size": c.value_batch_size, "learning_rate": c.value_learning_rate,
+        }  # fmt: skip
 
     @classmethod
-    def accept(cls, part: parts.Part) -> None:
-        Subgoals.of(part)  # which refuses what has none
+    def check_values(cls, run: Pretrained) -> None:
+        Subgoals.of(run)  # which refuses what has none
 
     def modules(self) -> Any:
         c = self.config
-        settings = c.values_settings or dataclasses.asdict(self.teacher(c))
+        settings = c.values_settings or {"name": self.teacher, **self.teacher_settings(c)}
         kind = registry.get("algo", settings["name"])
         self.subgoals = Subgoals.from_algorithm(kind(kind.Config(**settings), self.spec), c.subgoal_steps)
         return super().modules()
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """The high level, which acts but does not learn; and the states that it may choose, drawn before the first update."""
-        c, own = self.config, self.subgoals
-        part = parts.there(c.values, c.values_id, self.spec, "values") if c.values else None
-        # training without the run fails when the data are judged; a policy's file has what it needs
-        found = (part.state if part else own.algorithm.init(0)).params
-        tree: dict[str, Any] = {name: found[name] for name in own.modules}
+        own, run = self.subgoals, self.pretrained.get("values")
+        values = (run.state if run else own.algorithm.init(0)).params  # a policy's file has its own
+        tree: dict[str, Any] = {name: values[name] for name in own.modules}
         if not own.latent:
-            s, many = self.spec, c.candidates
+            s, many = self.spec, self.config.candidates
             tree["candidates"] = [torch.zeros(many, s.observation_dim), torch.zeros(many, s.goal_dim or s.observation_dim)]
         return tree
 
@@ -137,7 +130,7 @@ class GADT(Valued, WindowAlgorithm):
     @torch.no_grad()
     def judge(self, dataset: Dataset) -> dict[str, Tensor]:
         """The prompt of every row, and the advantage of what the data do there on the way to it."""
-        part, own, columns = self.part, self.subgoals, dataset.columns
+        run, own, columns = self.pretrained["values"], self.subgoals, dataset.columns
         last = torch.repeat_interleave(dataset.episode_end - 1, dataset.episode_lengths())
         ahead = torch.minimum(torch.arange(len(dataset), device=last.device) + own.steps, last)
         goal_column = columns[ACHIEVED if self.spec.goal_dim else "observations"]
@@ -145,8 +138,8 @@ class GADT(Valued, WindowAlgorithm):
         for rows in torch.arange(len(dataset), device=last.device).split(CHUNK):
             now, after = (columns[name][rows].cpu().flatten(1).float() for name in ("observations", "next_observations"))
             goals = goal_column[ahead[rows]].cpu().flatten(1).float()
-            gain = own.value(part.state, after, goals) - own.value(part.state, now, goals)
-            prompts.append(own.describe(part.state, now, goals))
+            gain = own.value(run.state, after, goals) - own.value(run.state, now, goals)
+            prompts.append(own.describe(run.state, now, goals))
             advantages.append(torch.where(columns["successor_known"][rows].cpu(), gain, NEVER))
         return {PROMPTS: torch.cat(prompts), ADVANTAGES: torch.cat(advantages)}
 

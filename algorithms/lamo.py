@@ -242,7 +242,7 @@ class LaMo(SequenceAlgorithm):
 
     # ---- policy files
 
-    def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The frozen weights, or where the language model lay."""
         frozen = trunk_of(self.networks["actor"]).frozen()
         small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
@@ -252,14 +252,14 @@ class LaMo(SequenceAlgorithm):
         return {}, about
 
     @classmethod
-    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
         identity, place = about["identity"], about["place"]
-        if languages.known(identity) is not None:
-            return
-        if "architecture" in about:
-            languages.unpack(tensors, about["architecture"], identity)
-            return
-        languages.open_elsewhere(place, identity)
+        if languages.known(identity) is None:
+            if "architecture" in about:
+                languages.unpack(tensors, about["architecture"], identity)
+            else:
+                languages.open_elsewhere(place, identity)
+        return {}
 
 
 def trunk(config: Any, language: Language) -> Trunk:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
+from offrl.algorithm import Pretrained, Requirement
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import Sequences, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -24,9 +25,10 @@ from offrl.errors import UserError
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings, round_digits
 from offrl.registry import register
 from offrl.settings.field import setting
+from offrl.system.devices import pick_device
 from offrl.system.locks import once
-from offrl.training import stages as parts
-from offrl.world_models import imagined, provide
+from offrl.world_models import imagined
+from offrl.world_models.model import Trained, required
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -118,10 +120,24 @@ class MBRCSL(OutcomeConditioned):
     traits = replace(OutcomeConditioned.traits, actions=("continuous",))
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Train what is not named, play, and note which episodes came of it."""
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        """A model and a behaviour policy, where no episodes are named."""
         c = config.algo
-        path = c.imagined or str(play(config, dataset))
+        if c.imagined:
+            return {}
+        if dataset.spec.discrete:
+            raise UserError(f"{c.name} needs continuous actions and {dataset.spec.name} has discrete ones")
+        settings = {"hidden": list(c.behaviour_hidden), "learning_rate": c.behaviour_learning_rate}
+        batch = registry.get("algo", "diffusion_bc").Config().batch_size
+        steps = c.behaviour_steps or math.ceil(EPOCHS * len(dataset) / batch * min(1.0, config.steps / PUBLISHED))
+        behaviour = Requirement("diffusion_bc", settings, steps=steps, label="behaviour-diffusion_bc", check=check_behaviour)
+        return {"world_model": required({"members": c.members}), "behaviour": behaviour}
+
+    @classmethod
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The imagined episodes, played now where none are named."""
+        c = config.algo
+        path = c.imagined or str(play(config, dataset, pretrained["world_model"], pretrained["behaviour"]))
         about = imagined.about_file(path, dataset.spec)
         return dataclasses.replace(config, algo=dataclasses.replace(c, imagined=path, imagined_id=about["sha256"][:16]))
 
@@ -147,61 +163,50 @@ class MBRCSL(OutcomeConditioned):
         return BothSampler(self)
 
 
-def play(config: TrainConfig, dataset: Dataset) -> Path:
-    """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
-    from offrl.system.devices import pick_device
-
-    c, spec = config.algo, dataset.spec
-    if spec.discrete:
-        raise UserError(f"{c.name} needs continuous actions and {spec.name} has discrete ones")
-    trained = provide.named(c.world_model or str(provide.train(config, dataset, {"members": c.members})), dataset)
-    part = parts.named(c.behaviour or str(clone(config, dataset)), dataset, "behaviour")
-    acts = part.algorithm.traits.policy_modules
-    if not acts or part.algorithm.actor(part.state).start(1) is not None:
-        fault = "remembers" if acts else "does not act"
+def check_behaviour(run: Pretrained) -> None:
+    """Raise UserError for a run whose policy cannot play episodes side by side in the model."""
+    acts = run.algorithm.traits.policy_modules
+    if not acts or run.algorithm.actor(run.state).start(1) is not None:
         raise UserError(
-            f"algo.behaviour={c.behaviour}: {part.algorithm.config.name} {fault}; "
+            f"algo.behaviour: {run.algorithm.config.name} {'remembers' if acts else 'does not act'}; "
             "episodes are played by a policy without a memory, such as diffusion_bc or bc"
         )
+
+
+def play(config: TrainConfig, dataset: Dataset, trained: Trained, behaviour: Pretrained) -> Path:
+    """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
+    c, spec = config.algo, dataset.spec
     horizon = c.horizon or int(dataset.episode_lengths().max())
     settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "wanted", "range_margin")}
-    which = [trained.identity, part.identity, dataset.fingerprint, horizon, settings]
+    which = [trained.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
     name = "".join(x if x.isalnum() or x in "-_." else "-" for x in spec.name)
     digest = hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()[:10]
     path = Path(config.runs_dir) / f"imagined-{name}-{digest}.safetensors"
     device = pick_device(config.device)
 
     def make() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        there, data = trained.to(device), dataset.to(device)
-        margin = c.range_margin * (there.tree["high"] - there.tree["low"])
-        tree = {**there.tree, "low": there.tree["low"] - margin, "high": there.tree["high"] + margin}
-        actor = part.algorithm.actor(pytree.tree_map(lambda x: x.to(device), part.state))
+        model, data = trained.to(device), dataset.to(device)
+        margin = c.range_margin * (model.tree["high"] - model.tree["low"])
+        tree = {**model.tree, "low": model.tree["low"] - margin, "high": model.tree["high"] + margin}
+        actor = behaviour.algorithm.actor(pytree.tree_map(lambda x: x.to(device), behaviour.state))
 
         def act(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
             return actor.act(None, observations, key, explore=True)[0]
 
         with torch.no_grad():
             columns, about = imagined.collect(
-                there.model, tree, act, data, rng.make_key(SEED, device),
+                model.model, tree, act, data, rng.make_key(SEED, device),
                 threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()), horizon=horizon, batch=c.rollout_batch,
                 wanted=c.wanted, most=c.rollouts, tell=None if config.quiet else lambda text: print(text, flush=True),
             )  # fmt: skip
-        from_ = {"world_model": trained.identity, "behaviour": part.identity, "data": dataset.fingerprint}
-        about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **from_}
+        origin = {"world_model": trained.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
+        about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
         return {name: column.cpu().contiguous() for name, column in columns.items()}, about
 
     _, about = once(path, make, f"the imagined episodes {path}", config.quiet)
     if not path.is_file():
         raise UserError(f"{path} could not be written; choose another runs_dir=")
-    told = imagined.say(about, c.name)
+    summary = imagined.say(about, c.name)
     if not config.quiet:
-        print(told, flush=True)
+        print(summary, flush=True)
     return path
-
-
-def clone(config: TrainConfig, dataset: Dataset) -> Path:
-    """The run of the behaviour policy, trained now unless it is there."""
-    c, kind = config.algo, registry.get("algo", "diffusion_bc")
-    algo = kind.Config(hidden=list(c.behaviour_hidden), learning_rate=c.behaviour_learning_rate)
-    steps = c.behaviour_steps or math.ceil(EPOCHS * len(dataset) / algo.batch_size * min(1.0, config.steps / PUBLISHED))
-    return parts.train_first(config, dataset, algo, steps, "behaviour-diffusion_bc", "behaviour")

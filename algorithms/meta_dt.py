@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Metrics, Pretrained, Requirement, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows, ranked_episodes
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler
@@ -34,7 +34,6 @@ from offrl.nn.transformer import Affine, Table, drop, interleave, visible
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.training import stages as parts
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -117,8 +116,8 @@ class MetaDT(SequenceAlgorithm):
     online = None
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        c, path = config.algo, config.algo.task_model
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        c = config.algo
         if c.prompt:
             episode_tasks(dataset)  # what is missing is said before anything is trained
             if config.steps <= c.prompt_warmup:
@@ -126,13 +125,8 @@ class MetaDT(SequenceAlgorithm):
                     f"no prompt is trained on or acted on: steps={config.steps} are over before algo.prompt_warmup={c.prompt_warmup} "
                     "is; lower it, or train for longer"
                 )
-        if not path:
-            kind = registry.get("algo", "task_model")
-            algo = kind.Config(history=c.history, predicts=c.predicts)
-            path = str(parts.train_first(config, dataset, algo, c.task_model_steps, "task_model", "task_model"))
-        part = cls.accepted(parts.named(path, dataset, "task_model"))
-        algo = dataclasses.replace(c, task_model=path, task_model_id=part.identity, task_model_settings=part.settings)
-        return dataclasses.replace(config, algo=algo)
+        settings, steps = {"history": c.history, "predicts": c.predicts}, c.task_model_steps
+        return {"task_model": Requirement("task_model", settings, steps=steps, label="task_model", check=check_task_model, of_rewards=True)}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -142,17 +136,6 @@ class MetaDT(SequenceAlgorithm):
             best = [dataset.raw_returns[((tasks == task) & whole).cpu()].max() for task in tasks.unique()]
             config = dataclasses.replace(config, target_return=round_digits(float(torch.stack(best).mean())))
         return super().fit_config(config, dataset, grid)
-
-    @staticmethod
-    def accepted(part: parts.Part) -> parts.Part:
-        if part.settings["name"] != "task_model":
-            raise UserError(f"algo.task_model: a run of {part.settings['name']} is none of algo=task_model")
-        return part
-
-    @property
-    def part(self) -> parts.Part:
-        """The trained task model."""
-        return self.accepted(parts.load(self.config.task_model, self.spec, "task_model"))
 
     def modules(self) -> dict[str, nn.Module]:
         kind, c = registry.get("algo", "task_model"), self.config
@@ -165,10 +148,8 @@ class MetaDT(SequenceAlgorithm):
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """The task model, which acts but does not learn."""
-        c = self.config
-        part = parts.there(c.task_model, c.task_model_id, self.spec, "task_model") if c.task_model else None
-        # training without the run fails when the data are prepared; a policy's file has what it needs
-        return {"task_model": (part.state if part else self.model.init(0)).params["model"]}
+        run = self.pretrained.get("task_model")
+        return {"task_model": (run.state if run else self.model.init(0)).params["model"]}  # a policy's file has its own
 
     def sizes(self) -> dict[str, int]:
         sizes = super().sizes()
@@ -192,11 +173,11 @@ class MetaDT(SequenceAlgorithm):
 
     def judge(self, dataset: Dataset) -> dict[str, Tensor]:
         """What the transitions before each row tell of its task."""
-        return {TASK: self.model.look(self.part.state.params["model"], dataset)[0]}
+        return {TASK: self.model.look(self.pretrained["task_model"].state.params["model"], dataset)[0]}
 
     def begins(self, dataset: Dataset) -> Windows:
         """Where prompts may begin."""
-        error = self.model.look(self.part.state.params["model"], dataset)[1]
+        error = self.model.look(self.pretrained["task_model"].state.params["model"], dataset)[1]
         return prompt_windows(dataset, error, self.config.prompt, self.config.prompts, self.model.config.history)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
@@ -292,6 +273,12 @@ class MetaDTActor(SequenceActor):
         actions = episode["actions"].argmax(-1) if algorithm.spec.discrete else episode["actions"]
         columns = {"observations": episode["observations"], "actions": actions, RETURNS: left, "error": torch.where(made, error, 0.0)}
         return {name: x.unsqueeze(1) for name, x in {**columns, "return": rewards.sum(1), "length": lengths}.items()}
+
+
+def check_task_model(run: Pretrained) -> None:
+    """Raise UserError for a run of another algorithm."""
+    if run.settings["name"] != "task_model":
+        raise UserError(f"algo.task_model: a run of {run.settings['name']} is none of algo=task_model")
 
 
 def best_of(pool: Batch, new: Batch, most: int) -> Batch:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Metrics, Requirement, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
@@ -26,9 +26,8 @@ from offrl.settings.field import setting
 from offrl.settings.replicas import Replica
 from offrl.world_models import uncertainty
 from offrl.world_models.dynamics import Dynamics, DynamicsSampler, DynamicsSettings, DynamicsSource, data_range
-from offrl.world_models.model import Prediction, WorldModel
+from offrl.world_models.model import Prediction, Trained, WorldModel, required
 from offrl.world_models.planning import PlanSettings, check_plan, first_plan, plan
-from offrl.world_models.provide import fitting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +109,7 @@ class GivenSampler:
 
     def prepare(self, dataset: Dataset) -> GivenSource:
         c = self.algorithm.config
-        trained = fitting(c.world_model, dataset.spec).to(dataset.columns["rewards"].device)
+        trained = self.algorithm.pretrained["world_model"].to(dataset.columns["rewards"].device)
         tree = self.algorithm.prepared(trained.tree, dataset)
         extra = {name: tree[name] for name in ("mean", "std", *self.algorithm.about)}
         # as it would be at the end of its training; only the errors' order counts
@@ -130,24 +129,31 @@ class PETS(Dynamics):
     traits = replace(Dynamics.traits, policy_modules=("dynamics",), acts_on_device=True, actions=("continuous",))
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Take over the settings of a model that is named, and say what planning costs."""
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        """The model that is named; none where its own training makes one."""
         c = config.algo
         if c.world_model:
-            config = dataclasses.replace(config, algo=with_model(c, dataset))
-        elif c.calibrated:
+            return {"world_model": required()}
+        if c.calibrated:
             raise UserError("algo.calibrated=true needs a finished model: train one with algo=dynamics, then algo.world_model=RUN takes it")
-        if not config.quiet:
-            asked = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
-            print(f"planning asks the model {asked:,} times before each action (algo.plan_*)", flush=True)
-        return config
+        return super().requires(config, dataset)
+
+    @classmethod
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The settings of the model that is named."""
+        if "world_model" not in pretrained:
+            return config
+        return dataclasses.replace(config, algo=with_model(config.algo, pretrained["world_model"]))
 
     def modules(self) -> dict[str, Any]:
         c = self.config
         check_plan(c)
+        self.notes = ()
         modules = super().modules()
         # without what is the planner's: this is what the model's file describes
         self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
+        asked = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
+        self.notes = (*self.notes, f"planning asks the model {asked:,} times before each action (algo.plan_*)")
         return modules
 
     @classmethod
@@ -326,10 +332,9 @@ def filled(tree: Tree, news: Tree) -> Tree:
     return {k: v if k not in news else filled(v, news[k]) if isinstance(v, dict) else news[k].clone() for k, v in tree.items()}
 
 
-def with_model(config: PETSConfig, dataset: Dataset) -> PETSConfig:
+def with_model(config: PETSConfig, trained: Trained) -> PETSConfig:
     """`config` with the settings of the model that it names. Raises UserError for one that cannot be planned in, and for settings of
     the model's that are given beside it."""
-    trained = fitting(config.world_model, dataset.spec)
     if trained.model.kind != "ensemble":
         kind = trained.meta["model"]
         raise UserError(f"algo.world_model={config.world_model} is a model of kind {kind}; algo=pets plans in those of algo=dynamics")
@@ -341,4 +346,4 @@ def with_model(config: PETSConfig, dataset: Dataset) -> PETSConfig:
         if given and mine != its and name not in FREE:
             raise UserError(f"algo.{name}={mine}, but algo.world_model={config.world_model} is trained and has {its}: leave the first out")
         taken[name] = mine if given and name in FREE else its
-    return dataclasses.replace(config, **taken, world_model_id=trained.identity)
+    return dataclasses.replace(config, **taken)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offrl import registry, rng
-from offrl.algorithm import Metrics, TrainState
+from offrl import rng
+from offrl.algorithm import Metrics, Pretrained, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, VALID, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -23,7 +23,9 @@ from offrl.families.teacher import Valued, ValuedSettings, v_of_policy
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.training import stages as parts
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -65,23 +67,25 @@ class QDT(Valued, SequenceAlgorithm):
 
     Config = QDTConfig
     suitable = "cql, or another actor-critic"
+    teacher = "cql"
     values_ratio = 5  # 500,000 updates of CQL, then 100,000
 
     @classmethod
-    def teacher(cls, config: Any) -> Any:
-        c, kind = config, registry.get("algo", "cql")
-        return kind.Config(
-            conservative_weight=c.conservative_weight, discount=c.discount, hidden=list(c.value_hidden), batch_size=c.value_batch_size
-        )
+    def teacher_settings(cls, config: Any) -> dict[str, Any]:
+        c = config
+        return {
+            "conservative_weight": c.conservative_weight, "discount": c.discount, "hidden": list(c.value_hidden),
+            "batch_size": c.value_batch_size,
+        }  # fmt: skip
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        asked = config.target_return
-        config = super().fit_config(config, dataset, grid)
-        if asked is None and config.values:
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The largest mended return from a first step, where no target return is given."""
+        c = config.algo
+        if c.target_return is None:
             first = dataset.episode_start[drawn_episodes(dataset)].cpu()
-            best = float(mended(parts.load(config.values, dataset.spec, "values"), dataset, config.samples)[first].max())
-            config = dataclasses.replace(config, target_return=round_digits(best))
+            best = float(mended(pretrained["values"], dataset, c.samples)[first].max())
+            config = dataclasses.replace(config, algo=dataclasses.replace(c, target_return=round_digits(best)))
         return config
 
     def sampler(self) -> Sampler:
@@ -104,10 +108,10 @@ class QDT(Valued, SequenceAlgorithm):
 
     def judge(self, dataset: Dataset) -> dict[str, Tensor]:
         """The mended returns to go of every row."""
-        return {RETURNS: mended(self.part, dataset, self.config.samples)}
+        return {RETURNS: mended(self.pretrained["values"], dataset, self.config.samples)}
 
 
-def mended(part: parts.Part, dataset: Dataset, samples: int) -> Tensor:
+def mended(run: Pretrained, dataset: Dataset, samples: int) -> Tensor:
     """`relabel`ed returns to go of every row, [R] float32, in the units of the recorded rewards."""
     spec = dataset.spec
     if spec.reward_shift:
@@ -115,7 +119,7 @@ def mended(part: parts.Part, dataset: Dataset, samples: int) -> Tensor:
             "qdt compares values with returns as recorded, and dataset.reward_shift adds to one but not the other: leave it at 0"
         )
     observations = dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
-    values = v_of_policy(part, observations, samples).double().numpy()
+    values = v_of_policy(run, observations, samples).double().numpy()
     rewards = dataset.columns["rewards"].cpu().double().numpy()
     found = relabel(rewards, values, dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy())
     return torch.from_numpy((found / (spec.reward_scale or 1.0)).astype(np.float32))

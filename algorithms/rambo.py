@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Metrics, Requirement, TrainState, Tree
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, TransitionSampler
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.optim import Adam, OptState, Params
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.system import backend
-from offrl.world_models import ensemble, provide
+from offrl.world_models import ensemble
 from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings, ModelSource
 from offrl.world_models.dynamics import DynamicsSettings, member_losses, targets
 from offrl.world_models.ensemble import GaussianEnsemble
@@ -30,7 +27,8 @@ from offrl.world_models.model import input_table
 from offrl.world_models.rollout import Act
 from offrl.world_models.uncertainty import names
 
-BETWEEN_LINES = 15.0  # seconds, while the actor is cloned
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -46,7 +44,9 @@ class RAMBOConfig(ModelBasedSettings):
     adversarial_weight: float = setting(3e-4, "weight of what lowers the policy's value, beside the model's likelihood (lambda)", low=0.0)
     model_learning_rate: float = setting(3e-4, "Adam's, for the model while the policy learns; 0: it stays as it is", low=0.0)
     bounds_weight: float = setting(0.001, "weight of the distance between the bounds of the log variance, meanwhile", low=0.0)
-    clone_epochs: int = setting(50, "times through the data that the actor clones it before anything else; 0: it does not", low=0)
+    behaviour: str = setting("", "a trained run of bc that the actor begins as; empty: one is trained first", place=True)
+    behaviour_id: str = setting("", "which one that is; filled in")
+    clone_epochs: int = setting(50, "times through the data of that training; 0: the actor begins as it is", low=0)
     clone_learning_rate: float = setting(1e-4, "Adam's, meanwhile", low=0.0)
     world_model_shape: list[int] = setting(
         [], "the world model's members, history, 1 where it learns terminations, hidden widths; filled in", place=True
@@ -57,9 +57,10 @@ class RAMBOConfig(ModelBasedSettings):
 class RAMBO(ModelBased):
     """The model plays against the policy: it learns to lower the policy's value, and stays near what explains the data (algorithm 1).
 
-    Module "dynamics" is a replica's own model; it begins as the shared one. The authors do 1,000 updates of the model after every 1,000 of
-    the policy; here one comes after each, compiled with it: as many, and neither waits for the other. Their imagined states go on from one
-    update to the next for `horizon` steps; then, and where an episode ended, a new state of the data begins.
+    Module "dynamics" is a replica's own model; it begins as the shared one. All actors begin as one clone of the data's behaviour, of a run
+    that comes first (the authors clone it for each seed anew). The authors do 1,000 updates of the model after every 1,000 of the policy;
+    here one comes after each, compiled with it: as many, and neither waits for the other. Their imagined states go on from one update to
+    the next for `horizon` steps; then, and where an episode ended, a new state of the data begins.
     """
 
     Config = RAMBOConfig
@@ -68,25 +69,41 @@ class RAMBO(ModelBased):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """`config` with the shape of the model that is trained on. Raises UserError for one that has no likelihood."""
+        """Raises UserError for settings that contradict each other."""
         config = super().fit_config(config, dataset, grid)
         if config.random_rollouts and config.candidates > 1:
             raise UserError(
                 f"algo.candidates={config.candidates} chooses among actions of the policy, and algo.random_rollouts=true imagines random "
                 "ones: leave one of them out"
             )
-        if not config.world_model:
-            return config
-        model = provide.fitting(config.world_model, dataset.spec).model
+        return config
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        """The world model, and a clone of the data's behaviour by least squares between its samples and the data's actions."""
+        c, runs = config.algo, super().requires(config, dataset)
+        if not c.clone_epochs and not c.behaviour:
+            return runs
+        settings = {
+            "policy": "tanh_gaussian", "loss": "sample_error", "hidden": list(c.hidden), "init": c.init, "batch_size": c.batch_size,
+            "learning_rate": c.clone_learning_rate,
+        }  # fmt: skip
+        steps = math.ceil(c.clone_epochs * len(dataset.transition_rows()) / c.batch_size)
+        return {**runs, "behaviour": Requirement("bc", settings, steps=steps, label="behaviour-bc")}
+
+    @classmethod
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The shape of the model that is trained on. Raises UserError for one that has no likelihood."""
+        model = pretrained["world_model"].model
         own = getattr(model.config, "loss", "")
         if model.kind != "ensemble" or own != "likelihood":
             what = f"one trained with loss={own}" if model.kind == "ensemble" else f"of the kind '{model.kind}'"
             raise UserError(
-                f"world_model={config.world_model} is {what}; rambo goes on training an ensemble by its likelihood (algo=dynamics with "
-                "loss=likelihood), or leave world_model= out"
+                f"world_model={config.algo.world_model} is {what}; rambo goes on training an ensemble by its likelihood (algo=dynamics "
+                "with loss=likelihood), or leave world_model= out"
             )
         shape = [model.members, model.history, int(model.learns_ending), *model.config.hidden]
-        return dataclasses.replace(config, world_model_shape=shape)
+        return dataclasses.replace(config, algo=dataclasses.replace(config.algo, world_model_shape=shape))
 
     @property
     def shape(self) -> list[int]:
@@ -121,52 +138,33 @@ class RAMBO(ModelBased):
         decay = ensemble.decay_of_layers(own.weight_decay, len(own.hidden) + 1)
         return {"table": table, "decay": torch.tensor(decay, device=rows.device)}
 
+    def init(self, seed: int) -> TrainState:
+        """The actor begins as the clone of the data's behaviour, and the model as the trained one."""
+        state = super().init(seed)
+        params = dict(state.params)
+        if "behaviour" in self.pretrained:
+            params["actor"] = self.cloned_actor(state.params["actor"])
+        if "world_model" in self.pretrained:
+            shared = self.pretrained["world_model"].tree["params"]
+            params["dynamics"] = {name: shared[name].clone() for name in params["dynamics"]}  # replicas must not share what they train
+        return state._replace(params=params)
+
+    def cloned_actor(self, own: Params) -> Params:
+        """The behaviour policy's parameters. Raises UserError where they do not fit `own`."""
+        clone = self.pretrained["behaviour"].state.params.get("actor", {})
+        if {name: x.shape for name, x in clone.items()} != {name: x.shape for name, x in own.items()}:
+            raise UserError(
+                "algo.behaviour: its policy's network is not this one's: name a run of bc with algo.policy=tanh_gaussian and the same "
+                "algo.hidden, or leave it out"
+            )
+        return {name: clone[name].clone() for name in own}
+
     def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         first, rest = rng.split(key)
-        found: Metrics = {}
-        if step == 0:
-            state, found = self.begin(state, source, first)
-        state, metrics = super().refresh(state, source, rest, step=step)
-        return state, {**metrics, **found}
-
-    def begin(self, state: TrainState, source: ModelSource, key: Tensor) -> tuple[TrainState, Metrics]:
-        """The shared model as the replica's own, the actor as a clone of the data, and states to imagine from."""
-        copy, places = rng.split(key)
-        shared = source.tree["params"]
-        model = {name: shared[name].clone() for name in state.params["dynamics"]}  # clones: replicas must not share what they train
-        actor, metrics = self.clone(state.params["actor"], source, copy)
-        observations, past = self.starts(source, places, self.config.batch_size)
-        extra = {**state.extra, "imagined": {"observations": observations, "past": past.clone()}}
-        return state._replace(params={**state.params, "actor": actor, "dynamics": model}, extra=extra), metrics
-
-    def clone(self, actor: Params, source: ModelSource, key: Tensor) -> tuple[Params, Metrics]:
-        """The actor after `clone_epochs` of least squares between its samples and the data's actions."""
-        c = self.config
-        adam = Adam(learning_rate=c.clone_learning_rate)
-        updates = 1 if self.rehearsed else math.ceil(c.clone_epochs * source.real.count / c.batch_size)
-        said = time.monotonic()
-
-        def one(i: int | Tensor, carry: tuple[Params, OptState, Any]) -> tuple[Params, OptState, Tensor]:
-            actor, opt, _ = carry
-            rows, noise = rng.split(rng.fold_in(key, i))
-            batch = TransitionSampler()(source.real, rows, c.batch_size)
-            grads, loss = grad_and_value(self.clone_loss)(actor, batch, noise)
-            return *adam.update(actor, grads, opt), loss
-
-        def look(i: int) -> None:
-            nonlocal said
-            if self.tell and time.monotonic() - said > BETWEEN_LINES:
-                self.tell(f"rambo: the policy clones the data's actions first, update {i:,} of {updates:,} (algo.clone_epochs)")
-                said = time.monotonic()
-
-        if not updates:
-            return actor, {}
-        actor, _, loss = backend.repeat(one, one(0, (actor, adam.init(actor), None)), 1, updates, look, graph=self.graphs)
-        return actor, {"clone/loss": loss}
-
-    def clone_loss(self, actor: Params, batch: Batch, key: Tensor) -> Tensor:
-        """Mean over rows and dimensions of (a - the data's action)^2, a a reparametrised sample."""
-        return (self.sample(actor, batch["observations"], key)[0] - batch["actions"]).square().mean()
+        if step == 0:  # states to imagine from
+            observations, past = self.starts(source, rng.split(first)[1], self.config.batch_size)
+            state = state._replace(extra={**state.extra, "imagined": {"observations": observations, "past": past.clone()}})
+        return super().refresh(state, source, rest, step=step)
 
     def model_tree(self, state: TrainState, source: ModelSource) -> Tree:
         return {**super().model_tree(state, source), "params": state.params["dynamics"]}

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState, Tree
+from offrl.algorithm import Algorithm, Metrics, Pretrained, Requirement, TrainState, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.skills import SpanSampler
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -25,7 +25,6 @@ from offrl.nn.latent import Latent, draw, gaussian_kl
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.training import stages as parts
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -85,22 +84,10 @@ class SkillIQL(InSampleQ):
     traits = replace(InSampleQ.traits, critic_modules=())  # Q is of skills, not of actions
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Train the skills where no run is named, and note which ones they are."""
-        c, path = config.algo, config.algo.skills
-        if not path:
-            algo = registry.get("algo", "skills").Config(**_skill_settings(c))
-            path = str(parts.train_first(config, dataset, algo, c.skill_steps or config.steps, "skills", "skills"))
-        part = cls.accepted(parts.named(path, dataset, "skills"))
-        algo = dataclasses.replace(c, skills=path, skills_id=part.identity, skills_settings=part.settings)
-        return dataclasses.replace(config, algo=algo)
-
-    @staticmethod
-    def accepted(part: parts.Part) -> parts.Part:
-        """Raises UserError for a run of another algorithm."""
-        if part.settings["name"] != "skills":
-            raise UserError(f"algo.skills: a run of {part.settings['name']} is none of algo=skills")
-        return part
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        c = config.algo
+        steps = c.skill_steps or config.steps
+        return {"skills": Requirement("skills", _skill_settings(c), steps=steps, label="skills", check=check_skills)}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -129,25 +116,19 @@ class SkillIQL(InSampleQ):
     def step_discount(self) -> float | Tensor:
         return self.config.discount**self.length
 
-    @property
-    def part(self) -> parts.Part:
-        """The run with the skills."""
-        return self.accepted(parts.load(self.config.skills, self.spec, "skills"))
-
     def extra(self, params: dict[str, Params]) -> Tree:
         """The skills, which act but do not learn; and what the critics' bound needs."""
-        c = self.config
-        part = parts.there(c.skills, c.skills_id, self.spec, "skills") if c.skills else None
-        # training without the run fails when the data are encoded; a policy's file has what it needs
-        return {**super().extra(params), "skills": (part.state if part else self.skills.init(0)).params["skills"]}
+        run = self.pretrained.get("skills")
+        skills = (run.state if run else self.skills.init(0)).params["skills"]  # a policy's file has its own
+        return {**super().extra(params), "skills": skills}
 
     def sampler(self) -> Sampler:
         return SpanSampler(self.length, made=self.encoded)
 
     def encoded(self, dataset: Dataset) -> dict[str, Tensor]:
         """q(z | actions) of the skill that begins at each row."""
-        part = self.part
-        mean, log_std = part.algorithm.look(part.state.params["skills"], dataset)  # type: ignore[attr-defined]
+        run = self.pretrained["skills"]
+        mean, log_std = run.algorithm.look(run.state.params["skills"], dataset)
         return {MEAN: mean, LOG_STD: log_std}
 
     def one_step(self, batch: Batch, key: Tensor) -> Batch:
@@ -199,6 +180,12 @@ class SkillActor(Actor):
         actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
         drawn = explore and self.algorithm.spec.discrete
         return decoder.sample(actions, second) if drawn else decoder.mode(actions), Held(skill, carry.t + 1)
+
+
+def check_skills(run: Pretrained) -> None:
+    """Raise UserError for a run of another algorithm."""
+    if run.settings["name"] != "skills":
+        raise UserError(f"algo.skills: a run of {run.settings['name']} is none of algo=skills")
 
 
 def _skill_settings(config: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from offrl import losses, registry
 from offrl.actor import Actor, Carry
-from offrl.algorithm import TrainState, Tree
+from offrl.algorithm import Pretrained, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
@@ -21,7 +22,6 @@ from offrl.families.teacher import Valued, ValuedSettings, q_of_data
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.training import stages as parts
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -56,30 +56,28 @@ class VADT(Valued, WindowAlgorithm):
 
     Config = VADTConfig
     suitable = "iql, xql or f_dvl"
+    teacher = "iql"
     values_ratio = 10  # 1,000,000 updates of IQL, then 100,000
 
     @classmethod
-    def teacher(cls, config: Any) -> Any:
-        c, kind = config, registry.get("algo", "iql")
-        return kind.Config(
-            expectile=c.expectile,
-            discount=c.discount,
-            hidden=list(c.value_hidden),
-            batch_size=c.value_batch_size,
-            learning_rate=c.value_learning_rate,
-        )
+    def teacher_settings(cls, config: Any) -> dict[str, Any]:
+        c = config
+        return {
+            "expectile": c.expectile, "discount": c.discount, "hidden": list(c.value_hidden), "batch_size": c.value_batch_size,
+            "learning_rate": c.value_learning_rate,
+        }  # fmt: skip
 
     @classmethod
-    def accept(cls, part: parts.Part) -> None:
-        super().accept(part)
-        if "value" not in part.state.params:
-            raise UserError(f"algo.values: {part.algorithm.config.name} learns no V; use a run of {cls.suitable}")
+    def check_values(cls, run: Pretrained) -> None:
+        super().check_values(run)
+        if "value" not in run.state.params:
+            raise UserError(f"algo.values: {run.algorithm.config.name} learns no V; use a run of {cls.suitable}")
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        config = super().prerequisites(config, dataset)
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The spread of the values over the data, where no scale of prompts is given."""
         if config.algo.prompt_scale is None:
-            spread = float(q_of_data(parts.load(config.algo.values, dataset.spec, "values"), dataset).std())
+            spread = float(q_of_data(pretrained["values"], dataset).std())
             config = dataclasses.replace(config, algo=dataclasses.replace(config.algo, prompt_scale=round_digits(spread) or 1.0))
         return config
 
@@ -91,10 +89,8 @@ class VADT(Valued, WindowAlgorithm):
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """V, which acts but does not learn."""
-        c = self.config
-        part = parts.there(c.values, c.values_id, self.spec, "values") if c.values else None
-        # training without the run fails when the data are judged; a policy's file has what it needs
-        return {"value": (part.state if part else self.critic.init(0)).params["value"]}
+        run = self.pretrained.get("values")
+        return {"value": (run.state if run else self.critic.init(0)).params["value"]}  # a policy's file has its own
 
     def sizes(self) -> dict[str, int]:
         return {"observation": 1 + self.spec.observation_dim, "action": self.encoded_action_dim}
@@ -109,10 +105,10 @@ class VADT(Valued, WindowAlgorithm):
     @torch.no_grad()
     def judge(self, dataset: Dataset) -> dict[str, Tensor]:
         """Q and the advantage Q - V of every row."""
-        part = self.part
-        q = q_of_data(part, dataset)
+        run = self.pretrained["values"]
+        q = q_of_data(run, dataset)
         observations = dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
-        v = torch.cat([part.algorithm.v(part.state.params["value"], some) for some in observations.split(16_384)])  # type: ignore[attr-defined]
+        v = torch.cat([run.algorithm.v(run.state.params["value"], some) for some in observations.split(16_384)])
         return {PROMPTS: q, ADVANTAGES: q - v}
 
     def weight(self, state: TrainState, batch: Batch) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -77,6 +77,44 @@ class Traits:
         return "text" in self.actions
 
 
+@dataclass(frozen=True)
+class Pretrained:
+    """A trained run that another one builds on, with everything that its training knew: critics and targets too."""
+
+    replicas: tuple[tuple[Algorithm, TrainState], ...]  # without a replica axis, optimiser states and `buffers`; on the CPU
+    settings: dict[str, Any]  # of the algorithm: with them it can be built again
+    identity: str  # the same for the same tensors
+    fingerprint: str = ""  # of the data that it was trained on
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """That of the first replica."""
+        return self.replicas[0][0]
+
+    @property
+    def state(self) -> TrainState:
+        """That of the first replica."""
+        return self.replicas[0][1]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A run that an algorithm builds on: the one that the setting of the requirement's name names, or one that is trained first."""
+
+    algo: str = ""  # which algorithm is trained where no run is named; empty: one has to be named
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of that algorithm
+    steps: int | None = None  # updates of that run; None: until it leaves `artifact`
+    label: str = ""  # what its directory is called
+    seed: int | None = None  # None: the first one of the run that requires it
+    artifact: str = ""  # glob of a file that the run leaves when it is finished
+    load: Callable[[str, DataSpec], Any] | None = None  # reads what is no run's checkpoint: `identity`, `fingerprint`; raises UserError
+    check: Callable[[Any], None] = lambda run: None  # raises UserError for a run that lacks what is needed
+    take: Callable[[Any], Any] = lambda run: run  # the part of it that the algorithm is handed
+    every_replica: bool = False  # all replicas count, those of a grid too, not the first one alone
+    own_units: bool = False  # it may have been trained with another normalisation of observations and rewards
+    of_rewards: bool = False  # it speaks of rewards, which have to be in the same units
+
+
 class Algorithm(ABC):
     """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions."""
 
@@ -90,14 +128,13 @@ class Algorithm(ABC):
     notes: Sequence[str] = ()  # what a person should know about how it was set up
     watched: Mapping[str, str] = {}  # metric -> what to say of a replica that is stopped because this one is not finite
     average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
-    tell: Callable[[str], None] | None = None  # says what takes long outside updates; set by training
-    graphs: bool = False  # whether what it repeats by itself becomes a CUDA graph; set by the step
-    rehearsed: bool = False  # one update is tried, to see whether it can be: what takes long beforehand is left out
     source: Any = None  # what the sampler prepared, the same for all replicas, on the device; set by the step
 
-    def __init__(self, config: Any, spec: DataSpec) -> None:
+    def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
+        """pretrained: what `requires` names, where something is to be trained; a policy acts without, and has what it needs in its file."""
         self.config, self.spec = config, spec
         self.traits = self.traits_for(config)
+        self.pretrained: Mapping[str, Any] = pretrained or {}
         with torch.random.fork_rng(devices=[]):
             self.networks = self.modules()  # only their structure is used: `apply` is handed the parameters
 
@@ -110,8 +147,17 @@ class Algorithm(ABC):
         return config
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """The run's `config` once what has to be there before it is there, such as a trained world model; called before `fit_config`."""
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        """The runs that must exist before this one, by the setting that names each; asked for once, before anything else.
+
+        The settings NAME_id and NAME_settings, where there are such, are filled in with the run's identity and its algorithm's settings.
+        Raises UserError for settings that cannot be trained with.
+        """
+        return {}
+
+    @classmethod
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The run's `config` with the settings that follow from what it requires; called before `fit_config`."""
         return config
 
     @classmethod
@@ -177,13 +223,14 @@ class Algorithm(ABC):
         """What updates only read, at the start: `TrainState.buffers`. No policy file holds it."""
         return {}
 
-    def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a policy file holds besides parameters, for the policy to act elsewhere: tensors, and what JSON holds. Mostly nothing."""
         return {}, {}
 
-    @classmethod  # noqa: B027 - see `luggage`
-    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Take what `luggage` gave out of a policy file, before the algorithm of that file is made."""
+    @classmethod
+    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+        """Take `assets` out of a policy file, before the algorithm of that file is made: returns the `pretrained` that it is made with."""
+        return {}
 
     def init(self, seed: int) -> TrainState:
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""

@@ -36,7 +36,7 @@ from offrl.system.devices import pick_device
 from offrl.tasks.task import Task, with_factory
 from offrl.training import distributed
 from offrl.training.loop import train as run_training
-from offrl.training.setup import ready
+from offrl.training.stages import ready
 
 
 class Run(SavedRun):
@@ -203,9 +203,9 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
     if env is not None:
         task = with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
-    config = ready(config, data)
+    config, pretrained = ready(config, data)
     run_dir = runs.directory(config, data)
-    run_training(config, data, run_dir)
+    run_training(config, data, run_dir, pretrained)
     run = Run(run_dir)
     if distributed.world().first and run.acts:
         run.plot()

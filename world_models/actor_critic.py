@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Metrics, Requirement, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Packed, Sampler, Transitions, TransitionSampler
 from offrl.errors import UserError
 from offrl.families.sac import SoftActorCritic, SoftSettings
 from offrl.optim import Adam
 from offrl.settings.field import setting
-from offrl.world_models import provide
-from offrl.world_models.model import Outcome, past_at
+from offrl.world_models.model import Outcome, past_at, required
 from offrl.world_models.rollout import CHUNK, Act, Imagined, Measure, branched, careful
 from offrl.world_models.uncertainty import measure, names, prepare
 
@@ -104,7 +103,7 @@ class ModelSampler:
         if dataset.mapped:
             raise UserError(f"{dataset.spec.name}: {c.name} needs the data in memory; raise dataset.memory_limit")
         device = dataset.columns["rewards"].device
-        trained = provide.fitting(c.world_model, dataset.spec).to(device)
+        trained = self.algorithm.pretrained["world_model"].to(device)
         tree = dict(trained.tree)
         if c.uncertainty == "none" and c.penalty:
             raise UserError(PENALTY_OF_NOTHING.format(c.penalty, ", ".join(names())))
@@ -139,11 +138,8 @@ class ModelBased(SoftActorCritic):
     dynamics: ClassVar[dict[str, Any]] = {}  # settings of the model that is trained where none is given
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Train a model where none is named, and note which one it is."""
-        path = config.algo.world_model or str(provide.train(config, dataset, {**cls.dynamics, "members": config.algo.members}))
-        identity = provide.named(path, dataset).identity
-        return dataclasses.replace(config, algo=dataclasses.replace(config.algo, world_model=path, world_model_id=identity))
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        return {"world_model": required({**cls.dynamics, "members": config.algo.members})}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree, select
+from offrl.algorithm import Algorithm, Metrics, Requirement, TrainState, Traits, Tree, select
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Packed, Sampler, pack
 from offrl.errors import UserError, nearest
@@ -22,7 +22,7 @@ from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.replicas import Replica
-from offrl.world_models import ensemble, starts
+from offrl.world_models import ensemble, starts, value_gradient
 from offrl.world_models.known import terminations
 from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save
 
@@ -175,17 +175,16 @@ class Dynamics(Algorithm):
     headline = "dynamics/held-out error"
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Note which critics weigh the errors, where some do. Raises UserError."""
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        """The critics that weigh the errors, where some do."""
         algo = config.algo
-        if algo.loss != "value_gradient":
-            if algo.value_run:
-                raise UserError(f"algo.value_run={algo.value_run} weighs errors where algo.loss=value_gradient, and it is {algo.loss}")
-            return config
-        from offrl.world_models import value_gradient
-
-        identity = value_gradient.load(algo.value_run, dataset.spec).identity
-        return dataclasses.replace(config, algo=dataclasses.replace(algo, value_run_id=identity))
+        if algo.loss == "value_gradient":
+            if not algo.value_run:
+                raise UserError("loss=value_gradient weighs errors by the values of a trained agent: name its run, algo.value_run=runs/...")
+            return {"value_run": value_gradient.required()}
+        if algo.value_run:
+            raise UserError(f"algo.value_run={algo.value_run} weighs errors where algo.loss=value_gradient, and it is {algo.loss}")
+        return {}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -235,9 +234,7 @@ class Dynamics(Algorithm):
             "ending": dataset.columns["terminations"][rows].float(),
         }
         if self.config.loss == "value_gradient":
-            from offrl.world_models.value_gradient import weights
-
-            found["scale"] = weights(self.config.value_run, dataset, rows, self.config.value_quantile)
+            found["scale"] = value_gradient.weights(self.pretrained["value_run"], dataset, rows, self.config.value_quantile)
         return found
 
     def extra(self, params: dict[str, Params]) -> Tree:

@@ -23,6 +23,7 @@ from gymnasium.vector.utils import batch_space
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
+from offrl.system.devices import pick_device
 from offrl.tasks.task import Task
 from offrl.world_models import starts, uncertainty
 from offrl.world_models.model import Trained, load
@@ -62,8 +63,6 @@ class Simulator:
         out_of_range: str = "truncate",
         device: str = "cpu",
     ) -> None:
-        from offrl.system.devices import pick_device
-
         for name, value, known in (("start", start, starts.KINDS), ("out_of_range", out_of_range, LEAVING)):
             if value not in known:
                 raise UserError(f"{name}={value} is not known.{nearest(value, known)} Known: {', '.join(known)}")

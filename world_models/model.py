@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from offrl import registry, rng
+from offrl.algorithm import Requirement
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
 from offrl.optim import Params
@@ -261,6 +262,11 @@ class Trained:
         """The same for the same tensors: what tells two models apart."""
         return str(self.meta["sha256"])[:16]
 
+    @property
+    def fingerprint(self) -> str:
+        """That of the data it was trained on."""
+        return str(self.meta["data"]["fingerprint"])
+
     def to(self, device: torch.device | str) -> Trained:
         move = {k: {n: t.to(device) for n, t in v.items()} if isinstance(v, dict) else v.to(device) for k, v in self.tree.items()}
         return dataclasses.replace(self, tree=move)
@@ -354,6 +360,19 @@ def load(path: str | Path) -> Trained:
     make: Callable[..., Any] = registry.get("world_model", meta["model"])
     model = make(meta["config"], DataSpec.from_json(meta["spec"]))
     return Trained(model, unflatten(tensors), {k: v for k, v in meta.items() if k not in ("config", "spec")}, path)
+
+
+def required(settings: Mapping[str, Any] | None = None) -> Requirement:
+    """What an algorithm requires that learns or plans in a world model; settings: of the one that is trained where none is named. One model
+    serves runs of all seeds."""
+    return Requirement("dynamics", settings or {}, label="dynamics", seed=0, artifact=f"{FOLDER}/*.safetensors", load=load_for)
+
+
+def load_for(path: str | Path, spec: DataSpec) -> Trained:
+    """As `load`. Raises UserError, too, for a model that does not fit data of `spec`."""
+    trained = load(path)
+    trained.check(spec)
+    return trained
 
 
 KINDS_OF_RUNS = ("dynamics", "sindy", "pets")

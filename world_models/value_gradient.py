@@ -6,7 +6,7 @@ next observation changes the value by grad V(s') e, and the bound that is made s
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,67 +14,25 @@ from torch.func import vjp
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import Algorithm, TrainState, select
+from offrl.algorithm import Algorithm, Pretrained, Requirement, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.families.critics import CriticAlgorithm
-from offrl.runs.run import SavedRun
-from offrl.settings.replicas import for_replica
-from offrl.system import files as checkpoint
-from offrl.training.engine import acting_part
 
 CHUNK = 4096  # rows at once
 MEASURED = 20_000  # rows, evenly spread, that say how large slopes are
 
 
-class Values(NamedTuple):
-    """The critics of a run's replicas, without those that diverged."""
-
-    members: list[tuple[Algorithm, TrainState]]
-    spec: DataSpec  # of the data that they were trained on
-    identity: str  # the same for the same tensors
+def required() -> Requirement:
+    """The run whose critics weigh errors: it has to be named, and all its replicas count."""
+    return Requirement(check=check_values, every_replica=True, own_units=True)
 
 
-def load(path: str, here: DataSpec) -> Values:
-    """The critics of the newest checkpoint of the run at `path`, on the CPU, for data of `here`.
-
-    Raises UserError where there is no run, its agent observes something else, it has no critics or no checkpoint (policy files hold none),
-    or all its replicas diverged.
-    """
-    where = f"value_run={path}"
-    if not path:
-        raise UserError("loss=value_gradient weighs errors by the values of a trained agent: name its run, algo.value_run=runs/...")
-    try:
-        run = SavedRun(path)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    saved = run.record["identity"]["algo"]
-    kind = registry.get("algo", saved["name"])
-    if not kind.traits.critic_modules:
+def check_values(run: Pretrained) -> None:
+    """Raise UserError for a run without critics."""
+    if not run.algorithm.traits.critic_modules:
         able = [name for name, other in registry.names("algo").items() if other.traits.critic_modules]
-        raise UserError(f"{where}: {saved['name']} learns no values; take a run of {', '.join(able)}")
-    found = checkpoint.load_latest(run.dir)
-    if found is None:
-        raise UserError(f"{where} has no checkpoint, so its critics are gone: a policy file holds none; train it again")
-    tensors, meta = found
-    spec = DataSpec.from_json(run.record["spec"])
-    if spec.observation_shape != here.observation_shape:
-        raise UserError(
-            f"{where}: its agent observes {spec.observation_shape}, and {here.name} has {here.observation_shape}: take a run on data of "
-            "the same environment"
-        )
-    try:
-        algorithm = kind(kind.Config(**saved), spec)
-    except TypeError as error:
-        raise UserError(f"{where} does not fit this version of offrl ({error}); train it again") from None
-    first = acting_part(algorithm, algorithm.init(0))
-    template = pytree.tree_map(lambda x: x.expand(len(run.replicas), *x.shape), first)
-    state = checkpoint.unflatten({"state": template}, tensors, f"the checkpoint of step {meta['step']:,} in {path}")["state"]
-    alive = torch.nonzero(tensors["alive"]).squeeze(-1).tolist()
-    if not alive:
-        raise UserError(f"{where}: all replicas of that run diverged; its values say nothing")
-    members = [(for_replica(algorithm, run.replicas[i]), select(state, i)) for i in alive]
-    return Values(members, spec, str(meta["sha256"])[:16])
+        raise UserError(f"algo.value_run: {run.settings['name']} learns no values; take a run of {', '.join(able)}")
 
 
 def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Tensor:
@@ -99,9 +57,9 @@ def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Ten
     return torch.stack([back(one.unsqueeze(-1).expand_as(out).contiguous())[0] for one in each])
 
 
-def squares(values: Values, dataset: Dataset, rows: Tensor) -> Tensor:
+def squares(values: Pretrained, dataset: Dataset, rows: Tensor) -> Tensor:
     """The squared gradients at the next observations of `rows`, the mean over critics and replicas, in the units of `dataset`: [R, O]."""
-    there, here = values.spec, dataset.spec
+    there, here = values.algorithm.spec, dataset.spec
     device, width = rows.device, here.observation_dim
 
     def moments(spec: DataSpec) -> tuple[Tensor, Tensor]:
@@ -111,7 +69,7 @@ def squares(values: Values, dataset: Dataset, rows: Tensor) -> Tensor:
 
     (mean, std), (own_mean, own_std) = moments(here), moments(there)
     flat = dataset.columns["next_observations"].reshape(len(dataset), width)
-    members = [(a, pytree.tree_map(lambda x: x.to(device), state)) for a, state in values.members]
+    members = [(a, pytree.tree_map(lambda x: x.to(device), state)) for a, state in values.replicas]
     found = []
     for part in rows.split(CHUNK):
         theirs = (flat[part].float() * std + mean - own_mean) / own_std
@@ -120,13 +78,13 @@ def squares(values: Values, dataset: Dataset, rows: Tensor) -> Tensor:
     return torch.cat(found) if found else torch.zeros(0, width, device=device)
 
 
-def weights(value_run: str, dataset: Dataset, rows: Tensor, quantile: float = 0.95) -> Tensor:
+def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float = 0.95) -> Tensor:
     """What the squared errors at `rows` are multiplied by: [R, O + 1] float32.
 
     The reward's, the last, is 1. Of the next observation they are the squared slopes of the value, of mean 1 over the data's rows and
-    dimensions. quantile: gradients longer than this quantile of their lengths are shortened to it; 1: none. Raises UserError, see `load`.
+    dimensions. quantile: gradients longer than this quantile of their lengths are shortened to it; 1: none.
+    Raises UserError for values that say nothing.
     """
-    values = load(value_run, dataset.spec)
     everything = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
     some = everything[torch.linspace(0, len(everything) - 1, min(len(everything), MEASURED), device=everything.device).long()]
     sample = squares(values, dataset, some)
@@ -139,6 +97,6 @@ def weights(value_run: str, dataset: Dataset, rows: Tensor, quantile: float = 0.
     level = shortened(sample).mean()
     if not bool(torch.isfinite(level)) or not float(level) > 0.0:
         what = "do not change with the observation" if float(level) == 0.0 else "are not finite"
-        raise UserError(f"value_run={value_run}: the values of that run {what}: they say nothing about what matters")
+        raise UserError(f"algo.value_run: the values of that run {what}: they say nothing about what matters")
     found = shortened(squares(values, dataset, rows)) / level
     return torch.cat([found, torch.ones_like(found[:, :1])], -1)

@@ -31,7 +31,7 @@ from offrl.registry import register
 from offrl.settings.field import setting
 
 if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+    pass
 
 FITTED = 4_000_000  # rows whose observations and actions decide where bins lie
 BLOCK = 65_536  # rows that become tokens at once
@@ -182,19 +182,6 @@ class TT(Algorithm):
     headline = "trajectory/loss"
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Say what planning costs."""
-        c, s = config.algo, dataset.spec
-        if not config.quiet:
-            passes = c.plan_horizon * (s.observation_dim + s.action_dim + 2)
-            print(
-                f"planning: {passes:,} tokens one after another, each for {c.beam_width * c.beam_expand:,} plans of every episode, before "
-                f"{'each action' if c.plan_every == 1 else f'every {c.plan_every} actions'} (algo.plan_*, algo.beam_*)",
-                flush=True,
-            )
-        return config
-
-    @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """`config` with the lengths of the learning rate's schedule."""
         rows = int(dataset.episode_lengths()[drawn_episodes(dataset)].sum())
@@ -222,6 +209,11 @@ class TT(Algorithm):
         self.dims = sum(self.sizes) + 2
         model = TokenModel(self.dims, c.bins, c.context, c.width, c.layers, c.heads, c.dropout)
         self.decayed = model.decayed()
+        self.notes = (
+            f"planning: {c.plan_horizon * (s.observation_dim + s.action_dim + 2):,} tokens one after another, each for "
+            f"{c.beam_width * c.beam_expand:,} plans of every episode, before "
+            f"{'each action' if c.plan_every == 1 else f'every {c.plan_every} actions'} (algo.plan_*, algo.beam_*)",
+        )
         return {"trajectory": model}
 
     # ---- learning

@@ -101,7 +101,7 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     from offrl.settings.compose import compose
     from offrl.system.devices import pick_device
     from offrl.training.loop import train as run_training
-    from offrl.training.setup import ready
+    from offrl.training.stages import ready
 
     config = compose(settings["values"])
     device = pick_device(config.device)
@@ -113,8 +113,8 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
     if data.spec.name != settings["dataset"]:  # two files of one name in different folders
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, name=str(settings["dataset"])))
     home, config.runs_dir = config.runs_dir, str(folder / plan.PARTS)
-    config = dataclasses.replace(ready(config, data), runs_dir=home)
-    run_training(config, data, folder / run)
+    config, pretrained = ready(config, data)
+    run_training(dataclasses.replace(config, runs_dir=home), data, folder / run, pretrained)
     done = SavedRun(folder / run)
     plot_run(done)
     return [str(r) for r in done.diverged], len(done.replicas)

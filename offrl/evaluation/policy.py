@@ -23,7 +23,7 @@ from offrl.evaluation.evaluator import DISCOUNT
 from offrl.settings.field import check
 from offrl.system import files as checkpoint
 
-LUGGAGE = "luggage/"  # before names of tensors that `Algorithm.luggage` gave
+ASSETS = "luggage/"  # before names of tensors of `Algorithm.assets` in policy files
 KEYS = 1_000  # steps of an episode whose keys are made at once
 
 
@@ -283,9 +283,9 @@ class TrainedPolicy:
             "spec": algorithm.spec.to_json(),
         }
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})
-        luggage, about = algorithm.luggage()
-        carried = {LUGGAGE + name: tensor for name, tensor in luggage.items()}
-        checkpoint.write(Path(path), {**checkpoint.flatten(acting), **carried}, {**meta, **({"luggage": about} if about else {})})
+        tensors, about = algorithm.assets()
+        assets = {ASSETS + name: tensor for name, tensor in tensors.items()}
+        checkpoint.write(Path(path), {**checkpoint.flatten(acting), **assets}, {**meta, **({"luggage": about} if about else {})})
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "auto") -> TrainedPolicy:
@@ -294,10 +294,11 @@ class TrainedPolicy:
         if meta.get("kind") != "policy":
             raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
         algorithm_class = registry.get("algo", meta["config"]["name"])
+        pretrained: Mapping[str, Any] = {}
         if "luggage" in meta:
-            carried = {name.removeprefix(LUGGAGE): tensor for name, tensor in tensors.items() if name.startswith(LUGGAGE)}
-            algorithm_class.receive(carried, meta["luggage"])
-        algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]))
+            assets = {name.removeprefix(ASSETS): tensor for name, tensor in tensors.items() if name.startswith(ASSETS)}
+            pretrained = algorithm_class.load_assets(assets, meta["luggage"])
+        algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]), pretrained)
         algorithm.buffers = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
         template = template._replace(params={n: template.params[n] for n in algorithm.traits.policy_modules}, target={}, opt={})

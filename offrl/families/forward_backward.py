@@ -66,13 +66,13 @@ class ZeroShot(Algorithm):
     traits = Traits(targets=("representation",), policy_modules=("actor", "representation"), actions=("continuous",))
     online: ClassVar[dict[str, Any] | None] = None
 
-    def __init__(self, config: Any, spec: Any) -> None:
+    def __init__(self, config: Any, spec: Any, pretrained: Mapping[str, Any] | None = None) -> None:
         if config.task == "goal" and spec.goal_dim:
             raise UserError(
                 f"{config.name} is told goals as observations, and those of {spec.name} are {spec.goal_dim} numbers of their own "
                 "(achieved_goals): take algo.task=reward, or gciql, crl or hiql"
             )
-        super().__init__(config, spec)
+        super().__init__(config, spec, pretrained)
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

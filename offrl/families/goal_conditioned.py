@@ -8,7 +8,7 @@ one for each module: each loss looks at the others' parameters of before the upd
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -105,14 +105,14 @@ class GoalConditioned(Algorithm):
     online: ClassVar[dict[str, Any] | None] = None
     states_as_goals: ClassVar[str] = ""  # why goals have to be observations; "": they need not
 
-    def __init__(self, config: Any, spec: Any) -> None:
+    def __init__(self, config: Any, spec: Any, pretrained: Mapping[str, Any] | None = None) -> None:
         name = spec.task.name if spec.task is not None and not spec.name else spec.name
         if self.states_as_goals and spec.goal_dim:
             raise UserError(
                 f"{config.name} cannot learn from {name}, whose goals are no observations but have {spec.goal_dim} numbers of their own "
                 f"(achieved_goals): {self.states_as_goals}; take gcivl, gciql, crl or hiql"
             )
-        super().__init__(config, spec)
+        super().__init__(config, spec, pretrained)
 
     # ---- networks
 
@@ -182,9 +182,9 @@ class GoalConditioned(Algorithm):
 class GoalValued(GoalConditioned):
     """With values, which improve the policy: by their gradient (ddpg_bc) or by weighting what is imitated (awr)."""
 
-    def __init__(self, config: Any, spec: Any) -> None:
+    def __init__(self, config: Any, spec: Any, pretrained: Mapping[str, Any] | None = None) -> None:
         self.learner = chosen_learner(config, spec.discrete)
-        super().__init__(config, spec)
+        super().__init__(config, spec, pretrained)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         if self.learner == "awr":

@@ -1,8 +1,7 @@
 """Subgoals from a trained goal-conditioned run, as vectors of a few numbers or as words: what to reach next on the way to a goal.
 
-    part = offrl.training.stages.load("runs/hiql-...", spec, "values")
-    provider = Subgoals.of(part)
-    wanted = provider.choose(part.state, observations, goals)            # [B, D]
+    provider = Subgoals.of(run)  # a `Pretrained`
+    wanted = provider.choose(run.state, observations, goals)            # [B, D]
 
 Of two levels (hiql, ota) a subgoal is the latent phi(s, w) that the high level asks for. An algorithm with V(s, g) alone (gcivl, gciql) has
 no high level: there a subgoal is a state itself, given as a goal, and is chosen among states of the data by the values.
@@ -12,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from offrl.algorithm import Pretrained
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.families.hierarchical import TwoLevels
-
-if TYPE_CHECKING:
-    from offrl.training.stages import Part
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,9 @@ class Subgoals:
     steps: int
 
     @classmethod
-    def of(cls, part: Part, steps: int = 25) -> Subgoals:
+    def of(cls, run: Pretrained, steps: int = 25) -> Subgoals:
         """Those of a trained run; of two levels the steps are the run's own. Raises UserError for a run that has none."""
-        return cls.from_algorithm(part.algorithm, steps)
+        return cls.from_algorithm(run.algorithm, steps)
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, steps: int = 25) -> Subgoals:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Algorithm
+from offrl.algorithm import Algorithm, Pretrained, Requirement
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.settings.field import setting
-from offrl.training import stages as parts
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -43,66 +42,58 @@ class ValuedSettings:
 class Valued(Algorithm):
     """Base of what takes the values of another run, trained with the same data and normalisation. One such run serves all seeds."""
 
+    teacher: ClassVar[str] = ""  # the algorithm that is trained where no run is named
     values_ratio: ClassVar[int] = 1  # updates of the values for each of this algorithm's, as published
 
-    def __init__(self, config: Any, spec: DataSpec) -> None:
-        self.teacher(config)  # read here, for what the one run of values is trained with cannot be in a grid (`replicas.structural`)
-        super().__init__(config, spec)
+    def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
+        self.teacher_settings(config)  # read here, for what the one run of values is trained with cannot be in a grid
+        super().__init__(config, spec, pretrained)
 
     @classmethod
     @abstractmethod
-    def teacher(cls, config: Any) -> Any:
-        """The settings of the algorithm that is trained where no run is named."""
+    def teacher_settings(cls, config: Any) -> dict[str, Any]:
+        """The settings of `teacher`."""
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Train the values where no run is named, and note which ones they are."""
-        c, path = config.algo, config.algo.values
-        if not path:
-            teacher = cls.teacher(c)
-            steps = c.values_steps or max(config.steps, min(cls.values_ratio * config.steps, MOST_STEPS))
-            path = str(parts.train_first(config, dataset, teacher, steps, f"values-{teacher.name}", "values"))
-        part = parts.named(path, dataset, "values")
-        cls.accept(part)
-        algo = dataclasses.replace(c, values=path, values_id=part.identity, values_settings=part.settings)
-        return dataclasses.replace(config, algo=algo)
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        c = config.algo
+        steps = c.values_steps or max(config.steps, min(cls.values_ratio * config.steps, MOST_STEPS))
+        values = Requirement(
+            cls.teacher, cls.teacher_settings(c), steps=steps, label=f"values-{cls.teacher}", check=cls.check_values, of_rewards=True
+        )
+        return {"values": values}
 
     @classmethod
-    def accept(cls, part: parts.Part) -> None:
+    def check_values(cls, run: Pretrained) -> None:
         """Raises UserError for a run that has not what is needed."""
-        if not part.algorithm.traits.critic_modules:
-            raise UserError(f"algo.values: {part.algorithm.config.name} has no values; use a run of {cls.suitable}")
+        if not run.algorithm.traits.critic_modules:
+            raise UserError(f"algo.values: {run.algorithm.config.name} has no values; use a run of {cls.suitable}")
 
     suitable = "an algorithm with critics"
 
-    @property
-    def part(self) -> parts.Part:
-        """The run with the values."""
-        return parts.load(self.config.values, self.spec, "values")
-
 
 @torch.no_grad()
-def q_of_data(part: parts.Part, dataset: Dataset) -> Tensor:
+def q_of_data(run: Pretrained, dataset: Dataset) -> Tensor:
     """Q(s, a) of every row, [R] float32 on the CPU, in training units."""
     observations, actions = _rows(dataset, "observations"), dataset.columns["actions"].cpu()
-    return torch.cat([_value(part, o, a) for o, a in zip(observations.split(CHUNK), actions.split(CHUNK), strict=True)])
+    return torch.cat([_value(run, o, a) for o, a in zip(observations.split(CHUNK), actions.split(CHUNK), strict=True)])
 
 
 @torch.no_grad()
-def v_of_policy(part: parts.Part, observations: Tensor, samples: int) -> Tensor:
+def v_of_policy(run: Pretrained, observations: Tensor, samples: int) -> Tensor:
     """The mean Q(s, a) of `samples` actions of the run's policy at observations [R, O], [R] float32."""
-    found, actor = [], part.algorithm.actor(part.state)
+    values, actor = [], run.algorithm.actor(run.state)
     for i, some in enumerate(observations.split(CHUNK)):
-        keys = rng.split(rng.fold_in(part.state.key, i), samples)
+        keys = rng.split(rng.fold_in(run.state.key, i), samples)
         acts = [actor.act(None, some, key, explore=True)[0] for key in keys]
-        found.append(torch.stack([_value(part, some, a) for a in acts]).mean(0))
-    return torch.cat(found)
+        values.append(torch.stack([_value(run, some, a) for a in acts]).mean(0))
+    return torch.cat(values)
 
 
-def _value(part: parts.Part, observations: Tensor, actions: Tensor) -> Tensor:
-    found = part.algorithm.q_value(part.state, observations, actions)
-    assert found is not None
-    return found.float()
+def _value(run: Pretrained, observations: Tensor, actions: Tensor) -> Tensor:
+    value = run.algorithm.q_value(run.state, observations, actions)
+    assert value is not None
+    return value.float()
 
 
 def _rows(dataset: Dataset, column: str) -> Tensor:

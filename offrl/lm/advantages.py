@@ -45,8 +45,6 @@ class WeighedSampler:
     def prepare(self, dataset: Dataset) -> TurnSource:
         """Raises UserError where no action has an advantage above 0."""
         c, source = self.algorithm.config, self.inner.prepare(dataset)
-        if self.algorithm.clones(c) and self.algorithm.cloned() is None:
-            raise UserError(f"algo.policy={c.policy}: the run is gone, or is no longer the one that this run began with")
         earned = source.columns[RETURN if c.credit == "return" else REWARD]
         by_reward = c.variant == "r_lol"
         values = torch.zeros_like(earned) if by_reward else reference_values(self.algorithm, source, earned)

@@ -26,7 +26,7 @@ from offrl.lm.actor import TextActor
 from offrl.lm.models import decoding
 from offrl.lm.models import pretrained as languages
 from offrl.lm.models import tokenizer as tokenizing
-from offrl.lm.models.causal_lm import LM, Size, pack, probe, receive
+from offrl.lm.models.causal_lm import LM, Size, pack, probe, unpack
 from offrl.lm.models.pretrained import SCRATCH, Language
 from offrl.lm.models.tokenizer import ENDS_TURN, Tokenizer
 from offrl.lm.sampler import ACTION, COUNT, IDS, NEXT, SUCCESSOR, VALID, TextSampler
@@ -34,7 +34,7 @@ from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 if TYPE_CHECKING:
-    from offrl.settings.train import TrainConfig
+    pass
 
 TUNE = ("all", "adapters")
 CHECKED = 1_000  # different actions that are tried with the tokenizer
@@ -106,14 +106,6 @@ class TextAlgorithm(Algorithm):
     acts_by: ClassVar[tuple[str, ...]] = ("decoding", "sampling_temperature", "legal")
     returns_discount: ClassVar[str] = ""  # the setting by which the batch's column "return" is discounted
     cut_contexts: int = 0  # histories that were too long when acting, of this copy
-
-    @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Run eagerly: sequences of many lengths, and models of strangers."""
-        config = super().prerequisites(config, dataset)
-        if config.compile == "compiled":
-            warn(f"{config.algo.name} is not compiled: compile=compiled is ignored")
-        return dataclasses.replace(config, compile="eager")
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -350,14 +342,15 @@ class TextAlgorithm(Algorithm):
 
     # ---- policy files
 
-    def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self.config.lm == SCRATCH:
             return {}, {}
         return pack(self.lm(), self.tokenizer, self.config.ship_lm)
 
     @classmethod
-    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        _tokenizers[about["identity"]] = receive(tensors, about)
+    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+        _tokenizers[about["identity"]] = unpack(tensors, about)
+        return {}
 
 
 def noise_of(key: Tensor, rows: Sequence[int], device: torch.device) -> Callable[[int], Tensor]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from offrl import registry
+from offrl.algorithm import Requirement
 from offrl.data.dataset import Dataset
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
@@ -19,7 +20,6 @@ from offrl.lm.models.causal_lm import LM
 from offrl.nn.heads import ValueHead, make_head
 from offrl.optim import Params
 from offrl.settings.field import setting
-from offrl.training import stages as parts
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -50,25 +50,26 @@ class Cloned(TextAlgorithm):
         return True
 
     @classmethod
-    def prerequisites(cls, config: TrainConfig, dataset: Dataset) -> TrainConfig:
-        """Train the cloned policy where no run is named, and note which one it is."""
-        config = super().prerequisites(config, dataset)
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        """The cloned policy, where one is wanted."""
         c = config.algo
         if not cls.clones(c):
             if c.policy:
-                how = next(f"algo.{n}={getattr(c, n)}" for n in ("start", "trunk") if hasattr(c, n))
-                raise UserError(f"algo.policy={c.policy} is not looked at with {how}: leave it out, or take the cloned policy there")
+                cause = next(f"algo.{n}={getattr(c, n)}" for n in ("start", "trunk") if hasattr(c, n))
+                raise UserError(f"algo.policy={c.policy} is not looked at with {cause}: leave it out, or take the cloned policy there")
+            return {}
+        kind = registry.get("algo", "lm_bc")
+        settings = {f.name: getattr(c, f.name) for f in dataclasses.fields(kind.Config) if f.name != "name" and hasattr(c, f.name)}
+        steps = c.policy_steps or config.steps
+        return {"policy": Requirement("lm_bc", settings, steps=steps, label="policy-lm_bc", take=lambda run: run.state.params["policy"])}
+
+    @classmethod
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The cloned policy's language model: where that lies is no part of its settings."""
+        if "policy" not in pretrained:
             return config
-        path = c.policy
-        if not path:
-            kind = registry.get("algo", "lm_bc")
-            mine = {f.name: getattr(c, f.name) for f in dataclasses.fields(kind.Config) if f.name != "name" and hasattr(c, f.name)}
-            path = str(parts.train_first(config, dataset, kind.Config(**mine), c.policy_steps or config.steps, "policy-lm_bc", "policy"))
-        part = parts.named(path, dataset, "policy")
-        # its language model is this one's; where that lies is no part of its settings
-        lm = part.algorithm.config.lm
-        algo = dataclasses.replace(c, policy=path, policy_id=part.identity, policy_settings=part.settings, lm=lm)
-        return dataclasses.replace(config, algo=algo)
+        lm = pretrained["policy"].algorithm.config.lm
+        return dataclasses.replace(config, algo=dataclasses.replace(config.algo, lm=lm))
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -80,16 +81,8 @@ class Cloned(TextAlgorithm):
         return super().fit_config(dataclasses.replace(config, **same, **shorter), dataset, grid)
 
     def cloned(self) -> Params | None:
-        """The cloned policy's parameters; None where none is wanted, or its run is gone (and nothing is to be learnt)."""
-        c = self.config
-        if not self.clones(c):
-            return None
-        if c.policy_id not in _clones:
-            part = parts.there(c.policy, c.policy_id, self.spec, "policy")
-            if part is None:
-                return None
-            _clones[c.policy_id] = part.state.params["policy"]
-        return _clones[c.policy_id]
+        """The cloned policy's parameters; None where none is wanted, or nothing is to be learnt."""
+        return self.pretrained.get("policy")
 
     def clone(self) -> LM | None:
         """The cloned policy, frozen; None where `cloned` is."""
@@ -102,9 +95,6 @@ class Cloned(TextAlgorithm):
         clone = language_model(kind.Config(**{**settings, "lm": self.config.lm}))
         clone.load_state_dict(params)
         return clone.requires_grad_(False)
-
-
-_clones: dict[str, Params] = {}  # parameters of cloned policies, by identity
 
 
 # ---- values that are numbers or distributions

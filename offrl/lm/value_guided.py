@@ -22,7 +22,7 @@ from offrl.errors import UserError
 from offrl.lm.algorithm import TextAlgorithm, language_model, tokenizer_of, trimmed
 from offrl.lm.models import decoding
 from offrl.lm.models.causal_lm import LM, Valued
-from offrl.lm.reference_policy import ADAPTERS, SAME, Cloned, ClonedSettings, HeadSettings, _clones, head_of, ranged
+from offrl.lm.reference_policy import ADAPTERS, SAME, Cloned, ClonedSettings, HeadSettings, head_of, ranged
 from offrl.lm.sampler import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
 from offrl.optim import Params
 from offrl.settings.field import setting
@@ -90,10 +90,10 @@ class Steered(Cloned):
 
     def init(self, seed: int) -> TrainState:
         """Values begin with the weights of the cloned policy."""
-        state = super().init(seed)
-        if self.behaviour is None:
+        state, clone = super().init(seed), self.cloned()
+        if clone is None:
             return state
-        own = {f"lm.{name}": value for name, value in _clones[self.config.policy_id].items()}
+        own = {f"lm.{name}": value for name, value in clone.items()}
         value = {name: own[name].clone() if name in own else p for name, p in state.params["value"].items()}
         target = {name: {k: v.clone() for k, v in value.items()} for name in self.traits.targets}
         return state._replace(params={"value": value}, target=target)
@@ -152,20 +152,20 @@ class Steered(Cloned):
 
     # ---- policy files
 
-    def luggage(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, about = super().luggage()
-        if self.behaviour is None:
+    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, about = super().assets()
+        clone = self.cloned()
+        if clone is None:
             return tensors, about
-        own = {BEHAVIOUR + name: value for name, value in _clones[self.config.policy_id].items()}
+        own = {BEHAVIOUR + name: value for name, value in clone.items()}
         return {**tensors, **own}, {**about, "behaviour": self.config.policy_id}
 
     @classmethod
-    def receive(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        if "behaviour" in about:
-            own = {name.removeprefix(BEHAVIOUR): t for name, t in tensors.items() if name.startswith(BEHAVIOUR)}
-            _clones.setdefault(about["behaviour"], own)
+    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
         if "identity" in about:
-            super().receive({name: t for name, t in tensors.items() if not name.startswith(BEHAVIOUR)}, about)
+            super().load_assets({name: t for name, t in tensors.items() if not name.startswith(BEHAVIOUR)}, about)
+        own = {name.removeprefix(BEHAVIOUR): t for name, t in tensors.items() if name.startswith(BEHAVIOUR)}
+        return {"policy": own} if own else {}
 
 
 class TokenTD(Steered):

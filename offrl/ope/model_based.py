@@ -21,9 +21,9 @@ from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import combine
 from offrl.ope.problem import Estimates, Note, Problem, raw_observations, scale
 from offrl.tasks.episodes import observe
-from offrl.world_models import provide
+from offrl.training.stages import train_first
 from offrl.world_models.environment import horizon_of
-from offrl.world_models.model import Prediction, Trained, Tree, load
+from offrl.world_models.model import Prediction, Trained, Tree, load, required
 from offrl.world_models.units import Units
 
 NEGLIGIBLE = 1e-6  # a roll-out ends where rewards are discounted below this share
@@ -45,7 +45,7 @@ def load_or_train(dataset: Dataset, settings: OPEConfig, device: str, quiet: boo
 
         given = {"algo": "dynamics", "experiment": "none", "dataset": dataset.spec.name, "compile": settings.compile}
         config = compose({**given, "device": device, "runs_dir": settings.models_dir, "quiet": quiet})
-        path = str(provide.train(config, dataset.to(device), {}))
+        path = str(train_first(config, dataset.to(device), "world_model", required()))
     trained = load(path)
     own = trained.model.spec
     names = ("observation_mean", "observation_std", "reward_scale", "reward_shift")

@@ -27,7 +27,6 @@ from offrl.system.files import cache_dir
 
 SEAL = ".sha256"  # beside compiled code
 WRITING = 300.0  # seconds for which another process may be writing some
-LOOK = 100  # repetitions between two looks
 WARM_UP = 3  # calls before a graph is captured, as torch's own
 SHORT = 256  # keys; up to here fused attention is slower than plain where its many small products go to oneDNN
 
@@ -243,37 +242,6 @@ class Captured:
         overwrite(pytree.tree_leaves(self.inputs), pytree.tree_leaves(inputs))
         self.graph.replay()
         return self.output
-
-
-def repeat(function: Callable[[Any, Any], Any], carry: Any, first: int, last: int, look: Callable[[int], None], graph: bool) -> Any:
-    """`carry = function(i, carry)` for i = `first`, ..., `last` - 1; with `graph` as one CUDA graph that is replayed, inside vmap too.
-
-    look: called with i each `LOOK` times, when so many are done.
-    """
-    if not graph:
-        for i in range(first, last):
-            if i % LOOK == 0:
-                look(i)
-            carry = function(i, carry)
-        return carry
-    kept, olds = pytree.tree_map(torch.clone, carry), pytree.tree_leaves(carry := pytree.tree_map(torch.clone, carry))
-    index = torch.full((), first, dtype=torch.int64, device=olds[0].device)
-
-    def work() -> None:
-        for old, new in zip(olds, pytree.tree_leaves(function(index, carry)), strict=True):
-            old.copy_(new)
-        index.add_(1)
-
-    captured = capture(work)
-    for old, new in zip(olds, pytree.tree_leaves(kept), strict=True):  # as before the calls that came first
-        old.copy_(new)
-    index.fill_(first)
-    for i in range(first, last):
-        if i % LOOK == 0:
-            torch.cuda.synchronize()
-            look(i)
-        captured.replay()
-    return carry
 
 
 def overwrite(olds: list[Tensor], news: list[Tensor]) -> None:

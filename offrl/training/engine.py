@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -75,13 +74,6 @@ def group_sizes(replicas: int, largest: int) -> list[int]:
     programs = -(-replicas // largest)
     small, more = divmod(replicas, programs)
     return [small + 1] * more + [small] * (programs - more)
-
-
-def rehearsing(algorithm: Algorithm) -> Algorithm:
-    """A copy for updates that are tried and dropped: what takes long beforehand is left out."""
-    algorithm = copy.copy(algorithm)
-    algorithm.rehearsed, algorithm.tell = True, None
-    return algorithm
 
 
 def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState:
@@ -209,7 +201,7 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
     values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in hyper(replicas).items()}
     if not values or len(replicas) < 2:
         return
-    algorithm = rehearsing(plan.algorithm)
+    algorithm = plan.algorithm
     step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
     state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
     read = watch(step.algorithm.config)

@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,10 @@ class Interrupted(Exception):
     """Training was asked to stop; everything is saved."""
 
 
-def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
+def train(config: TrainConfig, dataset: Dataset, run_dir: Path, pretrained: Mapping[str, Any] | None = None) -> None:
     """Train all seeds to `config.steps` updates in `run_dir`, going on from its newest checkpoint if there is one.
+
+    config, pretrained: as `stages.ready` gives them.
 
     Raises UserError for settings that do not fit the data, the environment or the run found in `run_dir`; Interrupted after Ctrl-C or
     SIGTERM, when all is saved.
@@ -62,7 +64,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path) -> None:
     device = distributed.own_device(pick_device(config.device))
     world = distributed.join(device, len(them), config.algo.batch_size)
     arithmetic = backend.configure(device, config.threads, config.precision)
-    algorithm = make_algorithm(config, dataset)
+    algorithm = make_algorithm(config, dataset, pretrained)
     if not algorithm.traits.vectorized and len(them) > 1 and config.group not in (None, 1):
         raise UserError(f"{config.algo.name} trains one replica at a time: leave out group=")
     if algorithm.every and world.size > 1:
@@ -145,8 +147,6 @@ class _Loop:
         self.config, self.run_dir, self.replicas, self.device, self.plan = config, run_dir, them, devices[0], plan
         self.dataset = dataset
         self.algorithm, self.spec, self.world = plan.algorithm, dataset.spec, plan.world
-        if self.world.first and not config.quiet:
-            self.algorithm.tell = functools.partial(print, flush=True)
         self.since = 0  # the update at which the sums of metrics began
         self.alive = torch.ones(len(them), dtype=torch.bool)
         self.step = 0

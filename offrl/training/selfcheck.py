@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import Algorithm
 from offrl.data.load import load_dataset
 from offrl.data.memory import free_bytes
 from offrl.errors import UserError
@@ -21,7 +20,8 @@ from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system.backend import move
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.setup import PAYS_FROM, STATES, check_kind, choose_mode, default_group, make_algorithm, ready, replica_bytes
+from offrl.training.setup import PAYS_FROM, STATES, check_kind, choose_mode, default_group, make_algorithm, replica_bytes
+from offrl.training.stages import ready
 
 SEEDS = 8  # tried side by side
 TRIED = 20  # updates that are compared; a multiple of every algorithm's period
@@ -38,9 +38,9 @@ class SelfCheck:
         kind = registry.get("algo", config.algo.name)
         dataset = load_dataset(config.dataset, str(device), True)
         check_kind(kind, config.algo.name, dataset)
-        if kind.prerequisites.__func__ is not Algorithm.prerequisites.__func__:  # type: ignore[attr-defined]
+        if kind.requires(config, dataset):
             raise UserError(f"algo={config.algo.name} has others trained first, which takes long; try one that begins at once, such as iql")
-        config = ready(config, dataset)
+        config, _ = ready(config, dataset)
         algorithm = make_algorithm(config, dataset)
         mode = choose_mode(config.compile, device, config.steps, algorithm)
         plan = Plan(algorithm, config.algo.batch_size, mode, config.precision, SEEDS)

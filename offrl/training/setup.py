@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,13 +15,12 @@ from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, first_line, warn
-from offrl.runs import record as runs
 from offrl.settings.evaluation import cores
 from offrl.settings.replicas import Replica, check_grid
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
 from offrl.training import distributed
-from offrl.training.engine import Plan, first_state, rehearsing
+from offrl.training.engine import Plan, first_state
 from offrl.training.step import make_step
 
 PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
@@ -29,23 +29,16 @@ STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it 
 CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
 
 
-def ready(config: TrainConfig, dataset: Dataset) -> TrainConfig:
-    """`config` with what its algorithm needs trained, and what it leaves to be found from the data found. Raises UserError where the data
-    are no data for it."""
-    kind = registry.get("algo", config.algo.name)
-    check_kind(kind, config.algo.name, dataset)
-    return runs.fit(kind.prerequisites(config, dataset), dataset)
-
-
-def make_algorithm(config: TrainConfig, dataset: Dataset) -> Algorithm:
-    """The configured algorithm for this data. Raises UserError where it does not support the data's actions, or sees goals in them."""
+def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any] | None = None) -> Algorithm:
+    """The configured algorithm for this data, with what it builds on (see `stages.ready`). Raises UserError where it does not support the
+    data's actions, or sees goals in them."""
     algorithm_class = registry.get("algo", config.algo.name)
     check_kind(algorithm_class, config.algo.name, dataset)
     if dataset.spec.discrete and not algorithm_class.traits.discrete:
         able = [n for n, c in registry.names("algo").items() if c.traits.discrete]
         raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
     check_grid(config, dataset.spec)
-    algorithm: Algorithm = algorithm_class(config.algo, dataset.spec)
+    algorithm: Algorithm = algorithm_class(config.algo, dataset.spec, pretrained)
     task = dataset.spec.task
     if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
         others = ",".join(k for k in task.observation_keys if k != "desired_goal")
@@ -93,8 +86,12 @@ def training_devices(config: TrainConfig, device: torch.device, many: int, mappe
 def choose_mode(compile: str, device: torch.device, steps: int, algorithm: Algorithm | type[Algorithm] = Algorithm) -> str:
     """Resolve compile=auto|eager|cudagraph|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph.
 
-    Raises UserError where what was asked for cannot be.
+    Language models run eagerly: their sequences have many lengths. Raises UserError where what was asked for cannot be.
     """
+    if algorithm.traits.text:
+        if compile == "compiled":
+            warn("language models are not compiled: compile=compiled is ignored")
+        return "eager"
     pays = compile == "compiled" or (compile == "auto" and steps >= PAYS_FROM and algorithm.traits.compiles)
     if device.type == "cuda":
         if compile == "eager" or not algorithm.traits.cuda_graph:
@@ -157,7 +154,7 @@ def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float,
     Measured: the peaks of eager updates of two replicas and of four.
     """
     seeds = [Replica(0), Replica(1), Replica(2), Replica(3)]
-    algorithm = rehearsing(plan.algorithm)
+    algorithm = plan.algorithm
     peaks, state = [], first_state(algorithm, seeds[:1])
     for many in (2, 4):
         step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=many, precision=plan.precision)

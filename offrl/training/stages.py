@@ -1,144 +1,169 @@
-"""Trained runs as parts of another algorithm's run: values that make prompts, a behaviour policy. Named by a path, or trained first."""
+"""Runs that another run builds on: values that make prompts, a world model, a reference policy. Named by a setting, or trained first."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from offrl import registry
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Pretrained, Requirement
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, warn
 from offrl.runs import record as runs
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.presets import read_yaml
+from offrl.settings.replicas import expand, for_replica, seed_list
+from offrl.settings.train import CheckpointConfig
 from offrl.system import files as checkpoint
 from offrl.system.locks import alone
+from offrl.training.loop import train
+from offrl.training.setup import check_kind
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
-SHARED = ("dataset", "device", "precision", "threads", "runs_dir", "quiet", "compile")  # settings that a part has from the whole
-
-OF_REWARDS = ("values", "task_model")  # settings of parts that say something in units of the rewards they were trained on
-
-
-@dataclass(frozen=True)
-class Part:
-    """A trained replica, with everything that training knew: critics and targets too."""
-
-    algorithm: Algorithm
-    state: TrainState  # without a replica axis, on the CPU; without optimiser states and `buffers`
-    settings: dict[str, Any]  # of the algorithm: with them it can be built again
-    identity: str  # a checksum of its parameters
-    fingerprint: str  # of the data it was trained on
+SHARED = ("dataset", "device", "precision", "threads", "runs_dir", "quiet", "compile")  # settings that a required run has from this one
+SHAPES = ("observation_shape", "goal_dim", "action_dim", "num_actions", "action_low", "action_high")
 
 
-def train_first(config: TrainConfig, dataset: Dataset, algo: Any, steps: int, label: str, setting: str) -> Path:
-    """The run directory of `algo` (an algorithm's config) trained on the same data for `steps` updates with the run's first seed: trained
-    now, unless such a run is there. `label`: what its directory is called. `setting`: the one that would name another run."""
-    from offrl.settings.replicas import seed_list
-    from offrl.settings.train import CheckpointConfig, EvalConfig
-    from offrl.training.loop import train as run_training
+def ready(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[str, Any]]:
+    """`config` with everything that it leaves open, and what its algorithm builds on, trained now where no run is named.
 
-    kind = registry.get("algo", algo.name)
-    seed = seed_list(config.seeds)[0]
+    Raises UserError where the data are no data for it, and for runs that do not suit.
+    """
+    check_kind(registry.get("algo", config.algo.name), config.algo.name, dataset)
+    config, pretrained = resolve(config, dataset)
+    return runs.fit(config, dataset), pretrained
+
+
+def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[str, Any]]:
+    """`config` with everything its algorithm requires named, and what its algorithm is handed of it: trained now where there is none.
+
+    Raises UserError for runs that do not suit.
+    """
+    kind = registry.get("algo", config.algo.name)
+    fields = {f.name for f in dataclasses.fields(config.algo)}
+    requirements = kind.requires(config, dataset)
+    pretrained = {}
+    for name, requirement in requirements.items():
+        path = getattr(config.algo, name) or str(train_first(config, dataset, name, requirement))
+        found = pretrained[name] = load(path, dataset.spec, name, requirement)
+        if found.fingerprint and found.fingerprint != dataset.fingerprint and not requirement.own_units:
+            warn(f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about these data")
+        filled = {name: path, f"{name}_id": found.identity, f"{name}_settings": getattr(found, "settings", {})}
+        algo = dataclasses.replace(config.algo, **{key: value for key, value in filled.items() if key in fields})
+        config = dataclasses.replace(config, algo=algo)
+    config = kind.adopt(config, dataset, pretrained)
+    return config, {name: requirements[name].take(found) for name, found in pretrained.items()}
+
+
+def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
+    """The directory of the run that the setting `name` of `config` would name, trained on the same data: now, unless it is there."""
+    kind = registry.get("algo", requirement.algo)
     own = type(config)(
-        algo=kind.fit_config(algo, dataset),
+        algo=kind.Config(**requirement.settings),
         experiment="none",
-        seeds=[seed],
-        steps=steps,
-        label=label,
+        seeds=[seed_list(config.seeds)[0] if requirement.seed is None else requirement.seed],
+        label=requirement.label,
         eval=EvalConfig(every=0, env="none"),
         checkpoint=CheckpointConfig(keep=1),
     )
-    own = dataclasses.replace(own, **{name: getattr(config, name) for name in SHARED})
+    given = {shared: getattr(config, shared) for shared in SHARED} | ({"steps": requirement.steps} if requirement.steps else {})
+    own, pretrained = ready(dataclasses.replace(own, **given), dataset)
     run_dir = runs.directory(own, dataset)
     with alone(run_dir / ".part", f"the run {run_dir}", config.quiet):
-        found = checkpoint.load_latest(run_dir) if run_dir.is_dir() else None
-        if found is None or found[1]["step"] < steps:
+        if not _finished(run_dir, requirement):
             if not config.quiet:
-                print(f"{config.algo.name} needs {algo.name}: training it in {run_dir} (algo.{setting}=RUN takes another)", flush=True)
-            run_training(own, dataset, run_dir)
+                print(f"{config.algo.name} needs {requirement.algo}: training it in {run_dir} (algo.{name}=RUN takes another)", flush=True)
+            train(own, dataset, run_dir, pretrained)
+    if requirement.artifact and not _finished(run_dir, requirement):
+        raise UserError(
+            f"{run_dir}: {requirement.algo} diverged; train it with other settings (`offrl train algo={requirement.algo} ...`) and name "
+            f"the run: algo.{name}=RUN"
+        )
     return run_dir
 
 
-def load(path: str | Path, spec: DataSpec, setting: str) -> Part:
-    """The first replica that did not diverge of the run at `path`. Raises UserError where there is none, or for data of other shapes or
-    another normalisation than `spec`, or of rewards in other units where that matters. `setting`: which one named it."""
-    where = f"algo.{setting}={path}"
-    run_dir = Path(path)
+def _finished(run_dir: Path, requirement: Requirement) -> bool:
+    if requirement.artifact:
+        return any(run_dir.glob(requirement.artifact))
+    latest = checkpoint.load_latest(run_dir) if run_dir.is_dir() else None
+    return latest is not None and latest[1]["step"] >= (requirement.steps or 0)
+
+
+def load(path: str | Path, spec: DataSpec, name: str, requirement: Requirement) -> Any:
+    """What the setting `name` names, for data of `spec`: of a run the replicas that did not diverge. Raises UserError where there is none,
+    or for data of other shapes, another normalisation, or rewards in other units where that matters."""
+    found = load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
+    requirement.check(found)
+    return found
+
+
+def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement) -> Pretrained:
+    """As `load`, before the requirement's own check."""
+    where = f"algo.{name}={run_dir}"
     if not (run_dir / runs.RECORD).is_file():
-        raise UserError(f"{where}: there is no run; name a run directory, or leave the setting out to train one first")
+        cure = "name a run directory, or leave the setting out to train one first" if requirement.algo else "name a run directory"
+        raise UserError(f"{where}: there is no run; {cure}")
     record = runs.read_record(run_dir)
-    found = checkpoint.load_latest(run_dir)
-    if found is None:
-        raise UserError(f"{where}: the run has no checkpoint")
-    if record["identity"].get("grid"):
+    latest = checkpoint.load_latest(run_dir)
+    if latest is None:
+        raise UserError(f"{where}: the run has no checkpoint, and a policy file is not enough; train it again")
+    identity = record["identity"]
+    grid = dict(identity.get("grid", []))
+    if grid and not requirement.every_replica:
         raise UserError(f"{where}: it is a grid of settings; name a run of one of them")
-    settings = record["identity"]["algo"]
-    kind = registry.get("algo", settings["name"])
+    kind = registry.get("algo", identity["algo"]["name"])
     own = DataSpec.from_json(record["spec"])
-    _check(own, spec, where)
-    algorithm = kind(kind.Config(**{**_defaults(kind), **_places(run_dir, kind), **settings}), own)
-    if setting in OF_REWARDS and not algorithm.traits.goal_conditioned:
+    _check_data(own, spec, where, requirement)
+    try:
+        config = kind.Config(**{**dataclasses.asdict(kind.Config()), **_places(run_dir, kind), **identity["algo"]})
+    except TypeError as error:
+        raise UserError(f"{where} does not fit this version of offrl ({error}); train it again") from None
+    algorithm = kind(config, own)
+    if requirement.of_rewards and not algorithm.traits.goal_conditioned:
         _check_rewards(own, spec, where)
-    tensors, _ = found
+    tensors, meta = latest
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()
     if not alive:
         raise UserError(f"{where}: all its replicas diverged")
-    algorithm.buffers = dict  # it may be large, and no part needs it
+    algorithm.buffers = dict  # it may be large, and nothing that builds on it needs it
     template = algorithm.init(0)._replace(opt={}, buffers={})
-    flat = {name: value[alive[0]] for name, value in tensors.items() if name.startswith("state/")}
-    state = checkpoint.unflatten({"state": template}, flat, str(run_dir))["state"]
+    replicas = expand(grid, identity["seeds"])
+    pairs = []
+    for i in alive if requirement.every_replica else alive[:1]:
+        flat = {key: value[i] for key, value in tensors.items() if key.startswith("state/")}
+        state = checkpoint.unflatten({"state": template}, flat, str(run_dir))["state"]
+        pairs.append((for_replica(algorithm, replicas[i]), state))
+    checksum = meta["sha256"] if requirement.every_replica else _checksum(pairs[0][1])
+    return Pretrained(tuple(pairs), dict(identity["algo"]), str(checksum)[:16], record["data"].get("fingerprint", ""))
+
+
+def _checksum(state: Any) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(checkpoint.flatten({"params": state.params, "target": state.target}).items()):
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
-    return Part(algorithm, state, dict(settings), digest.hexdigest()[:16], record["data"].get("fingerprint", ""))
-
-
-def there(path: str | Path, identity: str, spec: DataSpec, setting: str) -> Part | None:
-    """As `load`; None where the run is gone or became another, which is nothing to a policy whose file holds what it needs."""
-    if not (Path(path) / runs.RECORD).is_file():
-        return None
-    try:
-        part = load(path, spec, setting)
-    except UserError:
-        return None
-    return part if part.identity == identity else None
-
-
-def named(path: str | Path, dataset: Dataset, setting: str) -> Part:
-    """As `load`; a run on other data is a warning."""
-    part = load(path, dataset.spec, setting)
-    if part.fingerprint and part.fingerprint != dataset.fingerprint:
-        warn(f"algo.{setting}={path} was trained on other data than {dataset.spec.name}")
-    return part
-
-
-def _defaults(kind: Any) -> dict[str, Any]:
-    return dataclasses.asdict(kind.Config())
+    return digest.hexdigest()
 
 
 def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
     """The settings of a run that say where something lies, such as a language model: they are no part of its identity."""
-    from offrl.settings.presets import read_yaml
-
     given = read_yaml(run_dir / runs.CONFIG).get("algo", {})
     return {f.name: given[f.name] for f in dataclasses.fields(kind.Config) if f.metadata.get("place") and f.name in given}
 
 
-def _check(own: DataSpec, spec: DataSpec, where: str) -> None:
-    for name in ("observation_shape", "goal_dim", "action_dim", "num_actions", "action_low", "action_high"):
-        mine, theirs = getattr(own, name), getattr(spec, name)
-        if tuple(mine) != tuple(theirs) if isinstance(mine, tuple) else mine != theirs:
-            raise UserError(f"{where}: it was trained on data with {name}={mine}, and {spec.name} has {theirs}")
-    for name in ("observation_mean", "observation_std"):
-        mine, theirs = getattr(own, name), getattr(spec, name)
-        if (mine is None) != (theirs is None) or (mine is not None and not _close(mine, theirs)):
+def _check_data(own: DataSpec, spec: DataSpec, where: str, requirement: Requirement) -> None:
+    for name in SHAPES[:1] if requirement.own_units else SHAPES:
+        theirs, here = getattr(own, name), getattr(spec, name)
+        if tuple(theirs) != tuple(here) if isinstance(theirs, tuple) else theirs != here:
+            raise UserError(f"{where}: it was trained on data with {name}={theirs}, and {spec.name} has {here}")
+    for name in () if requirement.own_units else ("observation_mean", "observation_std"):
+        theirs, here = getattr(own, name), getattr(spec, name)
+        if (theirs is None) != (here is None) or (theirs is not None and not _close(theirs, here)):
             raise UserError(
                 f"{where}: its observations were normalised in another way than those of {spec.name}; "
                 "train it with the same dataset.normalize_observations"
@@ -146,11 +171,11 @@ def _check(own: DataSpec, spec: DataSpec, where: str) -> None:
 
 
 def _check_rewards(own: DataSpec, spec: DataSpec, where: str) -> None:
-    mine, theirs = (own.reward_scale, own.reward_shift), (spec.reward_scale, spec.reward_shift)
-    if not _close(mine, theirs):
+    theirs, here = (own.reward_scale, own.reward_shift), (spec.reward_scale, spec.reward_shift)
+    if not _close(theirs, here):
         raise UserError(
-            f"{where}: it was trained on rewards times {mine[0]:g} plus {mine[1]:g}, and those of {spec.name} are times {theirs[0]:g} plus "
-            f"{theirs[1]:g}; train both with the same dataset.reward_* settings"
+            f"{where}: it was trained on rewards times {theirs[0]:g} plus {theirs[1]:g}, and those of {spec.name} are times {here[0]:g} "
+            f"plus {here[1]:g}; train both with the same dataset.reward_* settings"
         )
 
 

@@ -59,7 +59,6 @@ class Step:
         if world.size > 1:
             self.algorithm.average = distributed.average
         self.algorithm.source = source
-        self.algorithm.graphs = "cudagraph" in mode
         self.sampler = algorithm.sampler()
         self.every = algorithm.every
         if self.every % algorithm.traits.period:

@@ -24,6 +24,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import normalize_observations
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
+from offrl.training.stages import ready
 from offrl.training.step import Step, make_step
 from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
@@ -214,10 +215,9 @@ class Case:
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
-        if known & {"values", "task_model", "behaviour", "skills"}:  # what is trained first
-            run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(scratch()), quiet=True, compile="eager", device="cpu")
-            config = kind.prerequisites(run, dataset).algo
-        return kind(kind.fit_config(config, dataset), dataset.spec)
+        run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(scratch()), quiet=True, compile="eager", device="cpu")
+        run, pretrained = ready(run, dataset)
+        return kind(run.algo, dataset.spec, pretrained)
 
 
 BASE = [Case(n, d) for n, kind in ALGORITHMS.items() for d in ([False, True] if kind.traits.discrete and n not in DESCENDANTS else [False])]

@@ -21,6 +21,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.train import TrainConfig
 from offrl.tasks.task import Task
 from offrl.training.setup import check_kind
+from offrl.training.stages import ready
 from offrl.training.step import make_step
 from offrl.training.updates import metric_means
 
@@ -83,8 +84,8 @@ def make(name: str, **settings: Any) -> Any:
     config = kind.Config(**{**{k: v for k, v in SMALL.items() if k in known}, **settings})
     run = TrainConfig(algo=config, seeds=[0], steps=2, runs_dir=str(scratch()), quiet=True, device="cpu")
     dataset = texts()
-    config = kind.prerequisites(run, dataset).algo
-    return kind(kind.fit_config(config, dataset), dataset.spec), dataset
+    run, pretrained = ready(run, dataset)
+    return kind(run.algo, dataset.spec, pretrained), dataset
 
 
 def started(algorithm: Any, dataset: Any, seeds: tuple[int, ...] = (0,), **options: Any) -> tuple[Any, Any]:
@@ -118,7 +119,6 @@ def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dic
 @each
 def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     from offrl.lm import algorithm as base
-    from offrl.lm import value_guided as steered
 
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
@@ -127,7 +127,6 @@ def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str
     asked = ["say red\n", "say a b\n", "say blue\n"]
     said = [policy.act(asked), policy.act(["bye\n"] * 3)]
     policy.save(tmp_path / "policy.safetensors")
-    steered._clones.clear()
     base._tokenizers.clear()
     algorithm_of = TrainedPolicy.load(tmp_path / "policy.safetensors")
     assert [algorithm_of.act(asked), algorithm_of.act(["bye\n"] * 3)] == said

@@ -13,7 +13,7 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset
 from offrl.world_models.dynamics import DynamicsSettings, data_range
-from offrl.world_models.model import WorldModel, save
+from offrl.world_models.model import WorldModel, load, save
 
 OBS, A, ROWS, MEMBERS, ELITES = 3, 2, 60, 4, [2, 0, 3]
 HELD_OUT = [0.2, 0.9, 0.1, 0.3]  # of each member
@@ -67,7 +67,7 @@ def make(
     kind = registry.get("algo", name)
     small = {"hidden": [6, 5], "batch_size": 8, "rollouts": 6, "horizon": 3, "retain": 2, "real_share": 0.25, "discount": 0.9}
     at = world_model(path / "model.safetensors", data, **(model or {}))
-    algorithm = kind(kind.Config(**{**small, "world_model": at, **settings}), data.spec)
+    algorithm = kind(kind.Config(**{**small, "world_model": at, **settings}), data.spec, {"world_model": load(at)})
     source = algorithm.source = algorithm.sampler().prepare(data)
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)

@@ -56,6 +56,15 @@ def test_tanh_gaussian_negative_log_likelihood() -> None:
     assert loss_of(algorithm, state) == pytest.approx(-np.log(density.prod(1)).mean(), rel=1e-4)
 
 
+def test_squared_error_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, state = make(policy="tanh_gaussian", loss="sample_error")
+    noise = G.normal(size=(B, A))
+    monkeypatch.setattr(rng, "normal", lambda key, shape: torch.tensor(noise, dtype=torch.float32))
+    z, _ = ref.forward(ref.net(state.params["actor"], "net."), X)
+    sample = np.tanh(z[:, :A] + np.exp(np.clip(z[:, A:], -5, 2)) * noise)
+    assert loss_of(algorithm, state) == pytest.approx(((sample - ACTIONS) ** 2).mean(), rel=1e-5)
+
+
 def test_cross_entropy() -> None:
     algorithm, state = make(discrete=True)
     actions = torch.tensor([0, 3, 1, 1, 2, 0, 3])

@@ -13,13 +13,14 @@ import reference_goals as goals
 import torch
 
 from offrl import registry, rng
+from offrl.algorithm import Requirement
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import windows
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.subgoals import Candidates, Subgoals, nearest, words
 from offrl.settings.train import TrainConfig
-from offrl.training import stages as parts
+from offrl.training import stages
 
 K, N = 2, 9
 G = np.random.default_rng(0)
@@ -42,10 +43,11 @@ def trained(tmp_path: Path, dataset: Dataset, teacher: str) -> Any:
     algo = kind.Config(**small, subgoal_steps=K, representation=4, candidates=5)
     run = TrainConfig(algo=algo, seeds=[0], runs_dir=str(tmp_path / "runs"), quiet=True, compile="eager", device="cpu")
     if teacher != "hiql":
-        own = registry.get("algo", teacher).Config(hidden=[4], batch_size=8)
-        path = parts.train_first(run, dataset, own, 3, "values", "values")
+        own = {"hidden": [4], "batch_size": 8}
+        path = stages.train_first(run, dataset, "values", Requirement(teacher, own, steps=3, label="values"))
         run = dataclasses.replace(run, algo=dataclasses.replace(algo, values=str(path)))
-    return kind(kind.fit_config(kind.prerequisites(run, dataset).algo, dataset), dataset.spec)
+    run, pretrained = stages.ready(run, dataset)
+    return kind(run.algo, dataset.spec, pretrained)
 
 
 def join(*x: np.ndarray) -> np.ndarray:
@@ -67,7 +69,7 @@ def value(name: str, p: Any, s: np.ndarray, g: np.ndarray) -> np.ndarray:
 def test_prompts_and_weights(name: str, tmp_path: Path) -> None:
     dataset = data()
     algorithm = trained(tmp_path, dataset, name)
-    p, wanted = algorithm.part.state.params["value"], OBSERVATIONS[AHEAD]
+    p, wanted = algorithm.pretrained["values"].state.params["value"], OBSERVATIONS[AHEAD]
     batch = windows(algorithm.sampler().prepare(dataset), torch.arange(N), 1)
     prompts = latent(p, OBSERVATIONS, wanted) if name == "hiql" else wanted
     np.testing.assert_allclose(batch["prompts"][:, 0], prompts, rtol=1e-4, atol=1e-5)
@@ -88,7 +90,7 @@ def test_it_acts_on_what_the_high_level_chooses(tmp_path: Path) -> None:
         policy.act(here)
     policy.reset()
     expected = policy.act(here, goal=there)
-    high = algorithm.part.state.params["high"]
+    high = algorithm.pretrained["values"].state.params["high"]
     mean = goals.mlp(high, join(here, there), "net.")
     chosen = mean * 2.0 / np.linalg.norm(mean, axis=1, keepdims=True)  # on the sphere of radius sqrt(4)
     np.testing.assert_allclose(policy._carry.window["prompts"][:, -1], chosen, atol=1e-5)
@@ -132,11 +134,11 @@ def test_a_run_without_values_of_goals_is_refused(tmp_path: Path) -> None:
 def test_subgoals_for_others(tmp_path: Path) -> None:
     """What a latent means, and what words say of it."""
     dataset = data()
-    part = trained(tmp_path, dataset, "hiql").part
-    provider, rows = Subgoals.of(part), torch.from_numpy(OBSERVATIONS)
+    run = trained(tmp_path, dataset, "hiql").pretrained["values"]
+    provider, rows = Subgoals.of(run), torch.from_numpy(OBSERVATIONS)
     assert provider.latent and provider.steps == K and provider.width == 4
-    meant = provider.describe(part.state, rows[:3], rows[[5, 1, 7]])
-    assert nearest(provider, part.state, rows[:3], meant, Candidates(rows, rows)).tolist() == [5, 1, 7]
+    meant = provider.describe(run.state, rows[:3], rows[[5, 1, 7]])
+    assert nearest(provider, run.state, rows[:3], meant, Candidates(rows, rows)).tolist() == [5, 1, 7]
     spec = dataclasses.replace(dataset.spec, observation_mean=(1.0, 0.0, 0.0), observation_std=(2.0, 1.0, 1.0))
     assert words(torch.tensor([[1.25, -0.001, 3.0]]), spec, ("x", "y")) == ["x 3.5, y 0"]
     assert words(torch.tensor([[0.126, 2.0, 3.0]]), dataset.spec) == ["0 0.13, 1 2, 2 3"]

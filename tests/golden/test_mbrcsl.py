@@ -14,12 +14,10 @@ from torch import Tensor
 import offrl
 from offrl import registry, rng
 from offrl.algorithm import stack
-from offrl.algorithms.mbrcsl import clone
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
-from offrl.training import stages as parts
 from offrl.training.step import make_step
 from offrl.world_models import imagined
 from offrl.world_models.model import Outcome, Prediction
@@ -201,15 +199,14 @@ def test_a_run_makes_its_parts_once(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("steps", "given", "expected"), [(8_000, None, 100), (80_000, None, 100), (2_000, None, 25), (10, 7, 7)])
-def test_updates_of_the_behaviour_policy(steps: int, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_of_the_behaviour_policy(steps: int, given: int | None, expected: int) -> None:
     """50 times through 512 rows, in batches of 256, beside 8,000 updates."""
-    asked: list[int] = []
-    monkeypatch.setattr(parts, "train_first", lambda config, dataset, algo, steps, label, setting: asked.append(steps))
     dataset = Dataset.from_arrays(
         np.zeros((512, 1)), np.zeros((512, 1)), np.zeros(512), np.arange(512) == 511, action_low=-1.0, action_high=1.0
     )
-    clone(TrainConfig(algo=registry.get("algo", "mbrcsl").Config(behaviour_steps=given), steps=steps), dataset)
-    assert asked == [expected]
+    kind = registry.get("algo", "mbrcsl")
+    required = kind.requires(TrainConfig(algo=kind.Config(behaviour_steps=given), steps=steps), dataset)
+    assert required["behaviour"].steps == expected
 
 
 def test_published_defaults() -> None:

@@ -20,6 +20,7 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn.recurrent import GRU
 from offrl.settings.train import TrainConfig
+from offrl.training.stages import ready
 
 LENGTHS, TASKS = (6, 3, 7, 5), (4, 4, 1, 1)
 OBS, A = 3, 2
@@ -171,8 +172,8 @@ def make(tmp_path: Path, dataset: Dataset, **settings: Any) -> Any:
     small |= {"prompt_warmup": 0, "prompt_skip": 0.0, "task_model_steps": 2}
     config = kind.Config(**{**small, **settings})
     run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(tmp_path), quiet=True, compile="eager", device="cpu")
-    config = kind.prerequisites(run, dataset).algo
-    return kind(kind.fit_config(config, dataset), dataset.spec)
+    run, pretrained = ready(run, dataset)
+    return kind(run.algo, dataset.spec, pretrained)
 
 
 @pytest.mark.parametrize("discrete", [False, True])
@@ -211,7 +212,9 @@ def test_loss(tmp_path: Path, discrete: bool) -> None:
     for b in range(6):
         own, other = (rows[batch[n][b, 0].numpy().tobytes()] for n in ("observations", "prompt_observations"))
         assert tasks[own] == tasks[other]
-        torch.testing.assert_close(batch["task"][b, 0], algorithm.model.look(algorithm.part.state.params["model"], dataset)[0][own])
+        torch.testing.assert_close(
+            batch["task"][b, 0], algorithm.model.look(algorithm.pretrained["task_model"].state.params["model"], dataset)[0][own]
+        )
     late = dataclasses.replace(algorithm.config, prompt_warmup=10)
     algorithm.config = late
     early = algorithm.actor_loss(state.params["actor"], state, batch, rng.make_key(3))[0]

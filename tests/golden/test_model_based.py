@@ -17,7 +17,7 @@ from offrl import rng
 from offrl.algorithm import select, stack
 from offrl.errors import UserError
 from offrl.training.step import make_step
-from offrl.world_models.model import Outcome
+from offrl.world_models.model import Outcome, load_for
 from offrl.world_models.rollout import Imagined, branched, careful
 
 # ---- MOPO's rewards
@@ -284,9 +284,9 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         fit(quiet, small.dataset(), {"penalty": [0.0, 5.0]})
     with pytest.raises(UserError, match=r"algo\.sample_dropout=0\.05 of algo\.repeats=10 roll-outs is none"):
         fit(dataclasses.replace(quiet, sample_dropout=0.05, repeats=10), small.dataset())
+    wrong = type(small.dataset()).from_arrays(np.zeros((9, 2)), np.zeros((9, A)), np.zeros(9), np.ones(9, bool))
     with pytest.raises(UserError, match=r"trained on .* with observations"):
-        wrong = small.dataset()
-        algorithm.sampler().prepare(type(wrong).from_arrays(np.zeros((9, 2)), np.zeros((9, A)), np.zeros(9), np.ones(9, bool)))
+        load_for(algorithm.config.world_model, wrong.spec)
 
 
 def test_look_back(tmp_path: Path) -> None:

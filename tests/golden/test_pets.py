@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,11 @@ from offrl.algorithm import TrainState, select, stack
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.settings.train import TrainConfig
+from offrl.training.stages import ready
 from offrl.training.step import make_step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
-from offrl.world_models.model import save
+from offrl.world_models.model import Trained, save
 
 OBS, A, H, PLANS, STATES, PARTICLES, MEMBERS = 2, 1, 4, 7, 2, 3, 4
 G = np.random.default_rng(3)
@@ -226,11 +227,11 @@ def test_a_policy_acts_alone_as_with_its_model(settings: dict[str, Any], tmp_pat
     save(path, algorithm.model, tree, {"data": {"name": "x", "fingerprint": "y"}, "held_out": state.extra["error"].tolist(), "seed": 0})
     kind = type(algorithm)
     other = kind.Config(world_model=str(path), **{k: v for k, v in settings.items() if k != "history"}, **SMALL)
-    config = SimpleNamespace(algo=other, quiet=True)
-    other = kind.prerequisites(dataclasses_replaceable(config), dataset).algo
+    config, pretrained = ready(TrainConfig(algo=other), dataset)
+    other = config.algo
     shared = [f.name for f in dataclasses.fields(DynamicsSettings) if f.name != "name"]
     assert other.world_model_id and all(getattr(other, k) == getattr(algorithm.config, k) for k in shared)
-    given = kind(kind.fit_config(other, dataset), dataset.spec)
+    given = kind(other, dataset.spec, pretrained)
     assert not bool(given.finished(given.init(0)))
     begun = run(given, dataset, 1)
     assert bool(given.finished(begun)), "there is nothing to train"
@@ -240,12 +241,6 @@ def test_a_policy_acts_alone_as_with_its_model(settings: dict[str, Any], tmp_pat
     assert np.array_equal(walk(TrainedPolicy(given, begun, 0)), expected)
 
 
-def dataclasses_replaceable(config: SimpleNamespace) -> Any:
-    """What `prerequisites` needs of a run's config, as a dataclass."""
-    kind = dataclasses.make_dataclass("RunConfig", list(vars(config)))
-    return kind(**vars(config))
-
-
 def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
     algorithm, state, dataset = trained()
     kind, path = type(algorithm), tmp_path / "model.safetensors"
@@ -253,8 +248,7 @@ def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
     save(path, algorithm.model, tree, {"data": {"name": "x", "fingerprint": "y"}, "held_out": [1.0, 2.0, 3.0], "seed": 0})
 
     def asked(**settings: Any) -> Any:
-        config = dataclasses_replaceable(SimpleNamespace(algo=kind.Config(**settings), quiet=True))
-        return kind.prerequisites(config, dataset).algo
+        return ready(TrainConfig(algo=kind.Config(**settings)), dataset)[0].algo
 
     with pytest.raises(UserError, match=r"algo.members=4, but .* is trained and has 3"):
         asked(world_model=str(path), members=4)
@@ -269,13 +263,12 @@ def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
         make(plan_population=20, plan_elites=30)
 
 
-def test_other_kinds_of_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_kinds_of_models_are_refused() -> None:
     """SINDy's model has an ensemble's methods, but no networks to plan in."""
     from offrl.algorithms import pets
     from offrl.world_models.sindy.model import SindyModel, SindySettings
 
     spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,))
     model = SindyModel(SindySettings(termination="never"), spec)
-    monkeypatch.setattr(pets, "fitting", lambda path, spec: SimpleNamespace(model=model, meta={"model": "sindy"}))
     with pytest.raises(UserError, match="of kind sindy"):
-        pets.with_model(pets.PETSConfig(world_model="x"), SimpleNamespace(spec=spec))  # type: ignore[arg-type]
+        pets.with_model(pets.PETSConfig(world_model="x"), Trained(model, {}, {"model": "sindy"}, Path("x")))

@@ -18,6 +18,8 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.field import check
+from offrl.settings.train import TrainConfig
+from offrl.training.stages import ready
 from offrl.training.step import make_step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import WorldModel, load, save
@@ -68,7 +70,9 @@ def make(model: str, dataset: Dataset = DATA, **settings: Any) -> tuple[Any, Tra
         "retain": 2,
         "clone_epochs": 0,
     }
-    algorithm = kind(kind.fit_config(kind.Config(**{**small, "world_model": model, **settings}), dataset), dataset.spec)
+    run = TrainConfig(algo=kind.Config(**{**small, "world_model": model, **settings}), device="cpu", quiet=True, compile="eager")
+    run, pretrained = ready(dataclasses.replace(run, runs_dir=str(Path(model).parent)), dataset)
+    algorithm = kind(run.algo, dataset.spec, pretrained)
     algorithm.source = algorithm.sampler().prepare(dataset)
     return algorithm, algorithm.refresh(algorithm.init(0), algorithm.source, KEY, step=0)[0]
 
@@ -312,20 +316,18 @@ def test_the_actor_clones_the_data_first(model: str) -> None:
     assert error[1] < 0.02 < error[0]
 
 
-def test_cloning_is_least_squares_of_samples_for_so_many_updates(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm, state = make(model)
-    noise = torch.tensor(G.normal(size=(B, A)), dtype=torch.float32)
-    s, a = torch.tensor(G.normal(size=(B, OBS)), dtype=torch.float32), torch.tensor(G.uniform(-1, 1, (B, A)), dtype=torch.float32)
-    monkeypatch.setattr(rng, "normal", lambda key, shape: noise)
-    out = ref.forward(ref.net(state.params["actor"], "net."), wide(s))[0]
-    sample = np.tanh(out[:, :A] + np.exp(np.clip(out[:, A:], -5, 2)) * wide(noise))
-    loss = algorithm.clone_loss(state.params["actor"], {"observations": s, "actions": a}, KEY)
-    assert float(loss) == pytest.approx(((sample - wide(a)) ** 2).mean(), rel=1e-5)
-    calls = []
-    monkeypatch.setattr(type(algorithm), "clone_loss", lambda self, p, batch, key: (calls.append(1), sum(v.sum() for v in p.values()))[1])
-    algorithm.config.clone_epochs = 3
-    algorithm.clone(state.params["actor"], algorithm.source, KEY)
-    assert len(calls) == int(np.ceil(3 * len(DATA.transition_rows()) / B))
+def test_the_clone_is_trained_for_so_many_times_through_the_data(model: str) -> None:
+    kind = registry.get("algo", "rambo")
+    config = kind.Config(world_model=model, batch_size=B, clone_epochs=3)
+    assert kind.requires(TrainConfig(algo=config), DATA)["behaviour"].steps == int(np.ceil(3 * len(DATA.transition_rows()) / B))
+
+
+def test_another_network_is_no_clone(model: str) -> None:
+    algorithm, state = make(model, clone_epochs=1)
+    clone = algorithm.pretrained["behaviour"].state.params["actor"]
+    assert all(torch.equal(value, clone[name]) for name, value in state.params["actor"].items())
+    with pytest.raises(UserError, match="its policy's network is not this one's"):
+        make(model, behaviour=algorithm.config.behaviour, hidden=[7])
 
 
 # ---- which model

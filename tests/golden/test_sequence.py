@@ -24,7 +24,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn import Transformer
 from offrl.nn.transformer import visible
 from offrl.settings.train import TrainConfig
-from offrl.training import stages as parts
+from offrl.training import stages
 
 LENGTHS = (3, 6, 2)
 
@@ -491,19 +491,10 @@ def test_qdt_returns_add_up_within_a_window(padding: str) -> None:
         ("qdt", 100_000, None, 500_000), ("vadt", 200_000, None, 1_000_000), ("vadt", 3_000_000, None, 3_000_000), ("qdt", 100, 7, 7),
     ],
 )  # fmt: skip
-def test_values_that_come_first_have_their_published_share(
-    name: str, steps: int, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Asked(Exception):
-        pass
-
-    def train_first(config: TrainConfig, dataset: Dataset, algo: Any, steps: int, label: str, setting: str) -> Path:
-        raise Asked(steps)
-
-    monkeypatch.setattr(parts, "train_first", train_first)
+def test_values_that_come_first_have_their_published_share(name: str, steps: int, given: int | None, expected: int) -> None:
     kind = registry.get("algo", name)
-    with pytest.raises(Asked, match=f"^{expected}$"):
-        kind.prerequisites(TrainConfig(algo=kind.Config(values_steps=given), steps=steps), data())
+    required = kind.requires(TrainConfig(algo=kind.Config(values_steps=given), steps=steps), data())
+    assert list(required) == ["values"] and required["values"].steps == expected
 
 
 def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
@@ -512,8 +503,9 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     kind = registry.get("algo", "vadt")
     small = {"width": 8, "layers": 1, "heads": 1, "context": 2, "value_hidden": [4], "values_steps": 3}
     run = TrainConfig(algo=kind.Config(**small), seeds=[0], runs_dir=str(tmp_path / "runs"), quiet=True, compile="eager", device="cpu")
-    config = kind.fit_config(kind.prerequisites(run, dataset).algo, dataset)
-    algorithm = kind(config, dataset.spec)
+    fitted, pretrained = stages.ready(run, dataset)
+    config = fitted.algo
+    algorithm = kind(config, dataset.spec, pretrained)
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
     assert not policy.listens, "no token holds a reward"
     policy.save(tmp_path / "policy.safetensors")
@@ -523,17 +515,17 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     np.testing.assert_allclose(policy._carry.window["prompts"][:, -1], value)
     source = algorithm.sampler().prepare(dataset)
     batch = windows(source, torch.tensor([4]), 2)
-    part = algorithm.part
+    part = pretrained["values"]
     q = part.algorithm.q_value(part.state, dataset.columns["observations"][4:6], dataset.columns["actions"][4:6])
     v = part.algorithm.v(part.state.params["value"], dataset.columns["observations"][4:6])
     np.testing.assert_allclose(batch["prompts"][0], q.numpy(), rtol=1e-5)
     weight = algorithm.weight(algorithm.init(0), batch)[0]
     np.testing.assert_allclose(weight, np.minimum(np.exp(3.0 * (q - v).double().numpy()), 100.0), rtol=1e-4)
     run = dataclasses.replace(run, algo=dataclasses.replace(run.algo, temperature=10.0))
-    assert kind.prerequisites(run, dataset).algo.values == config.values, "how greedy the policy is does not change the values"
+    assert stages.ready(run, dataset)[0].algo.values == config.values, "how greedy the policy is does not change the values"
     with pytest.raises(UserError, match=r"trained on rewards times 1 plus 0, and those .* are times 2 plus 1"):
-        parts.load(config.values, scale_rewards(dataset, 2.0, 1.0).spec, "values")
+        stages.ready(dataclasses.replace(run, algo=config), scale_rewards(dataset, 2.0, 1.0))
     shutil.rmtree(tmp_path / "runs")
     assert np.array_equal(TrainedPolicy.load(tmp_path / "policy.safetensors").act(observations), expected)
     with pytest.raises(UserError, match="there is no run"):
-        algorithm.sampler().prepare(dataset)
+        stages.ready(dataclasses.replace(run, algo=config), dataset)

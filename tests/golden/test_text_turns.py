@@ -16,7 +16,6 @@ if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
 from offrl.data.text.dataset import from_episodes
-from offrl.lm import reference_policy as cloned
 from offrl.lm.utterances import answered, first_of, trim
 
 DISCOUNT = 0.9
@@ -38,12 +37,12 @@ def texts() -> Any:
     )
 
 
-def make(name: str, **settings: Any) -> tuple[Any, Any, Any, dict[str, torch.Tensor]]:
+def make(name: str, pretrained: dict[str, Any] | None = None, **settings: Any) -> tuple[Any, Any, Any, dict[str, torch.Tensor]]:
     """(algorithm, its state moved away from where it begins, what the sampler prepared, a batch of all turns)."""
     kind, data = registry.get("algo", name), texts()
     known = {f.name for f in dataclasses.fields(kind.Config)}
     config = kind.fit_config(kind.Config(**{k: v for k, v in {**SMALL, "discount": DISCOUNT, **settings}.items() if k in known}), data)
-    algorithm = kind(config, data.spec)
+    algorithm = kind(config, data.spec, pretrained)
     state = algorithm.init(0)
     g = torch.Generator().manual_seed(1)
 
@@ -205,11 +204,11 @@ def test_archer_online(baseline: bool) -> None:
 
 @pytest.fixture
 def clone() -> dict[str, Any]:
-    """Settings that name a cloned policy which nobody trained."""
+    """A cloned policy which nobody trained, and settings that name it."""
     kind, data = registry.get("algo", "lm_bc"), texts()
     config = kind.fit_config(kind.Config(**SMALL), data)
-    cloned._clones["a clone"] = kind(config, data.spec).init(7).params["policy"]
-    return {"policy_id": "a clone", "policy_settings": dataclasses.asdict(config)}
+    params = kind(config, data.spec).init(7).params["policy"]
+    return {"pretrained": {"policy": params}, "policy_settings": dataclasses.asdict(config)}
 
 
 @pytest.mark.parametrize("variant", ["a_lol", "a_lol_seq", "ref_free", "kl", "r_lol"])
@@ -226,7 +225,7 @@ def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(np.bincount(drawn.numpy(), minlength=5) / 20_000, weights / weights.sum(), atol=0.015)
     policy, expected = state.params["policy"], 0.0
     reference = algorithm.init(0).params["policy"]
-    assert all(torch.equal(v, cloned._clones["a clone"][k]) for k, v in reference.items())  # the actor begins as the reference
+    assert all(torch.equal(v, clone["pretrained"]["policy"][k]) for k, v in reference.items())  # the actor begins as the reference
     for n, row in enumerate(rows(batch)):
         own, before = policy_log_probs(algorithm, policy, row), policy_log_probs(algorithm, reference, row)
         a = weights[int(batch["row"][n])]

@@ -21,6 +21,7 @@ from offrl.runs.record import directory
 from offrl.settings.compose import compose
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
+from offrl.training import stages
 from offrl.training.step import make_step
 from offrl.world_models import value_gradient
 from offrl.world_models.dynamics import DynamicsSettings
@@ -84,6 +85,11 @@ def np_squares(run: offrl.Run, raw: np.ndarray, unit: np.ndarray | float) -> np.
     return np.mean(found, 0)
 
 
+def critics(path: Path | str, dataset: Dataset) -> Any:
+    """What a run with `value_run=path` is handed."""
+    return stages.load(path, dataset.spec, "value_run", value_gradient.required())
+
+
 def following(dataset: Dataset, rows: torch.Tensor) -> np.ndarray:
     return dataset.columns["next_observations"][rows].numpy().astype(np.float64)
 
@@ -92,10 +98,10 @@ def test_the_weights_are_squared_gradients_of_mean_1(run: offrl.Run) -> None:
     data = arrays()
     rows = known(data)
     expected = np_squares(run, following(data, rows), 1.0)
-    found = weights(str(run.dir), data, rows[10:40], quantile=1.0)
+    found = weights(critics(run.dir, data), data, rows[10:40], quantile=1.0)
     assert found.shape == (30, OBS + 1) and (found[:, -1] == 1).all()
     np.testing.assert_allclose(found[:, :-1], (expected / expected.mean())[10:40], rtol=2e-3, atol=2e-3)
-    everything = weights(str(run.dir), data, rows, quantile=1.0)
+    everything = weights(critics(run.dir, data), data, rows, quantile=1.0)
     assert float(everything[:, :-1].mean()) == pytest.approx(1.0, rel=1e-4)
 
 
@@ -106,7 +112,9 @@ def test_long_gradients_are_shortened(run: offrl.Run) -> None:
     length = square.sum(1, keepdims=True)
     expected = square * np.minimum(1.0, np.quantile(length, 0.7) / length)
     assert (expected < square).mean() > 0.2
-    np.testing.assert_allclose(weights(str(run.dir), data, rows, quantile=0.7)[:, :-1], expected / expected.mean(), rtol=5e-3, atol=5e-3)
+    np.testing.assert_allclose(
+        weights(critics(run.dir, data), data, rows, quantile=0.7)[:, :-1], expected / expected.mean(), rtol=5e-3, atol=5e-3
+    )
 
 
 @pytest.mark.parametrize(("agents", "models"), [(False, True), (True, False), (True, True)])
@@ -120,7 +128,9 @@ def test_other_units_follow_the_chain_rule(tmp_path: Path, agents: bool, models:
     rows = known(data)
     unit = np.array(data.spec.observation_std) if models else 1.0
     expected = np_squares(run, following(recorded, rows), unit)
-    np.testing.assert_allclose(weights(str(run.dir), data, rows, quantile=1.0)[:, :-1], expected / expected.mean(), rtol=5e-3, atol=5e-3)
+    np.testing.assert_allclose(
+        weights(critics(run.dir, data), data, rows, quantile=1.0)[:, :-1], expected / expected.mean(), rtol=5e-3, atol=5e-3
+    )
 
 
 def test_seeds_that_diverged_do_not_count(tmp_path: Path, run: offrl.Run) -> None:
@@ -135,12 +145,12 @@ def test_seeds_that_diverged_do_not_count(tmp_path: Path, run: offrl.Run) -> Non
             value[1] = torch.nan
     broken["alive"][1] = False
     checkpoint.write(path, broken, meta)
-    assert len(value_gradient.load(str(tmp_path / "sick"), data.spec).members) == 1
-    assert torch.isfinite(weights(str(tmp_path / "sick"), data, known(data))).all()
+    assert len(critics(tmp_path / "sick", data).replicas) == 1
+    assert torch.isfinite(weights(critics(tmp_path / "sick", data), data, known(data))).all()
     broken["alive"][0] = False
     checkpoint.write(path, broken, meta)
-    with pytest.raises(UserError, match="all replicas of that run diverged"):
-        weights(str(tmp_path / "sick"), data, known(data))
+    with pytest.raises(UserError, match="all its replicas diverged"):
+        weights(critics(tmp_path / "sick", data), data, known(data))
 
 
 def test_what_has_no_values_is_refused(tmp_path: Path, run: offrl.Run) -> None:
@@ -149,22 +159,21 @@ def test_what_has_no_values_is_refused(tmp_path: Path, run: offrl.Run) -> None:
     shutil.copytree(run.dir, tmp_path / "shipped")
     shutil.rmtree(tmp_path / "shipped" / "checkpoints")
     for path, words in (
-        ("", r"algo\.value_run=runs/"),
-        (str(tmp_path / "nowhere"), "value_run=.*nowhere is not a run directory"),
+        (str(tmp_path / "nowhere"), "value_run=.*nowhere: there is no run; name a run directory$"),
         (str(clone.dir), "bc learns no values; take a run of .*iql"),
-        (str(tmp_path / "shipped"), "no checkpoint, so its critics are gone"),
+        (str(tmp_path / "shipped"), "has no checkpoint"),
     ):
         with pytest.raises(UserError, match=words):
-            weights(path, data, rows)
-    with pytest.raises(UserError, match=r"observes \(3,\), and .* has \(4,\)"):
-        weights(str(run.dir), arrays(observations=4), rows)
+            weights(critics(path, data), data, rows)
+    with pytest.raises(UserError, match=r"observation_shape=\(3,\), and .* has \(4,\)"):
+        weights(critics(run.dir, arrays(observations=4)), arrays(observations=4), rows)
 
 
 def test_a_value_that_does_not_move_says_nothing(run: offrl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     data = arrays()
     monkeypatch.setattr(value_gradient, "slopes", lambda algorithm, state, observations: torch.zeros(2, *observations.shape))
     with pytest.raises(UserError, match="do not change with the observation"):
-        weights(str(run.dir), data, known(data))
+        weights(critics(run.dir, data), data, known(data))
 
 
 # ---- what it is good for
@@ -199,7 +208,7 @@ def test_a_tiny_model_learns_what_matters(tmp_path: Path) -> None:
     data = system()
     run = agent(tmp_path, "td3_bc", data, **{"algo.hidden": [4]})
     steep(run.dir, np.array([1.0, 0.0, 0.0, 0.0]))
-    found = weights(str(run.dir), data, known(data))
+    found = weights(critics(run.dir, data), data, known(data))
     np.testing.assert_allclose(found.numpy(), np.tile([3.0, 0.0, 0.0, 1.0], (len(found), 1)), atol=1e-5)
 
     errors = {}
@@ -214,7 +223,8 @@ def test_a_tiny_model_learns_what_matters(tmp_path: Path) -> None:
             "termination": "never",
         }
         config = DynamicsSettings(loss=loss, value_run=str(run.dir) if loss == "value_gradient" else "", **settings)
-        algorithm = Dynamics(Dynamics.fit_config(config, data), data.spec)
+        pretrained = {"value_run": critics(run.dir, data)} if loss == "value_gradient" else {}
+        algorithm = Dynamics(Dynamics.fit_config(config, data), data.spec, pretrained)
         step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=1, replicas=1)
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 401)
         tree = {**algorithm.tree(select(state, 0)), "scale": torch.ones(4)}
@@ -230,7 +240,7 @@ def test_which_critics_is_part_of_what_the_model_is(tmp_path: Path, run: offrl.R
 
     def fitted(**settings: Any) -> TrainConfig:
         config = TrainConfig(algo=DynamicsSettings(**settings), seeds=[0], label="dynamics")
-        return Dynamics.prerequisites(config, data)
+        return stages.ready(config, data)[0]
 
     with pytest.raises(UserError, match=r"algo\.value_run=.* where algo\.loss=value_gradient, and it is likelihood"):
         fitted(value_run=str(run.dir))

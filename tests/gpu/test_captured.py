@@ -190,27 +190,6 @@ def test_groups_share_memory_and_keep_their_numbers() -> None:
     assert len(set(map(id, pools[1]))) == 1 and pools[1][0] is not None
 
 
-def test_repeated_updates_are_replayed_under_vmap() -> None:
-    """S4: what RAMBO's clone is made of."""
-
-    def run(keys: Tensor, graph: bool) -> Tensor:
-        def one(key: Tensor) -> Tensor:
-            def step(i: Any, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-                value, count = carry
-                return value * 0.5 + key + i, count + value.new_ones(())
-
-            return backend.repeat(step, (key, key * 0.0), 1, 9, looked.append, graph)[0]
-
-        return vmap(one)(keys)
-
-    looked: list[int] = []
-    keys = torch.tensor([1.0, 5.0])
-    expected = run(keys, graph=False)
-    with imitated(), Machine():
-        found = numbers(run(keys.to(META), graph=True))
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-10)])
 def test_inverse_by_products(dtype: torch.dtype, limit: float) -> None:
     """C8: BREEZE's covariance, half of whose coordinates repeat: its inverse, and the gradient through it, under vmap."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from offrl import ope
+from offrl.algorithm import Requirement
 from offrl.cli import select as command
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
@@ -198,18 +199,16 @@ def test_report_says_what_roll_outs_were_like(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_without_a_model_one_is_trained_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.world_models import provide
-
     data, asked = small(), []
 
-    def train(config: Any, dataset: Dataset, settings: Any) -> Path:
-        asked.append((config.algo.name, config.runs_dir, config.device, config.compile, config.quiet, dataset.fingerprint, settings))
+    def train_first(config: Any, dataset: Dataset, name: str, requirement: Requirement) -> Path:
+        asked.append((requirement.algo, config.runs_dir, config.device, config.compile, config.quiet, dataset.fingerprint))
         return linear_model.write(tmp_path / "m.safetensors", data)
 
-    monkeypatch.setattr(provide, "train", train)
+    monkeypatch.setattr("offrl.ope.model_based.train_first", train_first)
     settings = ope.OPEConfig(models_dir=str(tmp_path), rollouts=2, horizon=3, compile="eager")
     result = ope.evaluate_policies(data, CANDIDATES, "model", settings)
-    assert asked == [("dynamics", str(tmp_path), "cpu", "eager", True, data.fingerprint, {})]
+    assert asked == [("dynamics", str(tmp_path), "cpu", "eager", True, data.fingerprint)]
     assert result.estimates["model"].details["world_model"] == str(tmp_path / "m.safetensors")
 
 

@@ -15,6 +15,7 @@ from offrl import registry
 from offrl.algorithm import select, stack
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.training.stages import ready
 from offrl.training.step import make_step
 
 if not (find_spec("transformers") and find_spec("peft")):
@@ -22,7 +23,6 @@ if not (find_spec("transformers") and find_spec("peft")):
 
 from offrl.data.text.dataset import from_episodes
 from offrl.lm import algorithm as base
-from offrl.lm import value_guided as steered
 from offrl.lm.models import pretrained as languages
 from offrl.lm.models import tokenizer as tokenizing
 
@@ -183,7 +183,8 @@ def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkey
 
     def made(**settings: Any) -> Any:
         run = TrainConfig(algo=kind.Config(**settings), seeds=[0], steps=2, runs_dir=str(tmp_path / "runs"), quiet=True, device="cpu")
-        return kind(kind.fit_config(kind.prerequisites(run, data).algo, data), data.spec)
+        run, pretrained = ready(run, data)
+        return kind(run.algo, data.spec, pretrained)
 
     first = made(**given)
     monkeypatch.setattr(languages, "_known", {})
@@ -195,9 +196,6 @@ def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkey
     policy.save(tmp_path / "p.safetensors")
     shutil.rmtree(tmp_path / "lm")
     shutil.rmtree(tmp_path / "runs")
-    for place, name in ((languages, "_known"), (base, "_tokenizers"), (steered, "_clones")):
+    for place, name in ((languages, "_known"), (base, "_tokenizers")):
         monkeypatch.setattr(place, name, {})
-    from offrl.lm import reference_policy as cloned
-
-    monkeypatch.setattr(cloned, "_clones", steered._clones)
     assert TrainedPolicy.load(tmp_path / "p.safetensors").act(data.strings[0]) == policy.act(data.strings[0])

@@ -143,11 +143,11 @@ def test_says_what_is_missing() -> None:
     kind = registry.get("algo", "archer_online")
     run = TrainConfig(algo=kind.Config(**SMALL), seeds=[0], steps=2, quiet=True, device="cpu")
     with pytest.raises(UserError, match=r"echo names no environment: algo\.env=ID"):
-        kind.prerequisites(run, data())
+        kind.requires(run, data())
     with pytest.raises(UserError, match="CartPole"):  # an environment that does not speak
-        kind.prerequisites(dataclasses.replace(run, algo=kind.Config(**SMALL, env="CartPole-v1")), data())
+        kind.requires(dataclasses.replace(run, algo=kind.Config(**SMALL, env="CartPole-v1")), data())
     with pytest.raises(UserError, match=r"algo\.legal=rerank: archer_online learns from what its actor writes freely"):
-        kind.prerequisites(dataclasses.replace(run, algo=kind.Config(**SMALL, legal="rerank")), data(PLAYED))
+        kind.requires(dataclasses.replace(run, algo=kind.Config(**SMALL, legal="rerank")), data(PLAYED))
     kind = registry.get("algo", "digirl")
     config = kind.fit_config(kind.Config(width=8, heads=2, threshold=5.0), data())
     with pytest.raises(UserError, match=r"at or below algo\.threshold=5.*between"):

@@ -277,7 +277,7 @@ def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], di
     return {}, about
 
 
-def receive(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
+def unpack(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
     """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor in its place."""
     start, end, size = about["tokens"]
     tokenizer = dataclasses.replace(from_json(about["tokenizer"], start, end), size=size)
