@@ -21,7 +21,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_spikes_are_entries_far_above_the_running_median() -> None:
-    from ablations import spikes
+    from bench.ablations import spikes
 
     calm = [1.0 + 0.1 * (i % 3) for i in range(40)]
     assert spikes(calm) == 0
@@ -38,7 +38,7 @@ def test_spikes_are_entries_far_above_the_running_median() -> None:
 
 
 def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ablations
+    from bench import ablations
 
     from offrl.settings.compose import compose
 
@@ -63,7 +63,7 @@ def test_every_part_composes_and_its_variants_differ(tmp_path: Path, monkeypatch
 
 
 def test_a_part_is_put_in_its_own_place() -> None:
-    from ablations import insert
+    from bench.ablations import insert
 
     first = insert("", "b", "## B\nold")
     both = insert(first, "c", "## C")
@@ -73,7 +73,7 @@ def test_a_part_is_put_in_its_own_place() -> None:
 
 
 def test_columns_of_a_run() -> None:
-    from ablations import Trained, at_end, cell, counted, largest, over_time
+    from bench.ablations import Trained, at_end, cell, counted, largest, over_time
 
     lines = [{"step": i, "x": [float(i), None if i == 9 else 1.0]} for i in range(10)]
     run = Trained("v", "f", [50.0, 60.0], [], [], lines)
@@ -87,7 +87,7 @@ def test_columns_of_a_run() -> None:
 
 
 def test_a_part_trains_reads_back_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import ablations
+    from bench import ablations
 
     page = tmp_path / "ablations.md"
     command = ["weighting", "--files", str(SCRIPTS.parent / "offrl" / "assets" / "hopper-mixed-v0.hdf5"), "--seeds", "2", "--steps", "4"]
@@ -115,7 +115,7 @@ def test_a_part_trains_reads_back_and_goes_on(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_rows_of_algorithms_and_their_table() -> None:
-    from compare_algorithms import Row, rows_of, table
+    from bench.compare_algorithms import Row, rows_of, table
 
     rows = rows_of(["iql", "cql", "td3_bc"])
     assert [(r.algorithm, r.label) for r in rows] == [
@@ -136,7 +136,7 @@ def test_rows_of_algorithms_and_their_table() -> None:
 
 
 def test_page_of_all_algorithms() -> None:
-    from scores_page import page
+    from bench.scores_page import page
 
     from offrl.runs.results import Missing, Results, Score
 

@@ -1,8 +1,8 @@
 """The key ideas of the model-free algorithms, each switched off: what it does to the score, and to what it is meant to do.
 
-    python scripts/ablations.py rebrac-layernorm --data FOLDER --steps 50000 --seeds 4
-    python scripts/ablations.py all --data FOLDER             # every part, with each part's own number of updates
-    python scripts/ablations.py edac-diversity --dry          # prints what would be trained
+    python scripts/bench/ablations.py rebrac-layernorm --data FOLDER --steps 50000 --seeds 4
+    python scripts/bench/ablations.py all --data FOLDER             # every part, with each part's own number of updates
+    python scripts/bench/ablations.py edac-diversity --dry          # prints what would be trained
 
 FOLDER holds D4RL files (hopper_mixed.hdf5, ...); --files picks others than a part's own. Each variant is an ordinary run directory under
 --runs, so the same command goes on where it was stopped, and with more --steps goes on from where it ended; other settings (--set
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SPIKE = 10.0  # times the running median
 WINDOW = 20  # lines of metrics that the running median is taken of
 
@@ -324,8 +324,8 @@ def report(name: str, part: Part, runs: list[Trained], command: str, settings: l
 
 HEAD = """# Ideas, switched off
 
-Each table trains variants that differ in one setting, side by side, with `scripts/ablations.py`. The scores are normalised with D4RL's
-reference returns; the runs are short, so they show directions and not published scores.
+Each table trains variants that differ in one setting, side by side, with `scripts/bench/ablations.py`. The scores are normalised with
+D4RL's reference returns; the runs are short, so they show directions and not published scores.
 """
 
 
@@ -373,7 +373,7 @@ def _command(name: str, options: argparse.Namespace) -> str:
     more = [f"--steps {options.steps}"] if options.steps else []
     more += [f"--files {' '.join(options.files)}"] if options.files else []
     more += [f"--set {' '.join(f'{k}={_written(v)}' for k, v in options.set.items())}"] if options.set else []
-    return " ".join([f"python scripts/ablations.py {name} --data FOLDER --seeds {options.seeds}", *more])
+    return " ".join([f"python scripts/bench/ablations.py {name} --data FOLDER --seeds {options.seeds}", *more])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Meta-DT in point-robot tasks that no data hold: its returns on its own, and after three recorded episodes of the task were shown to it.
 
-python scripts/few_shot.py runs/META [runs/DT ...] --targets -3 -6 -10
+python scripts/bench/few_shot.py runs/META [runs/DT ...] --targets -3 -6 -10
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Semi-supervised data (SS-ORL, arXiv 2210.06518): few labelled episodes against all of them, and against those few alone.
 
-python scripts/ss_orl.py --steps 100000 --seeds 3 /data/hopper_medium.hdf5 /data/hopper_medium_expert.hdf5
+python scripts/bench/ss_orl.py --steps 100000 --seeds 3 /data/hopper_medium.hdf5 /data/hopper_medium_expert.hdf5
 
 For each file four runs of one algorithm (TD3+BC): every action known; a tenth of the episodes, drawn from the half with the lowest returns,
 labels the others by inverse dynamics; the same tenth alone; and, with --bc, behaviour cloning of the tenth. An interrupted script goes
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import offrl  # noqa: E402

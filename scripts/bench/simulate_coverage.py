@@ -1,7 +1,7 @@
 """How often do the intervals of `offrl.statistics.aggregate` hold the truth? Simulated seeds of made-up algorithms whose true IQM is known.
 
-python scripts/simulate_coverage.py                      # the table of docs/statistics.md, three minutes
-python scripts/simulate_coverage.py --experiments 200    # a rough one
+python scripts/bench/simulate_coverage.py                      # the table of docs/statistics.md, three minutes
+python scripts/bench/simulate_coverage.py --experiments 200    # a rough one
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PPO or SAC of stable-baselines3 trained inside a learned model, and scored in the real environment before and after.
 
     offrl train algo=dynamics dataset=DATA name=model seeds=1
-    python scripts/sb3_in_model.py runs/model --algo sac --steps 10000 --env Pendulum-v1 --dataset DATA
+    python scripts/bench/sb3_in_model.py runs/model --algo sac --steps 10000 --env Pendulum-v1 --dataset DATA
 
 The agent never sees the real environment while it trains. Returns are undiscounted means over --episodes episodes of the greedy policy.
 """
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402

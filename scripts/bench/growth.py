@@ -1,8 +1,8 @@
 """How the cost of offrl's training grows, on this machine's CPU with one thread: replicas, batch, width, size of the data; and its memory.
 
-python scripts/growth.py                  # plots docs/benchmarks/growth-*.png and a table of IQL; about 6 minutes
-python scripts/growth.py --memory         # 64 replicas of IQL on 2,000,000 transitions, and 100,000 updates; about 3 minutes
-python scripts/growth.py --quick --folder /tmp/growth     # few points and short bursts, to try it
+python scripts/bench/growth.py                  # plots docs/benchmarks/growth-*.png and a table of IQL; about 6 minutes
+python scripts/bench/growth.py --memory         # 64 replicas of IQL on 2,000,000 transitions, and 100,000 updates; about 3 minutes
+python scripts/bench/growth.py --quick --folder /tmp/growth     # few points and short bursts, to try it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = Path(__file__).resolve().parent
+SCRIPTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(SCRIPTS), str(SCRIPTS.parent)]
 
 import torch  # noqa: E402

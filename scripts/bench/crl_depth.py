@@ -1,6 +1,6 @@
 """Contrastive RL with encoders of growing depth: does it train without diverging, and what does depth buy?
 
-    python scripts/crl_depth.py DATA --depths 4 16 32 --steps 20000 --seeds 3 --out docs/benchmarks/crl-depth.md
+    python scripts/bench/crl_depth.py DATA --depths 4 16 32 --steps 20000 --seeds 3 --out docs/benchmarks/crl-depth.md
 
 DATA is a goal data set (an OGBench file, say). Each depth is an ordinary run under --runs and goes on where it was stopped. The table has,
 over the last tenth of training, the critics' loss and how often a row's own goal is the nearest of the batch's, the largest loss after the
@@ -76,7 +76,7 @@ def main() -> None:
     if given.out is not None:
         own = " ".join(given.set)
         depths = " ".join(map(str, given.depths))
-        command = f"python scripts/crl_depth.py {Path(given.data).name} --depths {depths} --steps {given.steps} --seeds {given.seeds}"
+        command = f"python scripts/bench/crl_depth.py {Path(given.data).name} --depths {depths} --steps {given.steps} --seeds {given.seeds}"
         about = f"Mean over {given.seeds} seeds with the 95% interval; CPU.\n\n    {command}{own and ' --set ' + own}\n\n"
         write_text(given.out, "# Contrastive RL with deep encoders\n\n" + about + text)
 

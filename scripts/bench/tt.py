@@ -3,7 +3,7 @@
     offrl train algo=tt dataset=pendulum_v1.1.0.h5 experiment=none seeds=1 steps=3000 name=tt-pendulum compile=compiled eval.env=none \\
         algo.width=64 algo.layers=2 algo.heads=2 algo.batch_size=64 algo.learning_rate=1e-3 algo.dropout=0 \\
         algo.warmup_steps=100 algo.decay_steps=3000 algo.plan_horizon=10
-    python scripts/bench_tt.py --run runs/tt-pendulum --env Pendulum-v1 --data FILE ... --out docs/benchmarks/trajectory-transformer.md
+    python scripts/bench/tt.py --run runs/tt-pendulum --env Pendulum-v1 --data FILE ... --out docs/benchmarks/trajectory-transformer.md
 
 Tokens: the root mean square of (what comes back - number), by the standard deviation of the dimension, averaged over dimensions.
 "Published" is the authors' rule: thresholds at every ceil(R/N)-th of the sorted samples and the largest, a bin stands for the middle
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import gymnasium as gym  # noqa: E402
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", help="a Markdown file")
     args = parser.parse_args()
-    text = ["# Trajectory Transformer: tokens, keys that are kept, plans", "", "`python scripts/bench_tt.py`; its first lines say how.", ""]
+    text = ["# Trajectory Transformer: tokens, keys that are kept, plans", "", "`python scripts/bench/tt.py`; its first lines say how.", ""]
     text += ["## What tokens lose", "", f"{BINS} tokens of each number.", ""]
     text += ["| data | | published rule | ours | ours, bins stand for means | bins of equal width |", "|---|---|---|---|---|---|"]
     for name in args.data:

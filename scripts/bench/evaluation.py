@@ -1,6 +1,6 @@
 """Environment steps per second of evaluation: Gymnasium's SyncVectorEnv, `Evaluator` and `EvaluationPool`, by turns, on the same policies.
 
-    python scripts/bench_evaluation.py [--run runs/NAME] [--env Hopper-v4] [--episodes 10 40] [--steps 300] [--repeats 5] [--cpu]
+    python scripts/bench/evaluation.py [--run runs/NAME] [--env Hopper-v4] [--episodes 10 40] [--steps 300] [--repeats 5] [--cpu]
 
 Prints a Markdown table, and stops with an error where a return differs in any bit. All of them play the same episodes of the same policies
 with the same number of threads (one) for the networks; SyncVectorEnv gets all episodes of a policy as its batch. Policies are untrained

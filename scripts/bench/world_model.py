@@ -1,7 +1,7 @@
 """What a world model costs: its training against a loop over members, and roll-outs for one replica and for several that share it.
 
-    python scripts/bench_world_model.py --out docs/benchmarks/world-models-speed.md     # about 5 minutes
-    python scripts/bench_world_model.py --rollouts 2000 --rounds 1 --updates 5 --mode eager      # shows that it works
+    python scripts/bench/world_model.py --out docs/benchmarks/world-models-speed.md     # about 5 minutes
+    python scripts/bench/world_model.py --rollouts 2000 --rounds 1 --updates 5 --mode eager      # shows that it works
 
 Training: one update of every member, of the same networks on the same rows with the same loss and Adam. The loop is what one writes first:
 a module and a torch.optim.Adam for each member, one after the other; once with the library of products that offrl picks on this CPU, and
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
@@ -195,7 +195,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if args.out:
-        header = "# What a world model costs\n\n`python scripts/bench_world_model.py --out docs/benchmarks/world-models-speed.md`\n\n"
+        header = "# What a world model costs\n\n`python scripts/bench/world_model.py --out docs/benchmarks/world-models-speed.md`\n\n"
         args.out.write_text(header + text, encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """What an update of every registered algorithm costs, relative to TD3+BC's, compiled and eager, on one core.
 
-    python scripts/compare_algorithms.py --out docs/benchmarks/algorithms.md    # about 8 minutes where nothing else runs
-    python scripts/compare_algorithms.py --quick --only td3_bc iql --modes eager           # shows that it works
+    python scripts/bench/compare_algorithms.py --out docs/benchmarks/algorithms.md    # about 8 minutes where nothing else runs
+    python scripts/bench/compare_algorithms.py --quick --only td3_bc iql --modes eager           # shows that it works
 
 All of them are kept in memory, warm; in every round each trains for --seconds while the others wait, and ratios are taken within a round,
 so that whatever else happens on the machine meets all of them.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = Path(__file__).resolve().parent
+SCRIPTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(SCRIPTS))
 sys.path.insert(1, str(SCRIPTS.parent))
 
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speed = products_per_second()
     measure(rows, options.modes, options.rounds, options.seconds)
     speed = max(speed, products_per_second())
-    command = " ".join(["python scripts/compare_algorithms.py", *(arguments if arguments is not None else sys.argv[1:])])
+    command = " ".join(["python scripts/bench/compare_algorithms.py", *(arguments if arguments is not None else sys.argv[1:])])
     lines = table(rows, options.modes, options.replicas, speed)
     text = page(lines, command, f"{about} {note}; torch {torch.__version__}.", speed, options.replicas)
     print(text)

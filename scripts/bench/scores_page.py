@@ -1,6 +1,7 @@
 """A page of docs/benchmarks: one table of algorithms and data sets from benchmark and run directories.
 
-    python scripts/scores_page.py runs/goals --title "Reaching goals" --out docs/benchmarks/goals.md --keep docs/benchmarks/scores/goals.csv
+    python scripts/bench/scores_page.py runs/goals --title "Reaching goals" --out docs/benchmarks/goals.md \\
+        --keep docs/benchmarks/scores/goals.csv
 
 Mean over seeds of the last evaluation with its 95% interval, the seeds and the updates; `offrl.runs.results` decides what is a result.
 What is not finished, or stands side by side and should not, is said below the table. What a person wrote after the line `<!-- by hand
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 if TYPE_CHECKING:
     from offrl.runs.results import Cell, Results
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept = [replace(s, run=Path(s.run).name) for s in results.scores]
             for path in write(replace(results, scores=kept), options.keep)[1:]:
                 path.unlink()  # the same as Parquet
-        text = page(results, options.command or f"python scripts/scores_page.py {' '.join(options.paths)}", options.title)
+        text = page(results, options.command or f"python scripts/bench/scores_page.py {' '.join(options.paths)}", options.title)
         if options.out:
             old = options.out.read_text() if options.out.is_file() else ""
             checkpoint.write_text(options.out, text + "".join(old.partition(BY_HAND)[1:]))
