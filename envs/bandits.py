@@ -140,11 +140,11 @@ class Linear(ABC):
     def choose(self, memory: dict[str, Any]) -> np.ndarray:
         """The arms to pull, [N]."""
 
-    def observe(self, memory: dict[str, Any], rewards: np.ndarray) -> dict[str, Any]:
+    def observe_reward(self, memory: dict[str, Any], rewards: np.ndarray) -> dict[str, Any]:
         phi = self.phi[memory["actions"]]
         return {**memory, "A": memory["A"] + phi[:, :, None] * phi[:, None], "b": memory["b"] + phi * rewards[:, None]}
 
-    def renew(self, memory: dict[str, Any], observations: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    def new_episode(self, memory: dict[str, Any], observations: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
         """Another episode is the same bandit."""
         return memory
 

@@ -54,11 +54,11 @@ class Run(SavedRun):
     ) -> Evaluation:
         """Score the final policies of all replicas again, in the order of `replicas`.
 
-        env: see `task`. acting: see `TrainedPolicy.acting`. device: where policies act whose actions take long, such as language models.
-        Raises UserError where there is no environment, or it does not fit the data.
+        env: see `task`. acting: see `TrainedPolicy.with_settings`. device: where policies act whose actions take long, such as language
+        models. Raises UserError where there is no environment, or it does not fit the data.
         """
         policies = [self.load_policy(r, device) for r in self.replicas]
-        policies = [p.acting(acting) for p in policies] if acting else policies
+        policies = [p.with_settings(acting) for p in policies] if acting else policies
         return self._score(policies, env, EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps))
 
     def evaluate_target_returns(
@@ -99,7 +99,7 @@ class Run(SavedRun):
         """
         policies = [self.load_policy(r) for r in self.replicas]
         states, values, mean = reward_inference.sample(data_of([self]) if dataset is None else dataset, rewards)
-        policies = [p.rewarded(states, values) for p in policies]
+        policies = [p.infer_task(states, values) for p in policies]
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
         evaluation, returns = reward_inference.score(policies, self._task(env, goals=False), config, rewards)
         return RewardEvaluation(reward_inference.name_of(rewards), tuple(self.replicas), evaluation, returns, mean)

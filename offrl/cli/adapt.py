@@ -85,7 +85,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
         name = run.algorithm if run.algorithm not in cast else str(run.dir)
         policies = [run.load_policy(replica) for replica in run.replicas if replica not in run.diverged]
         if config.target_return is not None:
-            policies = [p.asking(config.target_return) if hasattr(p.algorithm.config, "target_return") else p for p in policies]
+            policies = [p.with_target_return(config.target_return) if hasattr(p.algorithm.config, "target_return") else p for p in policies]
         cast[name] = [Trained(policy, config.explore) for policy in policies]
     played: dict[str, list[Played]] = {}
     with Arena(task, numbers, config.seed, config.max_steps) as arena:

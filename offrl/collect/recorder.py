@@ -20,7 +20,7 @@ from offrl.evaluation.evaluator import Policy
 from offrl.interop.policies import reseeded
 from offrl.interop.sb3 import Actor
 from offrl.system.progress import Progress
-from offrl.tasks.episodes import aim, goal_of, mujoco_warnings, observe
+from offrl.tasks.episodes import goal_of, mujoco_warnings, observe_reward, set_goal
 
 SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost
 
@@ -141,7 +141,7 @@ class Stage:
         self.ended, running = [None] * count, list(range(count))
         for e, env in enumerate(self.envs):
             env.action_space.seed(seed_for(seed, "actions", e))
-        carry = aim(policy, policy.start(count), np.stack(goals) if len(goals) == count else None)
+        carry = set_goal(policy, policy.start(count), np.stack(goals) if len(goals) == count else None)
         log: np.ndarray | None = None
         t = 0
         while running:
@@ -158,7 +158,7 @@ class Stage:
                 if terminated or truncated:
                     running.remove(e)
                     rows[e] = 0
-            carry = observe(policy, carry, gained)
+            carry = observe_reward(policy, carry, gained)
             t += 1
         return [episode for episode in self.ended if episode is not None]
 

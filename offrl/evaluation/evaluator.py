@@ -20,7 +20,7 @@ from offrl.evaluation.text_stepper import TextStepper, observed
 from offrl.settings.evaluation import EvalConfig
 from offrl.statistics.intervals import mean_interval
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit, versions
-from offrl.tasks.episodes import ENDLESS, aim, goal_of, mujoco_warnings, observe, reset_seed
+from offrl.tasks.episodes import ENDLESS, goal_of, mujoco_warnings, observe_reward, reset_seed, set_goal
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Evaluator:
             rows[e] = row
         games.unstable.clear()
         self._choose_stepper(games, envs)
-        carry = aim(games.policy, games.policy.start(count), _rows(goals, games.at))
+        carry = set_goal(games.policy, games.policy.start(count), _rows(goals, games.at))
         began, value = list(games.at), None
         games.discount = float(getattr(games.policy, "discount", DISCOUNT))
         for t in range(self.limit):
@@ -212,7 +212,7 @@ class Evaluator:
             if t == 0 and isinstance(games.policy, Values):
                 value = games.policy.value(rows, np.asarray(actions))
             self._turn(games, actions, t)
-            carry = observe(games.policy, carry, games.rewards)
+            carry = observe_reward(games.policy, carry, games.rewards)
             if progress is not None:
                 progress(tally.finished, tally.returns.size)
             if not games.at:

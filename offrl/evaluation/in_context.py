@@ -32,10 +32,10 @@ class Learner(Protocol):
     def step(self, memory: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
         """Actions at step t, counted over all episodes: [N, A] in the environment's range, or [N] whole numbers; and the new memory."""
 
-    def observe(self, memory: Any, rewards: np.ndarray) -> Any:
+    def observe_reward(self, memory: Any, rewards: np.ndarray) -> Any:
         """The memory once the actions have earned `rewards` [N]."""
 
-    def renew(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
+    def new_episode(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
         """The memory where all tasks begin a new episode. observations [N, ...]: the last ones of the old; lengths [N]: their steps."""
 
 
@@ -52,10 +52,10 @@ class Trained:
     def step(self, memory: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
         return self.policy.step(memory, observations, t, self.explore)
 
-    def observe(self, memory: Any, rewards: np.ndarray) -> Any:
-        return self.policy.observe(memory, rewards)
+    def observe_reward(self, memory: Any, rewards: np.ndarray) -> Any:
+        return self.policy.observe_reward(memory, rewards)
 
-    def renew(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
+    def new_episode(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
         return self.policy.new_episode(memory, observations, lengths)
 
 
@@ -147,7 +147,7 @@ class Arena:
                     if terminated or truncated:
                         running.remove(n)
                         rows[n] = 0
-                memory = learner.observe(memory, gained)
+                memory = learner.observe_reward(memory, gained)
                 rewards.append(gained)
                 regrets.append(lost)
                 if progress is not None:
@@ -156,7 +156,7 @@ class Arena:
                     break
             ends.append(len(rewards))
             if episode + 1 < episodes:
-                memory = learner.renew(memory, last, lengths)
+                memory = learner.new_episode(memory, last, lengths)
         return Played(tuple(int(n) for n in self.tasks), np.stack(rewards, 1), np.stack(regrets, 1) if said else None, tuple(ends))
 
     def _fitting(self, actions: np.ndarray) -> Any:

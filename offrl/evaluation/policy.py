@@ -86,17 +86,17 @@ class TrainedPolicy:
         return self._to_environment(actions.cpu()), carry
 
     @property
-    def wants_goals(self) -> bool:
-        """Whether it acts towards a goal that it has to be told."""
+    def goal_conditioned(self) -> bool:
+        """Whether it acts towards a goal, which `set_goal` or `act` takes."""
         return self.algorithm.traits.goal_conditioned
 
     @torch.no_grad()
-    def aim(self, carry: Any, goals: np.ndarray | None) -> Any:
+    def set_goal(self, carry: Any, goals: np.ndarray | None) -> Any:
         """The carry of episodes that just began, with their goals [E, G] as the environment or the data give them.
 
         Raises UserError for goals that are missing, not finite or of another width.
         """
-        if not self.wants_goals:
+        if not self.goal_conditioned:
             return carry
         name, spec = self.algorithm.config.name, self.algorithm.spec
         width = spec.goal_dim or spec.observation_dim
@@ -118,37 +118,37 @@ class TrainedPolicy:
         """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]: the last ones, raw."""
         return self.actor.new_episode(carry, self._from_environment(observations), torch.as_tensor(lengths))
 
-    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
+    def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
         """The carry once the actions of the last `step` have earned `rewards` [E], in the units of the recorded ones."""
-        if not self.listens:
+        if not self.uses_rewards:
             return carry
         spec = self.algorithm.spec
         return self.actor.observe_reward(carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32))
 
     @property
-    def listens(self) -> bool:
+    def uses_rewards(self) -> bool:
         """Whether what it does depends on the rewards of the episode so far."""
         return type(self.actor).observe_reward is not Actor.observe_reward
 
-    def asking(self, target_return: float) -> TrainedPolicy:
-        """The same policy, asked for another return in the units of the recorded rewards. Raises UserError where it takes no such wish."""
+    def with_target_return(self, target_return: float) -> TrainedPolicy:
+        """The same policy with another target return, in the units of the recorded rewards. Raises UserError for one that takes none."""
         name = self.algorithm.config.name
         if not hasattr(self.algorithm.config, "target_return"):
             raise UserError(f"a policy of {name} cannot be asked for a return: only return-conditioned ones can, such as dt or rvs")
         if not math.isfinite(target_return):
-            raise UserError(f"target_return={target_return} is no number to ask for")
+            raise UserError(f"target_return={target_return} is not finite")
         return self._with(target_return=float(target_return))
 
-    def acting(self, settings: Mapping[str, Any]) -> TrainedPolicy:
+    def with_settings(self, settings: Mapping[str, Any]) -> TrainedPolicy:
         """The same policy with other values of settings that only acting looks at (`Algorithm.acts_by`), such as {"beta": 16.0}.
 
         Raises UserError for other settings, and for values that are not allowed.
         """
-        name, known = self.algorithm.config.name, self.algorithm.acts_by
+        known = self.algorithm.acts_by
+        able = f"only {', '.join(known)}" if known else "there is nothing that only acting looks at"
         for key in settings:
             if key not in known:
-                able = f"only {', '.join(known)}" if known else "there is nothing that only acting looks at"
-                raise UserError(f"a policy of {name} cannot act with another {key}, {able}.{nearest(key, known)}")
+                raise UserError(f"a policy of {self.algorithm.config.name} cannot act with another {key}, {able}.{nearest(key, known)}")
         kinds = {f.name: type(getattr(type(self.algorithm.config)(), f.name)) for f in dataclasses.fields(self.algorithm.config)}
         values = {k: float(v) if kinds[k] is float and isinstance(v, int) else v for k, v in settings.items()}
         for key, value in values.items():
@@ -159,15 +159,18 @@ class TrainedPolicy:
         return other
 
     def _with(self, **settings: Any) -> TrainedPolicy:
+        algorithm = copy.copy(self.algorithm)
+        algorithm.config = dataclasses.replace(algorithm.config, **settings)
+        return self._other(algorithm, self.state)
+
+    def _other(self, algorithm: Algorithm, state: TrainState) -> TrainedPolicy:
         other = copy.copy(self)
-        other.algorithm = copy.copy(self.algorithm)
-        other.algorithm.config = dataclasses.replace(self.algorithm.config, **settings)
-        other._ready = None
+        other.algorithm, other.state, other._ready = algorithm, state, None
         other.reset()
         return other
 
-    def rewarded(self, next_observations: np.ndarray, rewards: np.ndarray) -> TrainedPolicy:
-        """The same policy for other rewards: what [K] it would have earned by coming to these raw observations [K, O], drawn from the data.
+    def infer_task(self, next_observations: np.ndarray, rewards: np.ndarray) -> TrainedPolicy:
+        """The policy of the task with these rewards [K], earned by coming to these raw observations [K, O], drawn from the data: zero-shot.
 
         Raises UserError for a policy that would have to be trained for them, and for rewards that are no task.
         """
@@ -177,11 +180,7 @@ class TrainedPolicy:
         if not bool(given.any()):
             raise UserError("the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do")
         actor = self.algorithm.actor(self.state).infer_task(self._from_environment(next_observations), given)
-        other = copy.copy(self)
-        other.algorithm, other.state = actor.algorithm, actor.state
-        other._ready = None
-        other.reset()
-        return other
+        return self._other(actor.algorithm, actor.state)
 
     def _from_environment(self, observations: np.ndarray) -> Tensor:
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), self.algorithm.spec.observation_dim)
@@ -203,8 +202,8 @@ class TrainedPolicy:
         else:
             span = np.where(self.high > self.low, self.high - self.low, 1.0)
             given = torch.as_tensor((2.0 * (actions - self.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
-        found = self.algorithm.q_value(self.state, self._from_environment(observations), given)
-        return None if found is None else found.double().numpy()
+        q = self.algorithm.q_value(self.state, self._from_environment(observations), given)
+        return None if q is None else q.double().numpy()
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the recorded ones."""
@@ -228,9 +227,9 @@ class TrainedPolicy:
         """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`. A policy of texts takes a text, or a
         list of them, and returns the same.
 
-        `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy that `listens`, such as
-        one that was asked for a return, from its second step on. `goal`: where to go, [G] or [B, G]; for a policy that `wants_goals`, with
-        its first step, and again where another goal is wanted.
+        `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy that `uses_rewards`,
+        such as a return-conditioned one, from its second step on. `goal`: [G] or [B, G]; for a goal-conditioned policy, with its first
+        step, and again for another goal.
 
         Raises UserError for an observation of another shape, or one that holds NaN or infinity, and where such a reward is missing.
         """
@@ -246,42 +245,38 @@ class TrainedPolicy:
         batch = array if batched else array[None]
         if self._t == 0:
             self._carry = self.start(len(batch))
-        elif self.listens:
+        elif self.uses_rewards:
             if reward is None:
                 raise UserError(
                     f"a policy of {self.algorithm.config.name} must know what its last action earned: act(observation, reward=...); "
                     "call reset() where a new episode starts"
                 )
-            self._carry = self.observe(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
-        if self.wants_goals and (goal is not None or self._t == 0):
+            self._carry = self.observe_reward(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
+        if self.goal_conditioned and (goal is not None or self._t == 0):
             goals = None if goal is None else np.asarray(goal, np.float32)
-            alone = goals is not None and goals.ndim == 1
-            self._carry = self.aim(self._carry, np.broadcast_to(goals, (len(batch), len(goals))) if alone and goals is not None else goals)
+            if goals is not None and goals.ndim == 1:
+                goals = np.broadcast_to(goals, (len(batch), len(goals)))
+            self._carry = self.set_goal(self._carry, goals)
         actions, self._carry = self.step(self._carry, batch, self._t, explore)
         self._t += 1
         return actions if batched else actions[0]
 
     def _answer(self, observation: Any, explore: bool) -> Any:
         """`act` for one text, or a list of them."""
-        alone = isinstance(observation, str)
-        texts = [observation] if alone else list(observation)
+        texts = [observation] if isinstance(observation, str) else list(observation)
         if not all(isinstance(text, str) for text in texts):
             raise UserError(f"this policy of {self.algorithm.config.name} takes a text, or a list of texts")
         if self._t == 0:
             self._carry = self.start(len(texts))
         actions, self._carry = self.step(self._carry, np.array([*texts, None], object)[:-1], self._t, explore)
         self._t += 1
-        return actions[0] if alone else actions.tolist()
+        return actions[0] if isinstance(observation, str) else actions.tolist()
 
     def save(self, path: str | Path) -> None:
         """Write everything that acting needs into one safetensors file."""
         algorithm = self.algorithm
-        meta = {
-            "kind": "policy",
-            "seed": self.seed,
-            "config": dataclasses.asdict(algorithm.config),
-            "spec": algorithm.spec.to_json(),
-        }
+        config, spec = dataclasses.asdict(algorithm.config), algorithm.spec.to_json()
+        meta = {"kind": "policy", "seed": self.seed, "config": config, "spec": spec}
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})
         tensors, about = algorithm.assets()
         assets = {ASSETS + name: tensor for name, tensor in tensors.items()}

@@ -60,7 +60,7 @@ def sweep(
 
     Raises UserError for policies that are not return-conditioned.
     """
-    evaluation, count = evaluate([p.asking(t) for t in targets for p in policies]), len(policies)
+    evaluation, count = evaluate([p.with_target_return(t) for t in targets for p in policies]), len(policies)
     columns = {f.name: getattr(evaluation, f.name) for f in fields(evaluation)}
     columns = {name: column for name, column in columns.items() if isinstance(column, np.ndarray | tuple)}
     rows = [slice(i * count, (i + 1) * count) for i in range(len(targets))]

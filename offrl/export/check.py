@@ -64,8 +64,8 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
     with torch.no_grad(), plain_products():
         for count, scale in groups:
             observations = _observations(policy, rng, count, scale)
-            goals = [_goals(policy, rng, count, scale)] if policy.wants_goals else []
-            carry = policy.aim(policy.start(count), goals[0] if goals else None)
+            goals = [_goals(policy, rng, count, scale)] if policy.goal_conditioned else []
+            carry = policy.set_goal(policy.start(count), goals[0] if goals else None)
             with recording() as recorded:
                 expected, _ = policy.step(carry, observations.copy(), 0, explore)
             noise = [*goals, *(x.numpy() for _, x in recorded)]

@@ -146,7 +146,7 @@ class PolicyGraph(nn.Module):
                 f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one action: "
                 f"it cannot be exported (an actor that defines graph() can)"
             )
-        self.aimed = own is None and policy.wants_goals
+        self.aimed = own is None and policy.goal_conditioned
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
         self.own = own
         bound = {name: params.module for name, params in state.params.items() if isinstance(params, BoundParams)}
@@ -190,14 +190,14 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     spec, seen = policy.algorithm.spec, []
     width = spec.goal_dim or spec.observation_dim
     for batch in PROBES:
-        carry = policy.aim(policy.start(batch), np.zeros((batch, width), np.float32))
+        carry = policy.set_goal(policy.start(batch), np.zeros((batch, width), np.float32))
         with recording() as draws:
             policy.step(carry, np.zeros((batch, spec.observation_dim), np.float32), 0, explore)
         seen.append([(kind, tuple(x.shape)) for kind, x in draws])
     first, second = seen
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:
         raise Undrawable("what it draws depends on the number of observations")
-    result = [Draw(GOALS, (None, width))] if policy.wants_goals else []
+    result = [Draw(GOALS, (None, width))] if policy.goal_conditioned else []
     for (kind, a), (_, b) in zip(first, second, strict=True):
         shape = tuple(None if (m, n) == PROBES else m if m == n else -1 for m, n in zip(a, b, strict=True))
         if -1 in shape:

@@ -200,7 +200,7 @@ def _place(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray
 
 def _follow(policy: TrainedPolicy, envs: Sequence[Any], panels: Sequence[Panel], flatten: Callable[[Any], np.ndarray], limit: int) -> None:
     """Let the policy play each panel once; its way goes there, and how it ended into the title."""
-    carry = policy.aim(policy.start(len(envs)), np.stack([p.goal for p in panels]))
+    carry = policy.set_goal(policy.start(len(envs)), np.stack([p.goal for p in panels]))
     rows = np.stack([np.asarray(p.start, np.float32) for p in panels])
     ways, running = [[p.begin] for p in panels], list(range(len(envs)))
     bounds = [env.action_space for env in envs]

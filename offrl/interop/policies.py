@@ -14,7 +14,7 @@ import numpy as np
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import Policy
 from offrl.system.user_code import guarded, python_object
-from offrl.tasks.episodes import observe
+from offrl.tasks.episodes import observe_reward
 
 FORMS = "an SB3 .zip, an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
 
@@ -93,8 +93,8 @@ class ObjectPolicy:
             raise UserError(f"{self.where}: step must return (actions, carry), it returned a {type(result).__name__}")
         return np.asarray(result[0]), result[1]
 
-    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
-        return guarded(self.where, observe, self.policy, carry, rewards)
+    def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
+        return guarded(self.where, observe_reward, self.policy, carry, rewards)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from offrl.errors import UserError
 from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import combine
 from offrl.ope.problem import Estimates, Note, Problem, raw_observations, scale
-from offrl.tasks.episodes import observe
+from offrl.tasks.episodes import observe_reward
 from offrl.training.stages import train_first
 from offrl.world_models.environment import horizon_of
 from offrl.world_models.model import Prediction, Trained, Tree, load, required
@@ -146,7 +146,7 @@ def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.nd
         lengths, clipped = lengths + alive, clipped + (alive & outcome.clipped.cpu().numpy())
         alive = alive & ~outcome.terminations.cpu().numpy()
         past = model.later_past(past, observations, actions)
-        carry = observe(policy, carry, np.where(alive, recorded, 0.0))
+        carry = observe_reward(policy, carry, np.where(alive, recorded, 0.0))
         observations, weight = outcome.next_observations, weight * settings.discount
     shape = (members, count)
     return Played(total.reshape(shape), lengths.reshape(shape), clipped.reshape(shape))

@@ -16,7 +16,7 @@ from offrl.data.memory import free_bytes
 from offrl.data.transforms import returns_to_go
 from offrl.errors import UserError
 from offrl.interop.policies import reseeded
-from offrl.tasks.episodes import observe
+from offrl.tasks.episodes import observe_reward
 
 ROWS = 16_384  # observations that a memoryless policy is given at once
 EPISODES = 1_024  # episodes that a policy with a memory walks through side by side
@@ -224,7 +224,7 @@ def _by_episodes(
             actions, carry = policy.step(carry, rows, t, **more)
             gained = np.zeros(len(episodes))
             gained[alive] = rewards[starts[alive] + t]
-            carry = observe(policy, carry, gained)
+            carry = observe_reward(policy, carry, gained)
             scaled = scale(name, actions, len(rows), dataset, alive | beyond)
             here[starts[alive] + t] = scaled[alive]
             after[starts[beyond] + t - 1] = scaled[beyond]

@@ -21,17 +21,17 @@ def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
-def observe(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
+def observe_reward(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
     """The carry after the rewards [E] of the last actions, in the environment's units. Policies that use no rewards have no
-    `observe(carry, rewards)`."""
-    method = getattr(policy, "observe", None)
+    `observe_reward(carry, rewards)`."""
+    method = getattr(policy, "observe_reward", None)
     return carry if method is None else method(carry, rewards)
 
 
-def aim(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
+def set_goal(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
     """The carry of episodes that just began with the goals [E, G] raw, or None where there are none. Policies that are not
-    goal-conditioned have no `aim(carry, goals)`. Raises UserError for one that is where there are no goals."""
-    method = getattr(policy, "aim", None)
+    goal-conditioned have no `set_goal(carry, goals)`. Raises UserError for one that is where there are no goals."""
+    method = getattr(policy, "set_goal", None)
     return carry if method is None else method(carry, goals)
 
 

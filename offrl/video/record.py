@@ -26,7 +26,7 @@ from offrl.evaluation.evaluator import Evaluation, Evaluator, Tally
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
 from offrl.system.progress import Progress
-from offrl.tasks.episodes import aim, observe
+from offrl.tasks.episodes import observe_reward, set_goal
 from offrl.tasks.task import Task
 from offrl.video.frames import NoVideo, Painter, Reel, draw_fast, first_line, follow, has_physics, pictures, silently, write
 
@@ -193,11 +193,11 @@ class _Camera:
             self.report(t)
         return self.policy.step(carry, observations, t)
 
-    def aim(self, carry: Any, goals: np.ndarray | None) -> Any:
-        return aim(self.policy, carry, goals)
+    def set_goal(self, carry: Any, goals: np.ndarray | None) -> Any:
+        return set_goal(self.policy, carry, goals)
 
-    def observe(self, carry: Any, rewards: np.ndarray) -> Any:
-        return observe(self.policy, carry, rewards)
+    def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
+        return observe_reward(self.policy, carry, rewards)
 
     def finish(self) -> None:
         """The last picture, where the episode ended."""

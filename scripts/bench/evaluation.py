@@ -33,7 +33,7 @@ from offrl.evaluation.pool import EvaluationPool
 from offrl.settings.evaluation import EvalConfig
 from offrl.system import backend
 from offrl.tasks.environments import make_env
-from offrl.tasks.episodes import observe, reset_seed
+from offrl.tasks.episodes import observe_reward, reset_seed
 from offrl.tasks.task import Task
 
 ENVIRONMENTS = ("Hopper-v4", "HalfCheetah-v4", "Walker2d-v4", "Ant-v4")
@@ -76,7 +76,7 @@ def by_vector(vector: SyncVectorEnv, policies: Sequence[TrainedPolicy], config: 
             actions = np.clip(raw, space.low, space.high).astype(space.dtype)
             observations, rewards, terminated, truncated, _ = vector.step(actions)
             returns[n] += np.where(running, rewards, 0.0)
-            carry = observe(policy, carry, np.where(running, rewards, 0.0))
+            carry = observe_reward(policy, carry, np.where(running, rewards, 0.0))
             running &= ~(terminated | truncated)
             steps += config.episodes
             if not running.any():

@@ -37,7 +37,7 @@ class Shown(Trained):
             seen = {name: c[name][rows] for name in ("observations", "actions", "rewards")}
             seen["observations"] = (seen["observations"] - policy.mean) / policy.std
             carry = dataclasses.replace(carry, episode=seen)
-            carry = self.renew(carry, c["next_observations"][rows[:, -1]].numpy(), [point_robot.LIMIT] * len(tasks))
+            carry = self.new_episode(carry, c["next_observations"][rows[:, -1]].numpy(), [point_robot.LIMIT] * len(tasks))
         return carry
 
 
@@ -57,7 +57,7 @@ def main() -> None:
         for where in args.runs:
             run = Run(where)
             for target in args.targets:
-                policy = run.policy().asking(target)
+                policy = run.policy().with_target_return(target)
                 learners = {"alone": Trained(policy, explore=False)}
                 if getattr(policy.algorithm.config, "prompt", 0):
                     learners["shown"] = Shown(policy, data)

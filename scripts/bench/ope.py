@@ -36,7 +36,7 @@ from offrl.ope.metrics import regret, spearman  # noqa: E402
 from offrl.ope.problem import Problem, make_problem  # noqa: E402
 from offrl.settings.replicas import Replica  # noqa: E402
 from offrl.system import backend  # noqa: E402
-from offrl.tasks.episodes import observe  # noqa: E402
+from offrl.tasks.episodes import observe_reward  # noqa: E402
 from offrl.training.engine import LocalEngine, Plan, first_state  # noqa: E402
 
 METHODS = ("fqe", "wis", "dr", "model", "own_q")  # columns of the table
@@ -102,7 +102,7 @@ def play(env_id: str, policy: Any, episodes: int) -> tuple[float, float]:
             alive[i] = not over
         returns += rewards
         discounted += DISCOUNT**t * rewards
-        carry = observe(policy, carry, rewards)
+        carry = observe_reward(policy, carry, rewards)
         if not alive.any():
             break
     return float(returns.mean()), float(discounted.mean())

@@ -40,7 +40,7 @@ from offrl.evaluation.policy import TrainedPolicy  # noqa: E402
 from offrl.settings.dataset import DatasetConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 from offrl.system import backend  # noqa: E402
-from offrl.tasks.episodes import observe, reset_seed  # noqa: E402
+from offrl.tasks.episodes import observe_reward, reset_seed  # noqa: E402
 
 BINS = 100
 
@@ -166,7 +166,7 @@ def play(policy: TrainedPolicy, env_id: str, episodes: int) -> tuple[np.ndarray,
         for e in np.flatnonzero(alive):
             rows[e], rewards[e], over, cut, _ = envs[e].step(actions[e])
             alive[e] = not (over or cut)
-        returns, carry, t = returns + rewards, observe(policy, carry, rewards), t + 1
+        returns, carry, t = returns + rewards, observe_reward(policy, carry, rewards), t + 1
     return returns, (time.process_time() - begin) / t
 
 

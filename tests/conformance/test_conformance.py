@@ -338,10 +338,20 @@ def test_act(case: Case, tmp_path: Path) -> None:
             assert actions[explore].shape == (64, spec.action_dim) and actions[explore].dtype == torch.float32
             assert float(actions[explore].abs().max()) <= 1.0
 
+    # the memory is a tree of tensors with the episodes first: restored from its leaves, it goes on as before
+    carry = begin(actor, 64)
+    for t in range(2):
+        _, carry = actor.act(carry, obs, rng.make_key(t), explore=False)
+        carry = actor.observe_reward(carry, torch.ones(64))
+    leaves, tree = pytree.tree_flatten(carry)
+    assert all(leaf is None or isinstance(leaf, int) or len(leaf) == 64 for leaf in leaves)
+    restored = pytree.tree_unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree)
+    assert torch.equal(*(actor.act(memory, obs, rng.make_key(2), explore=False)[0] for memory in (carry, restored)))
+
     policy = TrainedPolicy(algorithm, state, seed)
     raw = (obs * torch.tensor(spec.observation_std) + torch.tensor(spec.observation_mean)).numpy()
     where = goals(algorithm, 64) * torch.tensor(spec.observation_std) + torch.tensor(spec.observation_mean)
-    goal = where.numpy() if policy.wants_goals else None
+    goal = where.numpy() if policy.goal_conditioned else None
     greedy = policy.act(raw, goal=goal)
     expected = actions[False].numpy()
     if not spec.discrete:  # in the environment's range
@@ -369,10 +379,10 @@ def test_act(case: Case, tmp_path: Path) -> None:
     loaded = TrainedPolicy.load(tmp_path / "policy.safetensors")
     assert loaded.seed == seed and loaded.algorithm.config == algorithm.config and loaded.algorithm.spec == spec
     for t, explore in ((0, False), (0, True), (3, True)):
-        a, b = (p.step(p.aim(p.start(64), goal), raw, t, explore)[0] for p in (policy, loaded))
+        a, b = (p.step(p.set_goal(p.start(64), goal), raw, t, explore)[0] for p in (policy, loaded))
         assert np.array_equal(a, b), "a policy read from its file acts as before"
         assert a.dtype == (np.int64 if spec.discrete else np.float32)
-    early, late = (policy.step(policy.aim(policy.start(64), goal), raw, t, explore=True)[0] for t in (0, 3))
+    early, late = (policy.step(policy.set_goal(policy.start(64), goal), raw, t, explore=True)[0] for t in (0, 3))
     assert np.array_equal(early, late) == (not noisy), "every time step explores anew"
     tensors, _ = checkpoint.read(tmp_path / "policy.safetensors")
     assert {k.split("/")[1] for k in tensors if k.startswith("params/")} == set(algorithm.traits.policy_modules)

@@ -139,8 +139,8 @@ def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str
 def test_parts_of_a_batch_make_up_the_whole(name: str, settings: dict[str, Any]) -> None:
     whole, dataset = make(name, **settings)
     parts, _ = make(name, **settings, accumulate=3, checkpointing=True)
-    a, sums = (lambda s: s[1].run(s[0], {}, 0, max(1, whole.interval)))(started(whole, dataset))
-    b, more = (lambda s: s[1].run(s[0], {}, 0, max(1, whole.interval)))(started(parts, dataset))
+    a, sums = (lambda s: s[1].run(s[0], {}, 0, max(1, whole.every)))(started(whole, dataset))
+    b, more = (lambda s: s[1].run(s[0], {}, 0, max(1, whole.every)))(started(parts, dataset))
     for module in a.opt:
         for key, moment in a.opt[module]["mu"].items():
             torch.testing.assert_close(moment, b.opt[module]["mu"][key], rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
@@ -225,7 +225,7 @@ def test_a_trained_policy_acts_otherwise() -> None:
     policy = TrainedPolicy(algorithm, select(step.run(state, {}, 0, 20)[0], 0), 0)
     asked = ["say red\n"] * 40
     assert len(set(policy.act(asked))) > 1
-    greedy = policy.acting({"decoding": "greedy", "beta": 0})
+    greedy = policy.with_settings({"decoding": "greedy", "beta": 0})
     assert len(set(greedy.act(asked))) == 1 and policy.algorithm.config.decoding == "sample"
     with torch.no_grad():
         ids = torch.from_numpy(algorithm.prompt(asked[:1]).astype(np.int64)).unsqueeze(0)
@@ -234,6 +234,6 @@ def test_a_trained_policy_acts_otherwise() -> None:
         torch.testing.assert_close(greedy.algorithm.scores(policy.state, ids), clone)  # beta 0: the clone itself
         assert (algorithm.scores(policy.state, ids) - clone).abs().max() > 1e-3
     with pytest.raises(UserError, match="cannot act with another width"):
-        policy.acting({"width": 3})
+        policy.with_settings({"width": 3})
     with pytest.raises(UserError, match=r"acting.sampling_temperature=0.0 is out of range"):
-        policy.acting({"sampling_temperature": 0})
+        policy.with_settings({"sampling_temperature": 0})

@@ -177,7 +177,7 @@ def test_every_member_goes_through_a_bootstrap_sample_of_its_own_in_each_epoch()
     n = len(DATA.transition_rows()) - make()[2].held["inputs"].shape[0]
     algorithm, state, source = make(batch_size=10, epoch=-(-n // 10))
     updates = algorithm.every
-    assert source.count == n and make(batch_size=10)[0].interval == 250, "epochs of small data are no shorter than that"
+    assert source.count == n and make(batch_size=10)[0].every == 250, "epochs of small data are no shorter than that"
     rows = wide(source.table.table[:, : OBS + A])
 
     def epoch(number: int) -> np.ndarray:

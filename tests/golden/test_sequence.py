@@ -290,7 +290,7 @@ def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
             dist = out[0] if isinstance(out[0], tuple) else out
             expected = algorithm.policy.mode(tuple(x[:, -1 if leading else len(recent) - 1] for x in dist))
             np.testing.assert_allclose(action, expected.numpy(), atol=1e-5)
-        carry = policy.observe(after, rewards[t : t + 1])
+        carry = policy.observe_reward(after, rewards[t : t + 1])
         past[-1]["rewards"] = torch.tensor(rewards[t : t + 1])
         left -= float(rewards[t])
 
@@ -298,7 +298,7 @@ def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
 def test_a_policy_that_was_asked_for_a_return_wants_to_know_its_rewards() -> None:
     algorithm = make("dt", scale_rewards(data(), 2.0, 1.0), target_return=10.0)
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
-    assert policy.listens
+    assert policy.uses_rewards
     policy.act(np.zeros(3))
     with pytest.raises(UserError, match=r"reward=\.\.\."):
         policy.act(np.zeros(3))
@@ -507,7 +507,7 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     config = fitted.algo
     algorithm = kind(config, dataset.spec, pretrained)
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
-    assert not policy.listens, "no token holds a reward"
+    assert not policy.uses_rewards, "no token holds a reward"
     policy.save(tmp_path / "policy.safetensors")
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     expected = policy.act(observations)

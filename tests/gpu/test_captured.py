@@ -80,7 +80,7 @@ def test_planners_act_where_they_were_trained(name: str) -> None:
         carry, actions = policy.start(3), []
         for t, observation in enumerate(observations):
             action, carry = policy.step(carry, observation, t)
-            carry = policy.observe(carry, np.ones(3))
+            carry = policy.observe_reward(carry, np.ones(3))
             actions.append(action)
         return actions
 

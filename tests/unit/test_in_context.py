@@ -58,12 +58,12 @@ class Recorder:
         self.told.append(("step", t, observations.copy()))
         return np.full(len(observations), 1 + t % 2), memory
 
-    def observe(self, memory: Any, rewards: np.ndarray) -> Any:
-        self.told.append(("observe", rewards.copy()))
+    def observe_reward(self, memory: Any, rewards: np.ndarray) -> Any:
+        self.told.append(("observe_reward", rewards.copy()))
         return memory
 
-    def renew(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
-        self.told.append(("renew", observations.copy(), lengths.copy()))
+    def new_episode(self, memory: Any, observations: np.ndarray, lengths: np.ndarray) -> Any:
+        self.told.append(("new_episode", observations.copy(), lengths.copy()))
         return memory
 
 
@@ -75,7 +75,7 @@ def test_episodes_of_different_lengths() -> None:
     np.testing.assert_array_equal(played.rewards, [[1, 2, 0, 2, 1, 0], [1, 2, 1, 2, 1, 2]])
     np.testing.assert_array_equal(played.returns(), [[3, 3], [4, 5]])
     assert [t[1] for t in recorder.told if t[0] == "step"] == list(range(6))
-    renewals = [t for t in recorder.told if t[0] == "renew"]
+    renewals = [t for t in recorder.told if t[0] == "new_episode"]
     assert len(renewals) == 1, "after the last episode nothing is to come"
     np.testing.assert_array_equal(renewals[0][1], [[2, 2], [3, 3]])
     np.testing.assert_array_equal(renewals[0][2], [2, 3])
@@ -121,7 +121,7 @@ def test_thompson_samplings_posterior(features: int | None) -> None:
     prior = (0.5, 1 / 12) if features is None else (0.0, 0.5)
     mean, covariance = np.full(d, prior[0]), np.eye(d) * prior[1]
     for arm, reward in zip(pulls, rewards, strict=True):
-        memory = learner.observe({**memory, "actions": np.array([arm])}, np.array([reward]))
+        memory = learner.observe_reward({**memory, "actions": np.array([arm])}, np.array([reward]))
         phi = env.phi[arm]
         gain = covariance @ phi / (phi @ covariance @ phi + 0.3**2)  # Kalman
         mean, covariance = mean + gain * (reward - phi @ mean), covariance - np.outer(gain, phi @ covariance)
@@ -140,12 +140,12 @@ def test_ucb() -> None:
     for reward in (0.1, 0.9, 0.2, 0.3, 0.4):
         action, memory = learner.step(memory, np.zeros((1, 1)), 0)
         order.append(int(action[0]))
-        memory = learner.observe(memory, np.array([reward]))
+        memory = learner.observe_reward(memory, np.array([reward]))
     assert order == [0, 1, 2, 3, 4], "each arm once"
     for _ in range(2):  # 0.9 + 1 is the largest bound, then 0.9 + 1 / sqrt(2) still is
         action, memory = learner.step(memory, np.zeros((1, 1)), 0)
         assert int(action[0]) == 1
-        memory = learner.observe(memory, np.array([0.9]))
+        memory = learner.observe_reward(memory, np.array([0.9]))
     assert int(learner.step(memory, np.zeros((1, 1)), 0)[0][0]) == 1  # 0.9 + 0.577 > 0.4 + 1
     greedy = bandits.Bandit().learners()["empirical mean"]
     assert int(greedy.step({**memory, "rng": None}, np.zeros((1, 1)), 0)[0][0]) == 1

@@ -171,7 +171,7 @@ class Obeys:
     def start(self, episodes: int) -> Any:
         return None
 
-    def aim(self, carry: Any, goals: np.ndarray | None) -> Any:
+    def set_goal(self, carry: Any, goals: np.ndarray | None) -> Any:
         assert goals is not None and goals.dtype == np.float32
         return goals
 
@@ -332,10 +332,10 @@ def test_goals_are_normalised_like_observations_where_they_are_some() -> None:
     """A goal of the data's mean is a zero for the network; the numbers of achieved_goals stay as they are."""
     normal = {"observation_mean": (1.0, 2.0, 3.0, 4.0), "observation_std": (2.0, 2.0, 2.0, 2.0)}
     one = policy(**normal)
-    carry = one.aim(one.start(1), np.array([[3.0, 2.0, 3.0, 0.0]]))
-    assert carry.goals.tolist() == [[1.0, 0.0, 0.0, -2.0]]
+    carry = one.set_goal(one.start(1), np.array([[3.0, 2.0, 3.0, 0.0]]))
+    assert carry.tolist() == [[1.0, 0.0, 0.0, -2.0]]
     two = policy(2, **normal)
-    assert torch.equal(two.aim(two.start(1), np.array([[3.0, 2.0]])).goals, torch.tensor([[3.0, 2.0]]))
+    assert torch.equal(two.set_goal(two.start(1), np.array([[3.0, 2.0]])), torch.tensor([[3.0, 2.0]]))
 
 
 def test_observations_that_hold_the_goal_are_refused() -> None:

@@ -44,7 +44,7 @@ def test_both_returns(run: Run, tmp_path: Path) -> None:
     states, values, _ = reward_inference.sample(data, rings)
     assert states.shape == (10_000, 4)
     np.testing.assert_allclose(values, at_ring(states[:, :2]), atol=1e-6)
-    told = [run.policy(seed).rewarded(states, values) for seed in (0, 1)]
+    told = [run.policy(seed).infer_task(states, values) for seed in (0, 1)]
     for policy, n in zip(told, range(2), strict=True):
         policy.save(tmp_path / "told.safetensors")
         loaded = TrainedPolicy.load(tmp_path / "told.safetensors")
@@ -63,7 +63,7 @@ def test_the_task_of_the_data_is_the_one_it_acts_for(run: Run) -> None:
     assert kept["states"].shape == (50, 4) and policy.mean is not None and policy.std is not None
     raw = (kept["states"] * policy.std + policy.mean).numpy()
     np.testing.assert_allclose(kept["rewards"].numpy(), at_centre(raw[:, :2]) - 1.0, atol=1e-4)  # shifted, as the data
-    again = policy.rewarded(raw, kept["rewards"].numpy())
+    again = policy.infer_task(raw, kept["rewards"].numpy())
     np.testing.assert_allclose(again.act(raw[:7]), policy.act(raw[:7]), atol=1e-4)
 
 

@@ -44,7 +44,7 @@ class Spy:
     def step(self, carry: int, observations: np.ndarray, t: int) -> tuple[np.ndarray, int]:
         return np.zeros(len(observations), np.int64), carry + 1
 
-    def observe(self, carry: int, rewards: np.ndarray) -> int:
+    def observe_reward(self, carry: int, rewards: np.ndarray) -> int:
         assert carry == len(self.heard) + 1
         self.heard.append(rewards.tolist())
         return carry
@@ -73,12 +73,12 @@ def test_what_was_earned_is_taken_off(run: Run) -> None:
 
 def test_with_another_target_return(run: Run, bc: Run) -> None:
     policy = run.policy(seed=0)
-    other = policy.asking(-7.5)
+    other = policy.with_target_return(-7.5)
     assert float(other.start(1).remaining) == -7.5 and float(policy.start(1).remaining) == 2.0
-    with pytest.raises(UserError, match="no number to ask for"):
-        policy.asking(float("nan"))
+    with pytest.raises(UserError, match="target_return=nan is not finite"):
+        policy.with_target_return(float("nan"))
     with pytest.raises(UserError, match="a policy of bc cannot be asked"):
-        bc.policy().asking(1.0)
+        bc.policy().with_target_return(1.0)
 
 
 def test_several_returns_at_once(run: Run) -> None:
