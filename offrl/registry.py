@@ -25,6 +25,7 @@ _BUILTIN = {
     "transform": "offrl.relabel",
     "reward_labels": "offrl.data.reward_labels offrl.relabel",
     "world_model": "offrl.algorithms",
+    "stop": "offrl.ope.stopping",
     "termination": "offrl.world_models.known.terminations offrl.envs",
     "reward": "offrl.world_models.known.rewards offrl.envs",
 }
@@ -36,7 +37,7 @@ _plugins_loaded = False
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup), "published"
     (a lookup of published scores), "termination" or "reward" (a known function of a transition), "transform" (of a dataset, by a model that
-    it trains) or "reward_labels" (a class whose `load` reads a file of that kind)."""
+    it trains), "reward_labels" (a class whose `load` reads a file of that kind) or "stop" (an `offrl.training.stopping.StoppingRule`)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})
@@ -74,6 +75,8 @@ def get(kind: str, name: str) -> Any:
     """The member called `name`. Raises UserError, with the nearest name, when there is none."""
     known = names(kind)
     if name not in known:
-        word = {"algo": "algorithm", "termination": "termination function", "reward": "reward function"}.get(kind, kind)
+        word = {"algo": "algorithm", "stop": "stopping rule", "termination": "termination function", "reward": "reward function"}.get(
+            kind, kind
+        )
         raise UserError(f"unknown {word} '{name}'.{nearest(name, known)} Known: {', '.join(known)}")
     return known[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.ope.config import FQEConfig
+from offrl.registry import register
 from offrl.runs.log import LineFile, json_step
 from offrl.settings.replicas import Replica
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 FILE = "fqe.jsonl"  # {"step": 10000, "value": [one for each replica]}
 
 
+@register("stop", "fqe-plateau")
 class Plateau:
     """Fitted Q evaluation of the current policies at each evaluation, and the rule that ends the run.
 
@@ -44,6 +46,7 @@ class Plateau:
             raise UserError("stop=fqe-plateau looks at the policies at each evaluation, and eval.every=0 has none before the end")
         if dataset.mapped:
             raise UserError("stop=fqe-plateau needs the data in memory, and they are memory-mapped; raise dataset.memory_limit_gb")
+        self.reason = f"no new best value in {config.stop_patience} evaluations"
         self.patience, self.dataset, self.device = config.stop_patience, dataset, str(device)
         self.names = [replica.name for replica in replicas]
         discount = min(float(getattr(config.algo, "discount", 0.99)), 0.999)
@@ -76,14 +79,14 @@ class Plateau:
         self.file.sync()
         self.file.file.close()
 
-
-def ended_early(run_dir: Path, patience: Any) -> int | None:
-    """The step at which a run with stop=fqe-plateau ended before its `steps`; None where it did not, or its file cannot be read."""
-    try:
-        rows = [json.loads(line) for line in (run_dir / FILE).read_text(encoding="utf-8").splitlines()]
-        return _end(rows, int(patience))
-    except (OSError, ValueError, TypeError, KeyError, IndexError):
-        return None
+    @staticmethod
+    def ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
+        """The step at which a run with these settings ended before its `steps`; None where it did not, or its file cannot be read."""
+        try:
+            rows = [json.loads(line) for line in (run_dir / FILE).read_text(encoding="utf-8").splitlines()]
+            return _end(rows, int(config["stop_patience"]))
+        except (OSError, ValueError, TypeError, KeyError, IndexError):
+            return None
 
 
 def _end(rows: Sequence[dict[str, Any]], patience: int) -> int | None:

@@ -6,12 +6,12 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from offrl import registry
 from offrl.errors import UserError
-from offrl.ope.stopping import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
@@ -161,7 +161,7 @@ class Reader:
                 self.variants.append(Variant(dataset, label, digest(own), own, {**given, **values}))
         steps = config.get("steps") if isinstance(config.get("steps"), int) else None
         if steps is not None and config.get("stop", "none") != "none":
-            steps = min(steps, ended_early(path, config.get("stop_patience")) or steps)
+            steps = min(steps, _ended(path, config) or steps)
         rows = self._rows(path / SCORES, run)
         at, dead = self._progress(path / METRICS, run)
         last = max((step for step, _, _ in rows), default=0)
@@ -288,6 +288,15 @@ class Reader:
 
 
 _PLACES = {f"dataset.{name}" for name in places(DatasetConfig)}
+
+
+def _ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
+    """The step at which the stopping rule ended a run; None where it did not, or is not installed any more."""
+    try:
+        step: int | None = registry.get("stop", str(config["stop"])).ended(run_dir, config)
+    except UserError:
+        return None
+    return step
 
 
 def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:

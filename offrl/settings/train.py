@@ -54,8 +54,7 @@ class TrainConfig:
     log_every: int = setting(1_000, "updates between two lines of metrics", low=1)
     stop: str = setting(
         "none",
-        "fqe-plateau: end the run when the values of its policies, by fitted Q evaluation on the data, no longer rise",
-        choices=("none", "fqe-plateau"),
+        "none, or fqe-plateau: end the run when the values of its policies, by fitted Q evaluation on the data, no longer rise",
     )
     stop_patience: int = setting(3, "stop=fqe-plateau: evaluations in a row without a new best value", low=1)
     stop_updates: int = setting(10_000, "stop=fqe-plateau: updates of each fitted Q evaluation", low=1)

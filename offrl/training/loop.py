@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.fit import check_fit
@@ -26,7 +27,6 @@ from offrl.errors import UserError, warn
 from offrl.evaluation.background import Scorer
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.ope.stopping import Plateau
 from offrl.runs import record as runs
 from offrl.runs.log import NoLog, RunLog
 from offrl.runs.tables import score_text
@@ -42,6 +42,7 @@ from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
 from offrl.training.engine import Engine, LocalEngine, Plan, first_state, policies_of, try_update
 from offrl.training.setup import PAYS_FROM, choose_mode, default_group, make_algorithm, training_devices
+from offrl.training.stopping import StoppingRule
 from offrl.training.updates import metric_means
 from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
 
@@ -161,11 +162,12 @@ class _Loop:
         if found is not None:
             state, good, sums, scoring = self._restore(state, *found)
         self.prefetcher: Prefetcher | None = None
-        self.plateau: Plateau | None = None
+        self.stopping_rule: StoppingRule | None = None
         if config.stop != "none":
             if self.world.size > 1:
                 raise UserError(f"stop={config.stop} needs one process; under torchrun leave it out")
-            self.plateau = Plateau(config, dataset, run_dir, them, None if found is None else self.step, self.device)
+            rule = registry.get("stop", config.stop)
+            self.stopping_rule = rule(config, dataset, run_dir, them, None if found is None else self.step, self.device)
         self.end = self._last_step()
         done = self.step >= self.end
         self.engine, where = self._engine(source, state, devices, done)
@@ -195,8 +197,9 @@ class _Loop:
         if found is not None and not done:
             self.log.say(f"continuing from step {self.step:,}")
         elif found is not None and self.end < config.steps:
-            why = "its values no longer rose (stop=fqe-plateau)" if self.plateau is not None and self.plateau.end else "nothing got better"
-            self.log.say(f"this run ended at step {self.end:,}, where {why}")
+            rule = self.stopping_rule
+            why = "nothing gets better any more" if rule is None or rule.end is None else f"{rule.reason} (stop={config.stop})"
+            self.log.say(f"this run ended at step {self.end:,}: {why}")
         elif found is not None:
             self.log.say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
         for note in (*dataset.notes, *self.algorithm.notes):
@@ -258,7 +261,7 @@ class _Loop:
                         self.log.timing(self.step, updates_per_second=self.rate)
                         if self._due(self.eval_every):
                             self._begin_scoring()
-                            self._look_for_plateau()
+                            self._consult_stopping_rule()
                             self.mark = 0.0
                         if self.step == self.end:
                             self._wait_for_scores()
@@ -284,8 +287,8 @@ class _Loop:
                     self.prefetcher.close()
                 if self.scorer is not None:
                     self.scorer.close()
-                if self.plateau is not None:
-                    self.plateau.close()
+                if self.stopping_rule is not None:
+                    self.stopping_rule.close()
             if trained:
                 words = f", of which waiting for evaluation {duration(self.seconds_evaluating)}" if self.seconds_evaluating > 1.0 else ""
                 self.log.say(f"trained in {duration(time.monotonic() - started)}{words}")
@@ -345,16 +348,16 @@ class _Loop:
         return self.step % every == 0 or self.step == self.end
 
     def _last_step(self) -> int:
-        """Where the run ends: at its `steps`, or before, where its values no longer rose."""
-        end = None if self.plateau is None else self.plateau.end
+        """Where the run ends: at its `steps`, or before, where the stopping rule ended it."""
+        end = None if self.stopping_rule is None else self.stopping_rule.end
         return self.config.steps if end is None else min(end, self.config.steps)
 
-    def _look_for_plateau(self) -> None:
-        if self.plateau is not None:
-            self.log.say(self.plateau.look(self.step, self.policies(), self.alive))
+    def _consult_stopping_rule(self) -> None:
+        if self.stopping_rule is not None:
+            self.log.say(self.stopping_rule.look(self.step, self.policies(), self.alive))
             self.end = self._last_step()
             if self.end < self.config.steps:
-                self.log.say(f"stopping at step {self.end:,}: no new best value in {self.plateau.patience} evaluations")
+                self.log.say(f"stopping at step {self.end:,}: {self.stopping_rule.reason}")
 
     def _log_metrics(self) -> None:
         """Write the means since the last line, and freeze every replica whose losses are no longer finite."""

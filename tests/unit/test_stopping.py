@@ -11,7 +11,7 @@ import torch
 
 from offrl.data import Dataset
 from offrl.errors import UserError
-from offrl.ope.stopping import Plateau, ended_early
+from offrl.ope.stopping import Plateau
 from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 
@@ -83,8 +83,8 @@ def test_settings_without_looks_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_of_results_asks(tmp_path: Path) -> None:
-    assert ended_early(tmp_path, 2) is None  # no file
+    assert Plateau.ended(tmp_path, {"stop_patience": 2}) is None  # no file
     plateau(tmp_path, [[3.0], [2.0], [1.0]]).close()
-    assert ended_early(tmp_path, 2) == 30 and ended_early(tmp_path, 3) is None and ended_early(tmp_path, None) is None
+    assert [Plateau.ended(tmp_path, {"stop_patience": n}) for n in (2, 3, None)] == [30, None, None]
     (tmp_path / "fqe.jsonl").write_text('{"step": 10, "val')
-    assert ended_early(tmp_path, 2) is None
+    assert Plateau.ended(tmp_path, {"stop_patience": 2}) is None
