@@ -6,7 +6,7 @@
 
 The measurements run in worker processes. One is replaced when a job breaks it or takes longer than it may; comparisons, which mostly wait
 for the compiler, run in several at a time (--lanes). The report is printed in any case, also after Ctrl-C or SIGTERM, and written to --out
-after every job. Needs torch, NumPy, pytest (tests/conformance/cases.py makes the algorithms) and offrl's own files; some checks need
+after every job. Needs torch, NumPy, pytest (tests/support/cases.py makes the algorithms) and offrl's own files; some checks need
 offrl's other requirements, and say so.
 
 To see what failures look like: OFFRL_CHECK_FAIL="equality:bc,speed:iql=hang,draws=die" makes these jobs fail (raise, hang or die).

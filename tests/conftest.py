@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.support")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; more would fight over the cores
 os.environ["OFFRL_CACHE"] = tempfile.mkdtemp(prefix="offrl-tests-")
 

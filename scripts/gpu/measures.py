@@ -34,14 +34,13 @@ def scratch() -> Path:
 
 
 def cases() -> Any:
-    """tests/conformance/cases.py: it makes every algorithm in small, as a run does: with world models and all that is trained first."""
-    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "conformance"))
+    """tests/support/cases.py: it makes every algorithm in small, as a run does: with world models and all that is trained first."""
     try:
-        import cases
+        from tests.support import cases
     except ModuleNotFoundError as error:
         if error.name != "pytest":
             raise
-        raise RuntimeError("tests/conformance/cases.py needs pytest: pip install -e '.[dev]', or pip install pytest") from None
+        raise RuntimeError("tests/support/cases.py needs pytest: pip install -e '.[dev]', or pip install pytest") from None
     return cases
 
 

@@ -32,7 +32,7 @@ def synthetic(rows: int) -> Dataset:
 def make(name: str, dataset: Dataset, settings: dict[str, Any] | None = None) -> Algorithm:
     """The registered algorithm `name` with its default settings but for `settings`, those that the data decide found as in a run.
 
-    What a run would train first, such as a world model, must be there (tests/conformance/cases.py makes all algorithms, in small).
+    What a run would train first, such as a world model, must be there (tests/support/cases.py makes all algorithms, in small).
     """
     kind = registry.get("algo", name)
     return kind(kind.fit_config(kind.Config(**(settings or {})), dataset), dataset.spec)

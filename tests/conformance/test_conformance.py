@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import (
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl import rng
+from offrl.algorithm import Algorithm, TrainState, select
+from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.families.in_sample import InSampleQ
+from offrl.settings.field import check
+from offrl.system import files as checkpoint
+from offrl.training.updates import metric_means
+from tests.support.cases import (
     ACTING,
     ALGORITHMS,
     ALL,
@@ -32,17 +43,6 @@ from cases import (
     start,
     train,
 )
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
-from offrl import rng
-from offrl.algorithm import Algorithm, TrainState, select
-from offrl.errors import UserError
-from offrl.evaluation.policy import TrainedPolicy
-from offrl.families.in_sample import InSampleQ
-from offrl.settings.field import check
-from offrl.system import files as checkpoint
-from offrl.training.updates import metric_means
 
 # ---- replicas
 

@@ -12,7 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import (
+
+from offrl.algorithm import select
+from offrl.data.dataset import Dataset
+from offrl.evaluation.policy import TrainedPolicy
+from tests.support.cases import (
     ACTING,
     ALGORITHMS,
     BASE,
@@ -24,10 +28,6 @@ from cases import (
     each,
     start,
 )
-
-from offrl.algorithm import select
-from offrl.data.dataset import Dataset
-from offrl.evaluation.policy import TrainedPolicy
 
 
 def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:

@@ -11,7 +11,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from cases import copy, data, identical, scratch
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
@@ -24,6 +23,7 @@ from offrl.training.setup import check_kind
 from offrl.training.stages import ready
 from offrl.training.step import make_step
 from offrl.training.updates import metric_means
+from tests.support.cases import copy, data, identical, scratch
 
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)

@@ -6,27 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
+from tests.support.golden import A, B, K, critics, double, q_values, redraw, spec, transitions
+from tests.support.reference import mlp as ref
 
-B, OBS, A, K = 8, 3, 2, 4
 LR, DISCOUNT, POLYAK, TEMPERATURE = 0.01, 0.9, 0.1, 2.0
 G = np.random.default_rng(6)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": G.normal(size=(B, OBS)),
-    }.items()
-}
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
+BATCH = transitions(G)
+X = double(BATCH)
 KEY, OTHER = rng.split(rng.make_key(0))
 CHOSEN = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
 LOG_STD = np.array([0.2, -0.4])
@@ -44,24 +34,15 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "awac")
-    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "temperature": TEMPERATURE}
-    algorithm = kind(kind.Config(**{**defaults, **settings}), spec)
+    algorithm = kind(kind.Config(**{**defaults, **settings}), spec(K if discrete else 0))
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(8)  # larger than initial weights: advantages of both signs, some of them beyond the cap
     for params in (state.params["critic"], state.params["actor"], state.target["critic"]):
-        params.update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+        redraw(params, g)
     if not discrete:
         state.params["actor"]["log_std"] = torch.tensor(LOG_STD, dtype=torch.float32)
     return algorithm, state
-
-
-def critics(params: dict[str, Any]) -> list[ref.Net]:
-    return [ref.net(params, member=e) for e in range(2)]
-
-
-def q_values(nets: list[ref.Net], observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    return np.stack([ref.forward(n, np.concatenate([observations, actions], 1))[0][:, 0] for n in nets])
 
 
 def sample(actor: ref.Net, log_std: np.ndarray, observations: np.ndarray, key: torch.Tensor) -> np.ndarray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.nn.mlp import dropout
+from tests.support.reference import mlp as ref
 
 B, OBS, A, K = 7, 3, 2, 4
 G = np.random.default_rng(0)

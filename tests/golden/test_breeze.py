@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_fb as ref
 import torch
 
 from offrl import registry, rng
@@ -14,6 +13,7 @@ from offrl.algorithm import TrainState
 from offrl.data.dataset import DataSpec
 from offrl.nn import diffusion
 from offrl.nn.forward_backward import AttentiveBackward, AttentiveForward
+from tests.support.reference import forward_backward as ref
 
 B, OBS, A, D, T, K = 5, 3, 2, 4, 3, 6
 G = np.random.default_rng(5)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_model as small
 import torch
-from reference_model import A, q_values
 
 from offrl import registry, rng
 from offrl.errors import UserError
+from tests.support.reference import world_model as small
+from tests.support.reference.world_model import A, q_values
 
 KEY, BATCH, REAL, N, WEIGHT = rng.make_key(0), small.batch(), 4, 3, 2.0
 X = {k: small.wide(v) for k, v in BATCH.items()}

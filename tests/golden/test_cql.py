@@ -1,4 +1,4 @@
-"""CQL: each term in float64 NumPy, and whole updates, in which every loss is that of the state before."""
+"""CQL and Cal-QL's bound: each term in float64 NumPy, and whole updates, in which every loss is that of the state before."""
 
 from __future__ import annotations
 
@@ -7,59 +7,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 from torch import Tensor
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.training.step import make_step
+from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, single, spec, transitions
+from tests.support.reference import mlp as ref
+from tests.support.reference.losses import logsumexp
 
-B, OBS, A, K, N = 8, 3, 2, 4, 3
+N = 3
 LR, ACTOR_LR, DISCOUNT, POLYAK, WEIGHT = 0.01, 0.003, 0.9, 0.1, 2.0
 G = np.random.default_rng(4)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": G.normal(size=(B, OBS)),
-        "returns_to_go": 2 * G.normal(size=B),
-    }.items()
-}
+BATCH = transitions(G) | single({"returns_to_go": 2 * G.normal(size=B)})
 CHOICES = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
-KEY = rng.make_key(0)
+X = double(BATCH)
 
 
 def make(name: str = "cql", discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", name)
-    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     defaults = {"hidden": [6, 5], "learning_rate": LR, "actor_learning_rate": ACTOR_LR, "discount": DISCOUNT, "polyak": POLYAK}
-    algorithm = kind(kind.Config(**{**defaults, "actions": N, "conservative_weight": WEIGHT, **settings}), spec)
+    algorithm = kind(kind.Config(**{**defaults, "actions": N, "conservative_weight": WEIGHT, **settings}), spec(K if discrete else 0))
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights
     for params in (state.params["critic"], state.target["critic"], state.params["actor"]):
-        params.update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+        redraw(params, g)
     if not discrete:
         state.params["actor"].update(scale=torch.tensor(0.8), shift=torch.tensor(-0.6))
     state.params["entropy"]["log"] = torch.tensor(-0.4)
     return algorithm, state
-
-
-def critics(params: dict[str, Any]) -> list[ref.Net]:
-    return [ref.net(params, member=e) for e in range(2)]
-
-
-def q_values(nets: list[ref.Net], observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """[E, B], or of actions [M, B, A] [E, M, B]."""
-    inputs = np.concatenate([np.broadcast_to(observations, (*actions.shape[:-1], OBS)), actions], -1)
-    flat = inputs.reshape(-1, OBS + A)
-    return np.stack([ref.forward(n, flat)[0][:, 0].reshape(actions.shape[:-1]) for n in nets])
 
 
 class Actor:
@@ -86,11 +65,6 @@ def tried(actor: Actor, key: Tensor) -> tuple[np.ndarray, np.ndarray]:
     now, log_now = actor.sample(X["observations"], normal(here, N, B, A))
     later, log_later = actor.sample(X["next_observations"], normal(there, N, B, A))
     return np.concatenate([drawn, now, later]), np.concatenate([np.full((N, B), A * np.log(0.5)), log_now, log_later])
-
-
-def logsumexp(x: np.ndarray, axis: int) -> np.ndarray:
-    top = x.max(axis, keepdims=True)
-    return np.log(np.exp(x - top).sum(axis)) + top.squeeze(axis)
 
 
 def test_the_tried_actions_and_their_densities() -> None:
@@ -144,6 +118,35 @@ def test_penalty(settings: dict[str, Any]) -> None:
     whole, _ = algorithm.critic_loss(state.params["critic"], state, BATCH, KEY)
     td, _ = algorithm.td_loss(state.params["critic"], BATCH, algorithm.target(state, state.params["actor"], BATCH, KEY), KEY)
     assert float(whole) == pytest.approx(expected + float(td), rel=1e-4)
+
+
+@pytest.mark.parametrize("importance", [True, False])
+def test_cal_ql_bounds_the_policys_values_only_and_before_the_densities(importance: bool) -> None:
+    algorithm, state = make("cal_ql", importance=importance)
+    nets = critics(state.params["critic"])
+    actions, log_p = tried(Actor(state.params["actor"]), KEY)
+    q, taken = q_values(nets, X["observations"], actions), q_values(nets, X["observations"], X["actions"])
+    floor = X["returns_to_go"]
+    below = q[:, N:] < floor
+    assert below.any() and (~below).any() and (q[:, :N] < floor).any()
+    values = np.concatenate([q[:, :N], np.maximum(q[:, N:], floor)], 1)
+    scores = values - log_p if importance else np.concatenate([values, taken[:, None]], 1)
+    difference = logsumexp(scores, 1) - taken
+    loss, metrics = algorithm.penalty(state.params["critic"], state, BATCH, rng.fold_in(KEY, 102))
+    assert float(loss) == pytest.approx(WEIGHT * difference.mean(1).sum(), rel=1e-4)
+    assert float(metrics["cal_ql/bounded"]) == pytest.approx(below.mean(), rel=1e-4)
+    plain, _ = make("cql", importance=importance)
+    assert float(plain.penalty(state.params["critic"], state, BATCH, rng.fold_in(KEY, 102))[0]) < float(loss)
+
+
+def test_cal_ql_pushes_no_value_at_its_bound_down() -> None:
+    """With returns above all values the penalty's gradient is that of the uniform actions and the data's alone."""
+    algorithm, _ = make("cal_ql")
+    high = {**BATCH, "returns_to_go": torch.full((B,), 100.0)}
+    values = torch.zeros(2, 3 * N, B, requires_grad=True)
+    bounded, _ = algorithm.calibrate(values, high)
+    bounded.sum().backward()
+    assert values.grad is not None and bool((values.grad[:, :N] == 1).all()) and not values.grad[:, N:].any()
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -306,6 +309,5 @@ def test_published_defaults() -> None:
     assert c.conservative_weight == 10.0 and c.actions == 10 and c.cql_temperature == 1.0 and c.importance and c.max_target_actions == 1
     assert c.action_gap is None and c.smallest_difference is None and not c.entropy_in_target and c.target_entropy is None
     assert c.hidden == [256] * 3 and c.init == "small_head" and c.penalty_share == 1.0 and c.followed == 0
-    spec = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
-    fresh = registry.get("algo", "cql")(c, spec).init(0).params["actor"]
+    fresh = registry.get("algo", "cql")(c, spec()).init(0).params["actor"]
     assert float(fresh["scale"]) == 1.0 and float(fresh["shift"]) == -1.0

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference_transformer import affine, numpy_of, transformer
 from torch import Tensor
 
 from offrl import registry, rng
@@ -16,6 +15,7 @@ from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import ContextSampler
 from offrl.data.transforms import scale_rewards
+from tests.support.reference.transformer import affine, numpy_of, transformer
 
 OBS, A, K, LAYERS, HEADS = 3, 2, 4, 2, 2
 SIZES = (5, 9, 3)  # rows of each task, in episodes of their own that do not stand together

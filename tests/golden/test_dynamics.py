@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from offrl.world_models import ensemble
 from offrl.world_models.dynamics import DynamicsSettings, split, targets
 from offrl.world_models.ensemble import Raw
 from offrl.world_models.model import WorldModel, input_table
+from tests.support.reference import mlp as ref
 
 OBS, A, E = 3, 2, 4
 D = OBS + 1

@@ -6,27 +6,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
-from test_xql import BATCH, KEY, LR, B, X, gumbel, q_values
 from torch.func import grad
 
 from offrl import registry
 from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
+from tests.support.golden import KEY, B, critics, double, q_values, redraw, spec, transitions
+from tests.support.reference import mlp as ref
+from tests.support.reference.losses import gumbel
 
 U = np.array([-9.0, -4.5, -3.5, -1.0, -0.1, 0.2, 1.0, 6.0])  # Q - V of both signs, on both sides of -4
-LAMBDA = 0.7
+LR, LAMBDA = 0.01, 0.7
+BATCH = transitions(np.random.default_rng(2))
+X = double(BATCH)
 
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "f_dvl")
     own = {"hidden": [6, 5], "learning_rate": LR, "init": "torch", "value_layer_norm": False, "random_actions": 0, "greediness": LAMBDA}
-    algorithm = kind(kind.Config(**{**own, **settings}), DataSpec((3,), 2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2))
+    algorithm = kind(kind.Config(**{**own, **settings}), spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)
     for tree in (state.params["value"], state.target["critic"]):
-        tree.update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in tree.items()})
+        redraw(tree, g)
     return algorithm, state
 
 
@@ -71,7 +73,7 @@ def test_chi_square_lies_between_the_mean_and_the_largest() -> None:
 def test_updates_of_the_value(divergence: str) -> None:
     algorithm, state = make(divergence=divergence)
     value, adam = ref.net(state.params["value"]), ref.Adam(lambda t: LR)
-    q = q_values(state.target["critic"], X["actions"]).min(0)
+    q = q_values(critics(state.target["critic"]), X["observations"], X["actions"]).min(0)
     for _ in range(5):
         ours, _ = algorithm.target_q(state, BATCH, KEY)
         state, metrics = algorithm.train_value(state, BATCH, ours, None, KEY)

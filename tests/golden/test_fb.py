@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_fb as ref
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from tests.support.reference import forward_backward as ref
 
 B, OBS, A, D, N = 5, 3, 2, 4, 2
 G = np.random.default_rng(4)

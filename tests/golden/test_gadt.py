@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_goals as goals
 import torch
 
 from offrl import registry, rng
@@ -21,6 +20,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.subgoals import Candidates, Subgoals, nearest, words
 from offrl.settings.train import TrainConfig
 from offrl.training import stages
+from tests.support.reference import goals
 
 K, N = 2, 9
 G = np.random.default_rng(0)

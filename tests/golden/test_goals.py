@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_goals as ref
 import torch
 from torch import Tensor
 from torch.func import grad
@@ -18,6 +17,7 @@ from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.nn.quasimetric import Quasimetric, interval_lengths
 from offrl.training.setup import check_kind
+from tests.support.reference import goals as ref
 
 B, OBS, A, DISCOUNT = 7, 3, 2, 0.9
 G = np.random.default_rng(2)

@@ -6,57 +6,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
-from offrl import registry, rng
+from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
-from offrl.data.dataset import DataSpec
+from tests.support.golden import KEY, B, K, critics, double, q_values, redraw, spec, transitions
+from tests.support.reference import mlp as ref
 
-B, OBS, A, K = 8, 3, 2, 4
 LR, DISCOUNT, POLYAK, EXPECTILE, TEMPERATURE = 0.01, 0.9, 0.1, 0.8, 2.0
 G = np.random.default_rng(1)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": G.normal(size=(B, OBS)),
-    }.items()
-}
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
-KEY = rng.make_key(0)
+BATCH = transitions(G)
+X = double(BATCH)
 
 
 def make(discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "iql")
-    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "decay_steps": 20}
     config = kind.Config(**{**defaults, "expectile": EXPECTILE, "temperature": TEMPERATURE, **settings})
-    algorithm = kind(config, spec)
+    algorithm = kind(config, spec(K if discrete else 0))
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights: advantages of both signs, some of them beyond the cap
-    draw = lambda params: {k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()}  # noqa: E731
-    for name in ("critic", "value", "actor"):
-        state.params[name].update(draw(state.params[name]))
-    state.target["critic"] = draw(state.params["critic"])
+    for params in (state.params["critic"], state.params["value"], state.params["actor"], state.target["critic"]):
+        redraw(params, g)
     return algorithm, state
-
-
-def critics(params: dict[str, Any]) -> list[ref.Net]:
-    return [ref.net(params, member=e) for e in range(2)]
-
-
-def q_values(nets: list[ref.Net], actions: np.ndarray) -> np.ndarray:
-    inputs = np.concatenate([X["observations"], actions], 1)
-    return np.stack([ref.forward(n, inputs)[0][:, 0] for n in nets])
 
 
 def test_value_loss() -> None:
     algorithm, state = make()
-    q = q_values(critics(state.target["critic"]), X["actions"]).min(0)
+    q = q_values(critics(state.target["critic"]), X["observations"], X["actions"]).min(0)
     v = ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
     u = q - v
     assert (u < 0).any() and (u > 0).any()
@@ -70,7 +47,7 @@ def test_critic_loss_stops_at_terminations_and_sums_the_heads() -> None:
     algorithm, state = make()
     next_v = ref.forward(ref.net(state.params["value"]), X["next_observations"])[0][:, 0]
     y = X["rewards"] + DISCOUNT * X["masks"] * next_v
-    q = q_values(critics(state.params["critic"]), X["actions"])  # online, not target
+    q = q_values(critics(state.params["critic"]), X["observations"], X["actions"])  # online, not target
     loss, metrics = algorithm.critic_loss(state.params["critic"], state, BATCH, KEY)
     assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-5)
     assert float(metrics["critic/q"]) == pytest.approx(q.mean(), rel=1e-4)
@@ -80,7 +57,7 @@ def test_critic_loss_stops_at_terminations_and_sums_the_heads() -> None:
 @pytest.mark.parametrize(("shift", "capped"), [(-2.0, False), (1.0, True)])
 def test_actor_loss_and_the_cap_of_100(shift: float, capped: bool) -> None:
     algorithm, state = make()
-    q = shift + q_values(critics(state.target["critic"]), X["actions"]).min(0)
+    q = shift + q_values(critics(state.target["critic"]), X["observations"], X["actions"]).min(0)
     advantage = q - ref.forward(ref.net(state.params["value"]), X["observations"])[0][:, 0]
     weight = np.minimum(np.exp(TEMPERATURE * advantage), 100.0)
     assert (weight == 100.0).any() == capped and (weight < 100.0).any()
@@ -137,7 +114,7 @@ class Reference:
         self.adam["actor"] = ref.Adam(lambda t: LR * 0.5 * (1 + np.cos(np.pi * min(t / 20, 1.0))))
 
     def update(self) -> None:
-        q = q_values(self.targets, X["actions"]).min(0)  # of before
+        q = q_values(self.targets, X["observations"], X["actions"]).min(0)  # of before
         v, inputs = ref.forward(self.value, X["observations"])
         u = q - v[:, 0]
         grads, _ = ref.backward(self.value, inputs, (-2 * np.where(u < 0, 1 - EXPECTILE, EXPECTILE) * u / B)[:, None])

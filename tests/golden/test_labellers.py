@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
 import torch
-from reference import Net
 
 from offrl import rng
 from offrl.data.dataset import DataSpec
 from offrl.relabel.inverse_dynamics import InverseDynamics, InverseSettings
 from offrl.relabel.preferences import Preferences, PreferenceSettings
+from tests.support.reference import mlp as reference
+from tests.support.reference.mlp import Net
 
 B, S, A, H = 6, 3, 2, 4  # rows, numbers in a state and in an action, length of a segment
 SPEC = DataSpec((S,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
-import reference_goals as goals
 import torch
 
 from offrl import registry, rng
@@ -16,6 +14,8 @@ from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES, AdjacentSampler
 from offrl.data.samplers.goals import GoalSampler, Mix
+from tests.support.reference import goals
+from tests.support.reference import mlp as ref
 
 B, OBS, Z, K = 7, 3, 4, 2
 G = np.random.default_rng(1)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference_transformer import affine, norm, numpy_of, transformer
 from torch import Tensor
 
 from offrl import registry, rng
@@ -21,6 +20,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn.recurrent import GRU
 from offrl.settings.train import TrainConfig
 from offrl.training.stages import ready
+from tests.support.reference.transformer import affine, norm, numpy_of, transformer
 
 LENGTHS, TASKS = (6, 3, 7, 5), (4, 4, 1, 1)
 OBS, A = 3, 2

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_model as small
 import torch
-from reference_model import OBS, A, q_values
 
 from offrl import registry, rng
 from offrl.errors import UserError
+from tests.support.reference import world_model as small
+from tests.support.reference.world_model import OBS, A, q_values
 
 KEY, BATCH, REAL = rng.make_key(0), small.batch(), 2
 X = {k: small.wide(v) for k, v in BATCH.items()}

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_model as small
 import torch
-from reference_model import OBS, A
 from torch import Tensor
 
 from offrl import rng
@@ -19,6 +17,8 @@ from offrl.errors import UserError
 from offrl.training.step import make_step
 from offrl.world_models.model import Outcome, load_for
 from offrl.world_models.rollout import Imagined, branched, careful
+from tests.support.reference import world_model as small
+from tests.support.reference.world_model import OBS, A
 
 # ---- MOPO's rewards
 

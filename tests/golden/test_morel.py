@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_model as small
 import torch
-from reference_model import OBS, A
 
 from offrl import registry, rng
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.world_models.model import Outcome
 from offrl.world_models.rollout import Imagined
+from tests.support.reference import world_model as small
+from tests.support.reference.world_model import OBS, A
 
 DATA = small.dataset()
 X = {k: small.wide(DATA.columns[k]) for k in ("observations", "actions", "rewards")}

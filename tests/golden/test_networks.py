@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
 import torch
 from torch import nn
 
 from offrl import rng
 from offrl.nn import MLP, EnsembleLinear, EnsembleMLP, Linear, Scalar, initialise, make_head
 from offrl.nn.mlp import dropout
+from tests.support.reference import mlp as reference
 
 
 def params_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -23,6 +22,7 @@ from offrl.training.stages import ready
 from offrl.training.step import make_step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import Trained, save
+from tests.support.reference import mlp as ref
 
 OBS, A, H, PLANS, STATES, PARTICLES, MEMBERS = 2, 1, 4, 7, 2, 3, 4
 G = np.random.default_rng(3)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 from offrl import registry, rng
@@ -23,6 +22,7 @@ from offrl.training.stages import ready
 from offrl.training.step import make_step
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import WorldModel, load, save
+from tests.support.reference import mlp as ref
 
 B, OBS, A, E = 8, 3, 2, 4
 D = OBS + 1

@@ -7,31 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
-import reference_norm as norm
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import Dataset
 from offrl.training.step import make_step
+from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, single, spec, transitions
+from tests.support.reference import layer_norm as norm
+from tests.support.reference import mlp as ref
 
-B, OBS, A = 8, 3, 2
 LR, DISCOUNT, POLYAK, ACTOR_BC, CRITIC_BC = 0.01, 0.9, 0.1, 0.3, 0.7
 G = np.random.default_rng(4)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": 3 * G.normal(size=(B, OBS)),
-        "next_actions": G.uniform(-1, 1, (B, A)),
-    }.items()
-}
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
-KEY = rng.make_key(0)
+BATCH = transitions(G, next_scale=3.0) | single({"next_actions": G.uniform(-1, 1, (B, A))})
+X = double(BATCH)
 NOISE = 4 * G.normal(size=(B, A))  # times 0.2, most of it is beyond the clip at 0.5
 
 
@@ -44,21 +33,13 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "rebrac")
     defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "actor_bc": ACTOR_BC, "critic_bc": CRITIC_BC}
-    algorithm = kind(kind.Config(**{**defaults, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A))
+    algorithm = kind(kind.Config(**{**defaults, **settings}), spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(2)  # larger than initial weights: values of both signs, actions beyond the bounds
     for name in ("critic", "actor"):
         for params in (state.params[name], state.target[name]):
-            params.update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+            redraw(params, g)
     return algorithm, state
-
-
-def critics(params: dict[str, Any], kind: Any = norm) -> list[Any]:
-    return [kind.net(params, member=e) for e in range(2)]
-
-
-def q_values(nets: list[Any], observations: np.ndarray, actions: np.ndarray, kind: Any = norm) -> np.ndarray:
-    return np.stack([kind.forward(n, np.concatenate([observations, actions], 1))[0][:, 0] for n in nets])
 
 
 def differ(q: np.ndarray) -> bool:
@@ -96,7 +77,7 @@ def test_critic_loss(layer_norm: bool, critic_bc: float) -> None:
 def test_actor_loss(actor_bc: float, actor_q: float) -> None:
     algorithm, state = make(actor_bc=actor_bc, actor_q=actor_q)
     action = np.tanh(ref.forward(ref.net(state.params["actor"], "net."), X["observations"])[0])
-    both = q_values(critics(state.params["critic"]), X["observations"], action)
+    both = q_values(critics(state.params["critic"], norm), X["observations"], action, norm)
     q = both.min(0)  # of both online critics
     assert (q < 0).any() and (q > 0).any() and differ(both)
     distance = ((action - X["actions"]) ** 2).sum(1)
@@ -111,7 +92,7 @@ class Reference:
 
     def __init__(self, state: TrainState) -> None:
         self.actor, self.target_actor = ref.net(state.params["actor"], "net."), ref.net(state.target["actor"], "net.")
-        self.critics, self.targets = critics(state.params["critic"]), critics(state.target["critic"])
+        self.critics, self.targets = critics(state.params["critic"], norm), critics(state.target["critic"], norm)
         self.adam = {k: ref.Adam(lambda t: LR) for k in ("actor", "critic0", "critic1")}
 
     def update(self, t: int) -> None:
@@ -178,7 +159,7 @@ def test_the_actor_has_layer_norm_only_when_asked() -> None:
 
 def test_initial_weights() -> None:
     kind = registry.get("algo", "rebrac")
-    algorithm = kind(kind.Config(), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A))
+    algorithm = kind(kind.Config(), spec())
     state = algorithm.init(0)
     for name, prefix, edge in (("actor", "net.", 1e-3), ("critic", "", 3e-3)):
         p = state.params[name]

@@ -7,40 +7,42 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
-from test_xql import KEY, LR, A, B, G, X, gumbel
 
 from offrl import registry
 from offrl.algorithm import TrainState, select, stack
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.training.step import make_step
+from tests.support.golden import KEY, OBS, A, B, double, redraw, single, spec, transitions
+from tests.support.reference import mlp as ref
+from tests.support.reference.losses import gumbel
 
 DISCOUNT, POLYAK, BETA, CLIP, GAP, BEST, TAU, WEIGHT = 0.9, 0.1, 0.8, 1.5, 0.3, 4.0, 0.8, 0.25
-E = {  # the expert's half of a batch
-    "expert_observations": G.normal(size=(B, 3)),
-    "expert_actions": G.uniform(-1, 1, (B, A)),
-    "expert_next_observations": G.normal(size=(B, 3)),
-    "expert_masks": np.ones(B),
-}
-BATCH = {k: torch.tensor(v, dtype=torch.float32) for k, v in {**X, **E}.items() if k != "rewards"}
-Y = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
+LR = 0.01
+G = np.random.default_rng(2)
+BATCH = transitions(G) | single(  # and the expert's half
+    {
+        "expert_observations": G.normal(size=(B, OBS)),
+        "expert_actions": G.uniform(-1, 1, (B, A)),
+        "expert_next_observations": G.normal(size=(B, OBS)),
+        "expert_masks": np.ones(B),
+    }
+)
+del BATCH["rewards"]
+Y = double(BATCH)
 
 
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "recoil")
     own = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "actor_schedule": "constant"}
     fixed = {"reward_gap": GAP, "value_gap": BEST, "gumbel_temperature": BETA, "gumbel_clip": CLIP, "value_layer_norm": False}
-    spec = DataSpec((3,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     config = kind.Config(**{**own, **fixed, "temperature": 0.5, "expectile": TAU, "expert_weight": WEIGHT, **settings})
-    algorithm = kind(config, spec)
+    algorithm = kind(config, spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(7)
-    draw = lambda params: {k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()}  # noqa: E731
-    for name in ("critic", "value", "actor"):
-        state.params[name].update(draw(state.params[name]))
-    state.target["critic"] = draw(state.params["critic"])
+    for params in (state.params["critic"], state.params["value"], state.params["actor"], state.target["critic"]):
+        redraw(params, g)
     return algorithm, state
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset
+from tests.support.reference import mlp as ref
 
 LR = 0.01
 KEY = rng.make_key(0)

@@ -6,29 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, spec, transitions
+from tests.support.reference import mlp as ref
 
-B, OBS, A, K, N = 8, 3, 2, 4, 5
+N = 5
 LR, DISCOUNT, POLYAK, WEIGHT, ETA = 0.01, 0.9, 0.1, 0.4, 0.7
 G = np.random.default_rng(4)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": G.normal(size=(B, OBS)),
-    }.items()
-}
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
-KEY = rng.make_key(0)
+BATCH = transitions(G)
+X = double(BATCH)
 NOISE = G.normal(size=(6, B, A)).astype(np.float32)
 
 
@@ -40,23 +30,14 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(name: str = "sac_n", discrete: bool = False, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", name)
-    spec = DataSpec((OBS,), 1, True, K) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     defaults: dict[str, Any] = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK}
     defaults |= {"critics": N, "entropy_weight": WEIGHT}
-    algorithm = kind(kind.Config(**{**defaults, **({"eta": ETA} if name == "edac" else {}), **settings}), spec)
+    algorithm = kind(kind.Config(**{**defaults, **({"eta": ETA} if name == "edac" else {}), **settings}), spec(K if discrete else 0))
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights: each critic is the smallest somewhere
     for params in (state.params["critic"], state.target["critic"], state.params["actor"]):
-        params.update({k: 0.6 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+        redraw(params, g, 0.6)
     return algorithm, state
-
-
-def critics(params: dict[str, Any]) -> list[ref.Net]:
-    return [ref.net(params, member=e) for e in range(len(params["head.weight"]))]
-
-
-def q_values(nets: list[ref.Net], observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    return np.stack([ref.forward(n, np.concatenate([observations, actions], 1))[0][:, 0] for n in nets])
 
 
 def sample(actor: ref.Net, observations: np.ndarray, noise: np.ndarray) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 from offrl import registry, rng
@@ -14,6 +13,7 @@ from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.skills import SpanSampler, spans
 from offrl.nn.latent import draw, gaussian_kl
+from tests.support.reference import mlp as ref
 
 B, OBS, A, H, Z, W = 6, 3, 2, 3, 4, 5
 G = np.random.default_rng(1)

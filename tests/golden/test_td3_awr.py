@@ -6,30 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
-import reference_norm as norm
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
+from tests.support.golden import KEY, A, B, critics, double, q_values, redraw, single, spec, transitions
+from tests.support.reference import layer_norm as norm
+from tests.support.reference import mlp as ref
 
-B, OBS, A = 8, 3, 2
 LR, EXPECTILE, TEMPERATURE, ACTOR_BC = 0.01, 0.8, 2.0, 0.3
 G = np.random.default_rng(8)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": G.normal(size=(B, OBS)),
-        "next_actions": G.uniform(-1, 1, (B, A)),
-    }.items()
-}
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
-KEY = rng.make_key(0)
+BATCH = transitions(G) | single({"next_actions": G.uniform(-1, 1, (B, A))})
+X = double(BATCH)
 
 
 def make(name: str = "td3_awr", **settings: Any) -> tuple[Any, TrainState]:
@@ -37,22 +25,21 @@ def make(name: str = "td3_awr", **settings: Any) -> tuple[Any, TrainState]:
     if name == "td3_awr":
         settings = {"expectile": EXPECTILE, "temperature": TEMPERATURE, **settings}
     config = kind.Config(**{"hidden": [6, 5], "learning_rate": LR, "actor_bc": ACTOR_BC, "actor_layer_norm": True, **settings})
-    algorithm = kind(config, DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A))
+    algorithm = kind(config, spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights: advantages of both signs
     for params in (state.params["critic"], state.params["actor"], state.target["critic"], state.target["actor"]):
-        params.update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+        redraw(params, g)
     if name == "td3_awr":
-        state.params["value"].update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in state.params["value"].items()})
+        redraw(state.params["value"], g)
         q, _ = advantage(state)  # V passes through the middle of Q
         state.params["value"]["head.bias"] += float(np.median(q - v(state)))
     return algorithm, state
 
 
-def q_values(state: TrainState, actions: np.ndarray) -> np.ndarray:
+def least_q(state: TrainState, actions: np.ndarray) -> np.ndarray:
     """The smaller of the online critics."""
-    inputs = np.concatenate([X["observations"], actions], 1)
-    return np.stack([norm.forward(norm.net(state.params["critic"], member=e), inputs)[0][:, 0] for e in range(2)]).min(0)
+    return q_values(critics(state.params["critic"], norm), X["observations"], actions, norm).min(0)
 
 
 def v(state: TrainState) -> np.ndarray:
@@ -60,7 +47,7 @@ def v(state: TrainState) -> np.ndarray:
 
 
 def advantage(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-    q = q_values(state, X["actions"])
+    q = least_q(state, X["actions"])
     return q, q - v(state)
 
 
@@ -81,7 +68,7 @@ def test_actor_loss_weighs_the_distance_alone(temperature: float, capped: bool, 
     weight = np.minimum(np.exp(temperature * u), cap)
     assert (weight == cap).any() == capped and (weight < cap).any()
     action = np.tanh(norm.forward(norm.net(state.params["actor"], "net."), X["observations"])[0])
-    distance, q = ((action - X["actions"]) ** 2).sum(1), q_values(state, action)
+    distance, q = ((action - X["actions"]) ** 2).sum(1), least_q(state, action)
     loss, metrics = algorithm.actor_loss(state.params["actor"], state, BATCH)
     assert float(loss) == pytest.approx((ACTOR_BC * weight * distance - actor_q * q / np.abs(q).mean()).mean(), rel=1e-4)
     assert float(metrics["actor/weight"]) == pytest.approx(weight.mean(), rel=1e-4)

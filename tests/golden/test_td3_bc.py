@@ -6,28 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
+from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, spec, transitions
+from tests.support.reference import mlp as ref
 
-B, OBS, A = 8, 3, 2
 LR, DISCOUNT, POLYAK, ALPHA = 0.01, 0.9, 0.1, 2.5
 G = np.random.default_rng(2)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": 3 * G.normal(size=(B, OBS)),
-    }.items()
-}
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
-KEY = rng.make_key(0)
+BATCH = transitions(G, next_scale=3.0)
+X = double(BATCH)
 NOISE = 4 * G.normal(size=(B, A))  # times 0.2, most of it is beyond the clip at 0.5
 
 
@@ -40,21 +29,13 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(**settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "td3_bc")
     defaults = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "alpha": ALPHA}
-    algorithm = kind(kind.Config(**{**defaults, **settings}), DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A))
+    algorithm = kind(kind.Config(**{**defaults, **settings}), spec())
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights: values of both signs, actions beyond the bounds
     for name in ("critic", "actor"):
         for params in (state.params[name], state.target[name]):
-            params.update({k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+            redraw(params, g)
     return algorithm, state
-
-
-def critics(params: dict[str, Any]) -> list[ref.Net]:
-    return [ref.net(params, member=e) for e in range(2)]
-
-
-def q_values(nets: list[ref.Net], observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    return np.stack([ref.forward(n, np.concatenate([observations, actions], 1))[0][:, 0] for n in nets])
 
 
 def td_target(target_actor: ref.Net, targets: list[ref.Net], std: float = 0.2, clip: float = 0.5) -> np.ndarray:

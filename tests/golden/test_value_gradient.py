@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import torch
 
 import offrl
@@ -27,6 +26,7 @@ from offrl.world_models import value_gradient
 from offrl.world_models.dynamics import DynamicsSettings
 from offrl.world_models.model import load
 from offrl.world_models.value_gradient import weights
+from tests.support.reference import mlp as ref
 
 OBS, A = 3, 1
 QUIET: dict[str, Any] = {"quiet": True, "experiment": "none", "env": "none", "compare": [], "workers": 1}

@@ -6,54 +6,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
-import reference_norm as norm
 import torch
 from torch.func import grad
 
 from offrl import losses, registry, rng
 from offrl.algorithm import TrainState
-from offrl.data.dataset import DataSpec
+from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, spec, transitions
+from tests.support.reference import layer_norm as norm
+from tests.support.reference import mlp as ref
+from tests.support.reference.losses import gumbel
 
-B, OBS, A = 8, 3, 2
 LR, DISCOUNT, POLYAK, BETA, CLIP, TEMPERATURE, DELTA = 0.01, 0.9, 0.1, 0.8, 1.5, 2.0, 0.7
 G = np.random.default_rng(2)
-BATCH = {
-    k: torch.tensor(v, dtype=torch.float32)
-    for k, v in {
-        "observations": G.normal(size=(B, OBS)),
-        "actions": G.uniform(-1, 1, (B, A)),
-        "rewards": G.normal(size=B),
-        "masks": np.array([1, 0, 1, 1, 0, 1, 0, 1]),
-        "next_observations": G.normal(size=(B, OBS)),
-    }.items()
-}
-X = {k: v.numpy().astype(np.float64) for k, v in BATCH.items()}
-KEY = rng.make_key(0)
+BATCH = transitions(G)
+X = double(BATCH)
 
 
 def make(discrete: int = 0, **settings: Any) -> tuple[Any, TrainState]:
     kind = registry.get("algo", "xql")
-    spec = DataSpec((OBS,), 1, True, discrete) if discrete else DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
     own = {"hidden": [6, 5], "learning_rate": LR, "discount": DISCOUNT, "polyak": POLYAK, "init": "torch", "actor_schedule": "constant"}
     steep = {"gumbel_temperature": BETA, "gumbel_clip": CLIP, "temperature": TEMPERATURE, "huber_delta": DELTA}
-    algorithm = kind(kind.Config(**{**own, **steep, **settings}), spec)
+    algorithm = kind(kind.Config(**{**own, **steep, **settings}), spec(discrete))
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)  # larger than initial weights: z of both signs, some of them beyond the clip
-    draw = lambda params: {k: 0.7 * torch.randn(v.shape, generator=g) for k, v in params.items()}  # noqa: E731
-    for name in ("critic", "value", "actor"):
-        state.params[name].update(draw(state.params[name]))
-    state.target["critic"] = draw(state.params["critic"])
+    for params in (state.params["critic"], state.params["value"], state.params["actor"], state.target["critic"]):
+        redraw(params, g)
     state.params["value"]["head.bias"] = state.params["value"]["head.bias"] - 2.0
     return algorithm, state
-
-
-def gumbel(u: np.ndarray, beta: float, clip: float) -> tuple[np.ndarray, np.ndarray]:
-    """The loss of each row, and its derivative with respect to V."""
-    z = np.minimum(u / beta, clip)
-    m = max(z.max(), -1.0)
-    slope = -(np.exp(z - m) - np.exp(-m)) / beta
-    return np.exp(z - m) - z * np.exp(-m) - np.exp(-m), np.where(u / beta > clip, 0.0, slope)
 
 
 def huber(x: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray]:
@@ -99,14 +78,9 @@ def test_huber_loss_and_its_gradient() -> None:
     np.testing.assert_allclose(grad(lambda e: losses.huber(e, 20.0).sum())(tensor), slope, rtol=1e-6)
 
 
-def q_values(params: dict[str, Any], actions: np.ndarray, observations: np.ndarray = X["observations"]) -> np.ndarray:
-    inputs = np.concatenate([observations, actions], 1)
-    return np.stack([ref.forward(ref.net(params, member=e), inputs)[0][:, 0] for e in range(2)])
-
-
 def test_value_loss_and_what_shows_spikes() -> None:
     algorithm, state = make()
-    q = q_values(state.target["critic"], X["actions"]).min(0)
+    q = q_values(critics(state.target["critic"]), X["observations"], X["actions"]).min(0)
     v = norm.forward(norm.net(state.params["value"]), X["observations"], True)[0][:, 0]
     assert ((q - v) / BETA > CLIP).any() and (q < v).any()
     rows, _ = gumbel(q - v, BETA, CLIP)
@@ -153,7 +127,8 @@ def test_the_values_batch_with_noise_and_random_actions() -> None:
     near = (BATCH["actions"] + (0.3 * rng.normal(noise, (B, A))).clamp(-0.5, 0.5)).clamp(-1, 1).numpy().astype(np.float64)
     far = rng.uniform(random, (2 * B, A), -1.0, 1.0).numpy().astype(np.float64)
     twice = np.tile(X["observations"], (2, 1))
-    expected = np.concatenate([q_values(state.target["critic"], near).min(0), q_values(state.target["critic"], far, twice).min(0)])
+    targets = critics(state.target["critic"])
+    expected = np.concatenate([q_values(targets, X["observations"], near).min(0), q_values(targets, twice, far).min(0)])
     np.testing.assert_allclose(values, expected, atol=1e-5)
     assert abs(near - X["actions"]).max() > 0.1  # and neither option changes what the policy imitates
     _, metrics = algorithm.update(state, BATCH, KEY, phase=0)
@@ -179,7 +154,7 @@ class Reference:
         self.value_updates = value_updates
         self.value, self.actor = norm.net(state.params["value"]), ref.net(state.params["actor"], "net.")
         self.log_std = state.params["actor"]["log_std"].numpy().astype(np.float64)
-        self.critics, self.targets = ([ref.net(p, member=e) for e in range(2)] for p in (state.params["critic"], state.target["critic"]))
+        self.critics, self.targets = critics(state.params["critic"]), critics(state.target["critic"])
         self.adam = {k: ref.Adam(lambda t: LR) for k in ("value", "actor", "critic0", "critic1")}
 
     def update(self) -> float:

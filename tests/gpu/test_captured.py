@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
 import torch
-from imitated import META, Held, Machine, imitated, largest_difference, numbers, trace
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
@@ -23,6 +21,8 @@ from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import make_step
+from tests.support import cases
+from tests.support.imitated import META, Held, Machine, imitated, largest_difference, numbers, trace
 
 FAMILIES = ("iql", "td3_bc", "cql", "dt", "hiql", "qrl", "dynamics", "rambo", "fb", "diffusion_bc", "tt")  # one of each stands for it
 APART = {"breeze": 2e-4}  # it inverts a matrix otherwise there

@@ -6,10 +6,8 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-import cases
 import pytest
 import torch
-from imitated import META, Held, Machine, imitated
 from torch import nn
 
 from offrl import registry
@@ -24,6 +22,8 @@ from offrl.training import distributed, setup
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.setup import choose_mode, default_group, training_devices
 from offrl.training.step import make_step
+from tests.support import cases
+from tests.support.imitated import META, Held, Machine, imitated
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from imitated import META, Machine, imitated
 
 import offrl
 from offrl.data.dataset import Dataset
 from offrl.system import files as checkpoint
+from tests.support.imitated import META, Machine, imitated
 
 SMALL: dict[str, dict[str, Any]] = {
     "iql": {"algo.hidden": [8, 8], "algo.batch_size": 16},

@@ -12,19 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import cases
 import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
-from triton_code import code_for, compiled, index_constants, kernels
 
 from offrl import rng
 from offrl.algorithm import stack
 from offrl.system import backend
 from offrl.training.step import make_step
 from offrl.training.updates import update_keys
+from tests.support import cases
+from tests.support.triton_code import code_for, compiled, index_constants, kernels
 
 META = torch.device("meta")
 TABLE, KEYS = torch.empty(1000, 17, device=META), torch.empty(4, dtype=torch.int64, device=META)
@@ -87,7 +87,7 @@ def test_kernels_of_random_numbers_compile_for_an_h100(tmp_path: Path) -> None:
 def test_kernels_of_random_numbers_give_known_answers() -> None:
     """Triton's interpreter, which has to be asked for before Triton is there, against the CPU's integers."""
     pytest.importorskip("triton")
-    command = [sys.executable, str(Path(__file__).with_name("interpreted.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "tests.support.interpreted"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {"uniform": 0.0, "rows": 0.0, "normal": pytest.approx(0.0, abs=1e-6)}

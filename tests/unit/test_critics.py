@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,8 @@ from offrl.errors import UserError
 from offrl.nn import HEADS, MLP, EnsembleMLP
 from offrl.system import files as checkpoint
 from offrl.training.step import make_step
-
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("conformance", "golden")]
-import cases  # noqa: E402 - what the conformance suite shares
-import reference as ref  # noqa: E402
+from tests.support import cases
+from tests.support.reference import mlp as ref
 
 FIELDS = {n: kind.Config.__dataclass_fields__ for n, kind in registry.names("algo").items()}
 # model-based ones have SAC's critics, and need a model besides

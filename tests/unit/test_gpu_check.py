@@ -16,7 +16,6 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setenv("OFFRL_CHECK_SCRATCH", str(tmp_path))
     import gpu_check
 

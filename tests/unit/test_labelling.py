@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scripted_endpoint import completion, serving
 
 from offrl.cli import main as cli
 from offrl.data import Dataset, DatasetConfig, load_dataset
@@ -21,6 +20,7 @@ from offrl.errors import UserError
 from offrl.labelling import Answers, Endpoint, Renderer, ask, label_by_score, label_subgoals, parse
 from offrl.labelling.preferences import compare
 from offrl.labelling.subgoals import first_reached
+from tests.support.scripted_endpoint import completion, serving
 
 KEY = "sk-very-secret-0123456789"
 ERROR = json.dumps({"error": {"message": f"wrong key {KEY}", "code": "invalid_api_key"}}).encode()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import linear_model
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -19,6 +18,7 @@ from offrl.errors import UserError
 from offrl.tasks.task import Task
 from offrl.world_models import starts
 from offrl.world_models.model import load
+from tests.support import linear_model
 
 
 @pytest.fixture(scope="module")

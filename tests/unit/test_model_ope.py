@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import linear_model
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from offrl.cli import select as command
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.statistics.intervals import student_t
+from tests.support import linear_model
 
 DISCOUNT = 0.9
 

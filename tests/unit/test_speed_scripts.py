@@ -14,11 +14,6 @@ from offrl import rng
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-
 @pytest.mark.parametrize("name", ["iql", "td3_bc", "cql", "edac", "dt", "ensemble"])
 def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_speed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,8 @@ def stories(folder: Path) -> None:
     """stories260K as transformers has it."""
     if not (STORIES / "stories260K.bin").is_file():
         pytest.skip("stories260K is not here")
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        from llama2c_to_hf import convert
-    finally:
-        sys.path.pop(0)
+    from llama2c_to_hf import convert
+
     convert(STORIES / "stories260K.bin", folder, STORIES / "tok512.bin")
 
 

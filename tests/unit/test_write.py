@@ -524,8 +524,8 @@ def test_ctrl_c_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
     code = f"""
         import os, signal, sys
-        sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2])]!r}
-        from test_write import example, write_data
+        sys.path[:0] = [{str(Path(__file__).parents[2])!r}]
+        from tests.unit.test_write import example, write_data
         from offrl.data.formats import hdf5_sink as sink
         real, calls = sink.write_at, 0
         def stop(*arguments):

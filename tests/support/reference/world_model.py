@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import reference as ref
 import torch
 
 from offrl import registry, rng
@@ -14,6 +13,7 @@ from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import WorldModel, load, save
+from tests.support.reference import mlp as ref
 
 OBS, A, ROWS, MEMBERS, ELITES = 3, 2, 60, 4, [2, 0, 3]
 HELD_OUT = [0.2, 0.9, 0.1, 0.3]  # of each member

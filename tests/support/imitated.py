@@ -5,8 +5,8 @@ out can be compared. `Machine` sees every operation that reaches a kernel, so it
 value, a copy between host and GPU, a tensor that lies on the CPU). CUDA graphs are imitated: capturing notes the operations, replaying
 repeats them in the same memory. Not imitated: streams, memory, CUDA's kernels.
 
-    python tests/gpu/imitated.py             # every algorithm of tests/conformance: a Markdown table, in a few minutes
-    python tests/gpu/imitated.py iql dt      # these only
+    python -m tests.support.imitated             # every algorithm of tests/conformance: a Markdown table, in a few minutes
+    python -m tests.support.imitated iql dt      # these only
 """
 
 from __future__ import annotations
@@ -250,8 +250,7 @@ def main() -> None:
     names = parser.parse_args().names
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    sys.path[:0] = [str(ROOT / "tests" / "conformance")]
-    import cases
+    from tests.support import cases
 
     print("| algorithm | kernels an update | of these integer | unordered sums | largest difference from the CPU |\n|---|---|---|---|---|")
     for case in cases.ALL:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from triton_code import code_for, kernels, loaded
 
 from offrl import rng
+from tests.support.triton_code import code_for, kernels, loaded
 
 META = torch.device("meta")
 TABLE = torch.randn(1000, 17, generator=torch.Generator().manual_seed(0))

@@ -1,8 +1,0 @@
-"""Makes `reference`, the float64 NumPy side of these tests, importable by them."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,18 @@
+"""Losses that several papers share, with their derivatives, in float64 NumPy. Knows nothing of offrl."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def gumbel(u: np.ndarray, beta: float, clip: float) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each row, and its derivative with respect to V."""
+    z = np.minimum(u / beta, clip)
+    m = max(z.max(), -1.0)
+    slope = -(np.exp(z - m) - np.exp(-m)) / beta
+    return np.exp(z - m) - z * np.exp(-m) - np.exp(-m), np.where(u / beta > clip, 0.0, slope)
+
+
+def logsumexp(x: np.ndarray, axis: int) -> np.ndarray:
+    top = x.max(axis, keepdims=True)
+    return np.log(np.exp(x - top).sum(axis)) + top.squeeze(axis)
