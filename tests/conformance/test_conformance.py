@@ -46,17 +46,19 @@ from tests.support.cases import (
 
 # ---- replicas
 
+UPDATES = 20  # whole patterns of every period, and several refreshes
+
 
 @each(sparing(BATCHED))
 def test_seed_3_alone_is_seed_3_among_8(case: Case) -> None:
     algorithm = case.make()
-    alone, alone_sums = train(algorithm, [3], 60)
-    among, among_sums = train(algorithm, list(range(8)), 60)
+    alone, alone_sums = train(algorithm, [3], UPDATES)
+    among, among_sums = train(algorithm, list(range(8)), UPDATES)
     # a gradient that is nothing but rounding is a whole step of Adam, up or down; another seed differs by 0.1
     close(select(alone, 0).params, select(among, 3).params, atol=1e-3)
     close(select(alone, 0).target, select(among, 3).target, atol=1e-3)
-    assert torch.equal(alone.key[0], among.key[3]) and int(among.step[3]) == 60
-    a, b = metric_means(alone_sums, 60), metric_means(among_sums, 60)
+    assert torch.equal(alone.key[0], among.key[3]) and int(among.step[3]) == UPDATES
+    a, b = metric_means(alone_sums, UPDATES), metric_means(among_sums, UPDATES)
     for name, value in a.items():
         assert float(value[0]) == pytest.approx(float(b[name][3]), rel=1e-3, abs=1e-4), name
     first = [select(among, i).params for i in range(8)]
@@ -91,12 +93,9 @@ def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
 # ---- tracing
 
 
-# seconds each: where discrete actions go the way of a relative, that one stands for it
-DISCRETE = ("bc", "iql", "cql", "sac_n", "dt", "dpt", "dynamics")
-
-
-# whose update another one's has in it, but for a loss: their traces are looked at less often, for each takes ten seconds
-TRACED = sparing([c for c in BATCHED if not c.discrete or c.name in DISCRETE])
+# tracing takes seconds: one algorithm of each family always, the others in the slow tests
+FAMILIES = ("bc", "td3_bc", "sac_n", "iql", "dt", "mopo", "gciql")  # text algorithms are never compiled
+TRACED = [pytest.param(c, marks=() if c.name in FAMILIES and not c.discrete else pytest.mark.slow) for c in BATCHED]
 
 
 @each(TRACED)
@@ -158,31 +157,33 @@ def test_inductor_agrees_with_eager() -> None:
 
 def moments(case: Case) -> tuple[int, ...]:
     """When to interrupt. Period 2: inside a pattern, between two, inside again. One moment is as good as another where all are alike."""
-    kind = ALGORITHMS[case.name]
-    return (1, 4, 7) if kind.traits.period > 1 or kind.refresh is not Algorithm.refresh else (4,)
-
-
-@pytest.mark.parametrize(
-    ("case", "interrupted"),
-    [pytest.param(c, i, id=f"{i}-{c}", marks=pytest.mark.slow if c.settings else ()) for c in ALL for i in moments(c)],
-)
-def test_resumes_bit_for_bit(case: Case, interrupted: int, tmp_path: Path) -> None:
-    seeds = [0, 5] if ALGORITHMS[case.name].traits.vectorized else [0]
-    whole, whole_sums = train(case.make(), seeds, 12)
-    state, step = start(case.make(), seeds)
-    state, sums = step.run(state, {}, 0, interrupted)
-    checkpoint.write(tmp_path / "x", checkpoint.flatten({"state": state, "sums": sums}), {"step": interrupted})
-    del state, step
-
-    tensors, meta = checkpoint.read(tmp_path / "x")  # in a new process
     algorithm = case.make()
-    template, step = start(algorithm, seeds)
-    state = checkpoint.unflatten({"state": template}, tensors, "x")["state"]
-    sums = {k.removeprefix("sums/"): v for k, v in tensors.items() if k.startswith("sums/")}
-    state, sums = step.run(state, sums, meta["step"], 12 - interrupted)
+    return (1, 4, 7) if algorithm.traits.period > 1 or type(algorithm).refresh is not Algorithm.refresh else (4,)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=str(c), marks=pytest.mark.slow if c.settings else ()) for c in ALL])
+def test_resumes_bit_for_bit(case: Case, tmp_path: Path) -> None:
+    """Interrupted at every moment that differs, and each time taken up from a file by a new algorithm and a new step."""
+    algorithm = case.make()
+    seeds = [0, 5] if algorithm.traits.vectorized else [0]
+    whole, whole_sums = train(algorithm, seeds, 12)
+    state, step = start(case.make(), seeds)
+    sums: dict[str, Tensor] = {}
+    first = 0
+    for interrupted in moments(case):
+        state, sums = step.run(state, sums, first, interrupted - first)
+        checkpoint.write(tmp_path / "x", checkpoint.flatten({"state": state, "sums": sums}), {"step": interrupted})
+        del state, sums, step
+
+        tensors, meta = checkpoint.read(tmp_path / "x")  # in a new process
+        template, step = start(case.make(), seeds)
+        state = checkpoint.unflatten({"state": template}, tensors, "x")["state"]
+        sums = {k.removeprefix("sums/"): v for k, v in tensors.items() if k.startswith("sums/")}
+        first = meta["step"]
+    state, sums = step.run(state, sums, first, 12 - first)
     identical(state, whole)
     assert sorted(sums) == sorted(whole_sums)
-    for name in sums:  # the metrics of the interval that the interruption cut in two
+    for name in sums:  # the metrics of the interval that the interruptions cut
         assert torch.equal(sums[name], whole_sums[name]), name
 
 

@@ -78,18 +78,23 @@ def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates:
     return float((actions != best).mean() if case.discrete else np.abs(actions - best).mean())
 
 
-@each([c for c in BASE if c.name in IMITATION])
+SLOW = {"marks": pytest.mark.slow}
+CLONING = [pytest.param(c, **({} if c.name == "bc" else SLOW)) for c in BASE if c.name in IMITATION]
+
+
+@each(CLONING)
 def test_imitation_overfits_a_known_function(case: Case) -> None:
     assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.06 if case.discrete else 0.02)
 
 
-# of relatives one stands for the others, and these cost a third of the suite
+# seconds each: one algorithm of a family is always trained, the others in the slow tests, and what takes longest on demand
 RELATIVES = (*DESCENDANTS, "breeze", "fb", "skill_iql", "cal_ql", "combo", "edac", "mbrcsl", "mobile", "morel", "rambo", "tt", "xql")
 LATER = {"marks": pytest.mark.learning}
 COARSE = {"fb": 0.33, "breeze": 0.3}  # they learn for every reward at once, and this one is finer than they see: 0.4 is to learn nothing
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]
 LONGER = {"td3_bc": 1000}  # after 700 some seeds err by almost 0.2
-VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {})) for c in PAID]
+ALWAYS = ("td3_bc", "iql", "cql-discrete", "dt")
+VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {} if str(c) in ALWAYS else SLOW)) for c in PAID]
 
 
 @each(VALUES)
@@ -102,7 +107,7 @@ def test_solves_a_problem_of_two_steps(case: Case) -> None:
 GENTLY = {"recoil": {"learning_rate": 1e-3}}  # at 3e-3 its seeds lie between 0.36 and 0.7
 
 
-@each([c for c in BASE if c.name in IMITATION])
+@each(CLONING)
 def test_imitation_does_not_solve_it(case: Case) -> None:
     """The toy problem asks for values: always acting 0 errs by 0.4, and so does the mean of the data."""
     error = solve(case, two_step_problem(case.discrete), slice(0, None, 2), 400, **GENTLY.get(case.name, {}))
@@ -127,10 +132,7 @@ def corridor(discrete: bool) -> Dataset:
     return Dataset.from_arrays(observations, actions, np.zeros(len(position)), episode_ends=ends, **options)
 
 
-SLOW = {"marks": pytest.mark.slow}
-AIMED = [
-    pytest.param(c, **(LATER if c.name in ("ota", "gadt") else SLOW if c.discrete or c.name in ("gciql", "qrl") else {})) for c in GOALS
-]
+AIMED = [pytest.param(c, **(LATER if c.name in ("ota", "gadt") else {} if str(c) == "gcivl" else SLOW)) for c in GOALS]
 
 
 @each(AIMED)

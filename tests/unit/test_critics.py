@@ -347,13 +347,22 @@ options = pytest.mark.parametrize(("name", "settings"), OPTIONS, ids=["td3_bc-c5
 
 
 @options
-def test_options_under_vmap_and_in_one_graph(name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_under_vmap(name: str, settings: dict[str, Any]) -> None:
     case = cases.Case(name, False, tuple({**settings, "value_bins": 11}.items()))
     algorithm = case.make()
     among, _ = cases.train(algorithm, [0, 1, 2], 6)
     alone, _ = cases.train(algorithm, [2], 6)
     cases.close(select(alone, 0).params, select(among, 2).params, atol=1e-5)
     cases.close(select(alone, 0).extra, select(among, 2).extra, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [pytest.param(*o, id="-".join(map(str, (o[0], o[1]["value_head"]))), marks=pytest.mark.slow if o[0] == "iql" else ()) for o in OPTIONS],
+)
+def test_options_in_one_graph(name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = cases.Case(name, False, tuple({**settings, "value_bins": 11}.items())).make()
+    among, _ = cases.train(algorithm, [0, 1, 2], 6)
     real, graphs = torch.compile, []
 
     def backend(module: Any, inputs: Any, **kw: Any) -> Any:
@@ -391,8 +400,15 @@ def ones(discrete: bool) -> Dataset:
     return add_returns_to_go(Dataset.from_arrays(x, actions, np.ones(n), np.ones(n, bool), **known), 0.99)
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", TD)
+# one head of each algorithm always, in turn so that each head is met; test_every_head_finds_the_exact_value_of_a_chain has every head
+PAIRS = [
+    pytest.param(name, head, marks=() if j == i % len(HEADS) else pytest.mark.slow, id=f"{name}-{head}")
+    for i, name in enumerate(TD)
+    for j, head in enumerate(HEADS)
+]
+
+
+@pytest.mark.parametrize(("name", "head"), PAIRS)
 def test_critics_of_every_algorithm_find_a_constant(name: str, head: str) -> None:
     known = registry.get("algo", name).Config.__dataclass_fields__
     easy: dict[str, Any] = {"learning_rate": 1e-2, "polyak": 0.2, "value_head": head, "value_bins": 21, "conservative_weight": 0.01}
