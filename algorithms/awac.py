@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from offrl import losses, rng
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
-from offrl.families import CriticAlgorithm, CriticSettings
+from offrl.families.critics import CriticAlgorithm, CriticSettings
 from offrl.nn import Categorical, Gaussian
 from offrl.optim import Params
 from offrl.registry import register

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offrl import losses
-from offrl.families import InSampleQ, InSampleSettings
+from offrl.families.in_sample import InSampleQ, InSampleSettings
 from offrl.nn import Bootstrap
 from offrl.registry import register
 from offrl.settings.field import setting

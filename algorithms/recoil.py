@@ -15,7 +15,8 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.demonstrations import ExpertSampler
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.families import DualQ, DualSettings, Target
+from offrl.families.critics import Target
+from offrl.families.dual import DualQ, DualSettings
 from offrl.nn import Bootstrap
 from offrl.optim import Params
 from offrl.registry import register

@@ -19,7 +19,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.skills import SpanSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families import InSampleQ, InSampleSettings
+from offrl.families.in_sample import InSampleQ, InSampleSettings
 from offrl.nn import Bootstrap
 from offrl.nn.latent import Latent, draw, gaussian_kl
 from offrl.optim import Params

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
-from offrl.families import TD3, TD3Settings
+from offrl.families.td3 import TD3, TD3Settings
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting

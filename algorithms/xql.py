@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offrl import losses
-from offrl.families import DualQ, DualSettings
+from offrl.families.dual import DualQ, DualSettings
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -103,21 +103,6 @@ class Greedy(Consistent):
         return int(np.lexsort((np.arange(words), ~np.isin(np.arange(words), left), -entropy))[0])
 
 
-def greedy_returns(words: str | None = None, yellow: str = "anywhere") -> np.ndarray:
-    """[W]: the return of `Greedy` for each word of the list."""
-    player = Greedy(words, yellow)
-    returns = np.zeros(len(player.words))
-    for target in range(len(returns)):
-        left = np.arange(len(returns))
-        for _ in range(TRIES):
-            guess = player.best(left)
-            if guess == target:
-                break
-            returns[target] -= 1.0
-            left = left[player.table[guess, left] == player.table[guess, target]]
-    return returns
-
-
 def play(
     seed: int, episodes: int, share: float, words: tuple[str, ...], yellow: str = "anywhere"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

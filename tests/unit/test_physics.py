@@ -32,11 +32,6 @@ def task_of(env_id: str, **kwargs: Any) -> Task:
     return Task(env_id, env_id=env_id, env_kwargs=kwargs)
 
 
-@functools.cache
-def evaluator_of(env_id: str) -> Evaluator:
-    return Evaluator(task_of(env_id), EvalConfig(episodes=3))
-
-
 def compare(task: Task, count: int, steps: int, scale: float = 1.0) -> int:
     """Steps `count` environments both ways, each from a new start when its episode ends; gives the number of ends."""
     evaluator = Evaluator(task, EvalConfig())

@@ -319,6 +319,21 @@ def test_wordle_is_played_by_its_rules() -> None:
     assert wordle.TextWordle(yellow="counted").reset(options={"word": "crane"}) and env.render() == wordle.FIRST
 
 
+def greedy_returns() -> np.ndarray:
+    """[W]: the return of `Greedy` for each word of the list."""
+    player = wordle_play.Greedy()
+    returns = np.zeros(len(player.words))
+    for target in range(len(returns)):
+        left = np.arange(len(returns))
+        for _ in range(wordle.TRIES):
+            guess = player.best(left)
+            if guess == target:
+                break
+            returns[target] -= 1.0
+            left = left[player.table[guess, left] == player.table[guess, target]]
+    return returns
+
+
 def test_players_of_wordle_earn_what_is_known() -> None:
     """Known: what was measured with another list of 431 words."""
     words = wordle.load_words()
@@ -326,7 +341,7 @@ def test_players_of_wordle_earn_what_is_known() -> None:
         targets, guesses, lengths = wordle_play.play(0, 3_000, share, words)
         solved = guesses[np.arange(3_000), lengths - 1] == targets
         assert float((solved - lengths).mean()) == pytest.approx(known, abs=near)
-    greedy = wordle_play.greedy_returns()
+    greedy = greedy_returns()
     assert greedy.mean() == pytest.approx(-1.95, abs=0.06) and greedy.min() >= -5
     exact = -6 + 21 / len(words)  # each guess is right with probability 1 / W and then saves as many steps as were left
     assert exact == pytest.approx(-5.951, abs=1e-3)
@@ -419,7 +434,7 @@ def test_players_and_rollouts_agree() -> None:
     words = wordle.load_words()
     some = list(range(0, len(words), 7))
     played = rollouts(wordle.TextWordle, wordle_play.Greedy(), len(some), starts=[{"word": words[i]} for i in some])
-    assert [sum(t["reward"] for t in e["turns"]) for e in played] == wordle_play.greedy_returns()[some].tolist()
+    assert [sum(t["reward"] for t in e["turns"]) for e in played] == greedy_returns()[some].tolist()
     player = wordle_play.Consistent(0)
     for episode in rollouts(wordle.TextWordle, player, 20):
         marks = [("".join(t["action"].split()), "".join(s.split())) for t, s in _answers(episode)]

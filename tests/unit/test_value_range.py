@@ -16,7 +16,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import apply_transforms
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.families import CriticAlgorithm
+from offrl.families.critics import CriticAlgorithm
 from offrl.runs.record import fit
 from offrl.settings.compose import compose
 

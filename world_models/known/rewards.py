@@ -15,8 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offrl import registry
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import DataSpec
 from offrl.tasks.task import Task
 from offrl.world_models.known import environments as known
 from offrl.world_models.known import terminations
@@ -118,17 +117,3 @@ def pen(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Ten
 def find(what: DataSpec | Task | str | None) -> str | None:
     """The name of the registered reward function of a data set's environment, or None: `offrl.world_models.known.environments.find`."""
     return known.find(what, "reward")
-
-
-def largest_error(dataset: Dataset, name: str, limit: int = 100_000) -> float:
-    """The largest absolute difference between the function `name` and the recorded rewards, without the data's scale and shift.
-
-    Of the rows whose next observation is known, at most `limit`, evenly spread; NaN without any. Raises UserError for an unknown name.
-    """
-    function: Reward = registry.get("reward", name)
-    rows = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
-    rows = rows[:: max(1, -(-len(rows) // limit))]
-    if len(rows) == 0:
-        return float("nan")
-    recorded = (dataset.columns["rewards"][rows] - dataset.spec.reward_shift) / dataset.spec.reward_scale
-    return float((function(*known.raw_transitions(dataset, rows)) - recorded).abs().max())

@@ -46,7 +46,7 @@ class Buffers:
         self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
-        self.rows, self.leaves, self.goals, self.actions_space, self.name = rows, leaves, goals, actions, name
+        self.rows, self.leaves, self.goals, self.name = rows, leaves, goals, name
         self.single = len(leaves) == 1 and not goals and leaves[0][1]["type"] == "Box"
         shape: tuple[int, ...] = (sum(_width(s) for _, s in leaves),)
         dtype: Any = np.float32
