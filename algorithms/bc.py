@@ -35,7 +35,7 @@ class BCConfig:
         "of a stochastic policy: its negative log-likelihood, or the squared error of a reparametrised sample",
         choices=("likelihood", "sample_error"),
     )
-    dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99)
+    dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99, structural=True)
     init: str = setting("torch", "initial weights: torch (uniform) or orthogonal", choices=("torch", "orthogonal"))
 
 

@@ -32,8 +32,8 @@ class BreezeConfig(ZeroShotSettings):
     name: str = "breeze"
     value_learning_rate: float = setting(3e-4, "V's", low=0.0)
     orthonormality: float = setting(10.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0)
-    weight_decay: float = setting(0.03, "AdamW's decay of F, B and V", low=0.0)
-    actor_weight_decay: float = setting(0.01, "and of the actor", low=0.0)
+    weight_decay: float = setting(0.03, "AdamW's decay of F, B and V", low=0.0, structural=True)
+    actor_weight_decay: float = setting(0.01, "and of the actor", low=0.0, structural=True)
     attention: bool = setting(True, "F and B by attention; false: the networks of fb, of inputs_hidden, hidden and backward_hidden")
     hidden: list[int] = setting([256], "widths of F's layers after its inputs were joined (attention=true: linear ones)", low=1)
     width: int = setting(256, "attention=true: B's width", low=1)
@@ -53,8 +53,10 @@ class BreezeConfig(ZeroShotSettings):
         0.05, "alpha: multiplies the advantage in the exponent of imitation's weights; larger is greedier", low=0.0
     )
     samples: int = setting(1, "K_train: actions drawn at s', of which the one of the largest Q is taken (walker 9)", low=1)
-    data_share: float = setting(0.0, "rho: share of the next actions that are the data's own (walker 0.1)", low=0.0, high=1.0)
-    acting_samples: int = setting(64, "K_eval: actions drawn when acting, of which the one of the largest Q is taken", low=1)
+    data_share: float = setting(
+        0.0, "rho: share of the next actions that are the data's own (walker 0.1)", low=0.0, high=1.0, structural=True
+    )
+    acting_samples: int = setting(64, "K_eval: actions drawn when acting, of which the one of the largest Q is taken", low=1, acting=True)
 
 
 @register("algo", "breeze")
@@ -67,7 +69,6 @@ class Breeze(ZeroShot):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         obs, actions, z = s.observation_dim, s.action_dim, c.z_dim
-        self.own = c.data_share > 0.0
         representation = (
             Representation(
                 AttentiveForward(obs, actions, z, c.inputs_hidden, c.hidden),
@@ -130,7 +131,7 @@ class Breeze(ZeroShot):
         """What is done at s', [B, A]: drawn from the policy, or a share of them the data's own."""
         draw, choose = rng.split(key)
         drawn = self.best(state, batch["next_observations"], z, self.config.samples, draw)
-        if not self.own:
+        if not self.config.data_share:
             return drawn
         own = rng.uniform(choose, (len(drawn), 1)) < self.config.data_share
         return torch.where(own, batch[NEXT_ACTIONS], drawn)

@@ -16,6 +16,7 @@ from offrl.data.samplers.transitions import Batch, Transitions, TransitionSample
 from offrl.data.transforms import returns_to_go
 from offrl.families.conservative import Conservative, ConservativeSettings
 from offrl.registry import register
+from offrl.settings.field import setting
 
 
 @dataclass
@@ -23,6 +24,7 @@ class CalQLConfig(ConservativeSettings):
     """Settings of Cal-QL; the defaults are CQL's for D4RL's locomotion tasks (the paper's own tasks: `offrl list`, experiments)."""
 
     name: str = "cal_ql"
+    discount: float = setting(0.99, "discount factor; also of the data's returns", low=0.0, high=1.0, shared=True)
 
 
 @dataclass(frozen=True)

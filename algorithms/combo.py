@@ -29,7 +29,7 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
         "mix", "the states whose values are pushed down (rho): those of the whole batch, or imagined ones", choices=("mix", "model")
     )
     kit_compat: bool = setting(False, "the penalty as in OfflineRL-Kit's code: the mean of logsumexps of 3 actions, not one of all")
-    real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+    real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
     uncertainty: str = setting("none", "how uncertain the model is of a step; COMBO does not ask", choices=("none", *names()))
     actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
 

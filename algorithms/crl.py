@@ -29,9 +29,9 @@ class CRLConfig(GoalValueSettings):
     """Settings of CRL; the defaults are OGBench's for antmaze. It has no target networks."""
 
     name: str = "crl"
-    value_current: float = setting(0.0, "share of the values' goals that are the present state", low=0.0, high=1.0)
-    value_trajectory: float = setting(1.0, "share that are later states of the trajectory", low=0.0, high=1.0)
-    value_random: float = setting(0.0, "share that are any states of the data", low=0.0, high=1.0)
+    value_current: float = setting(0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True)
+    value_trajectory: float = setting(1.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True)
+    value_random: float = setting(0.0, "share that are any states of the data", low=0.0, high=1.0, shared=True)
     latent: int = setting(512, "width of the latents that are compared", low=1)
     contrast: str = setting(
         "binary", "binary: each pair by itself, positive or not; infonce: each row's goal among the batch's", choices=("binary", "infonce")

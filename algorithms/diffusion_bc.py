@@ -24,7 +24,7 @@ class DiffusionBCConfig:
 
     name: str = "diffusion_bc"
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(1e-6, "AdamW's decay of all parameters", low=0.0)
+    weight_decay: float = setting(1e-6, "AdamW's decay of all parameters", low=0.0, structural=True)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     hidden: list[int] = setting([512, 512, 512], "widths of the residual blocks", low=1)
     denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1)

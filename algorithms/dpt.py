@@ -33,9 +33,9 @@ class DPTConfig:
 
     name: str = "dpt"
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(1e-4, "AdamW's decay of all parameters", low=0.0)
+    weight_decay: float = setting(1e-4, "AdamW's decay of all parameters", low=0.0, structural=True)
     warmup_steps: int = setting(0, "updates until the learning rate is reached", low=0)
-    clip_norm: float = setting(0.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+    clip_norm: float = setting(0.0, "largest norm of the gradient; 0: no clipping", low=0.0, structural=True)
     batch_size: int = setting(64, "contexts in a batch", low=1)
     context: int = setting(200, "transitions in a context (H), and at most so many are remembered when it acts", low=1)
     contexts: str = setting(
@@ -48,7 +48,7 @@ class DPTConfig:
     width: int = setting(32, "width of the transformer", low=1)
     layers: int = setting(4, "its blocks", low=1)
     heads: int = setting(1, "its attention heads", low=1)
-    dropout: float = setting(0.0, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99)
+    dropout: float = setting(0.0, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True)
     activation: str = setting("gelu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
     init: str = setting(
         "torch",

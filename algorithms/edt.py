@@ -39,12 +39,15 @@ class EDTConfig(WindowSettings):
     best_weight: float = setting(0.5, "weight of the loss of the largest return", low=0.0)
     bins_weight: float = setting(0.001, "weight of the cross-entropy of the return's bin", low=0.0)
     next_weight: float = setting(1.0, "weight of the squared error of the next observation", low=0.0)
-    stride: int = setting(2, "steps between the lengths of history that are tried when acting: context, context - stride, ...", low=1)
+    stride: int = setting(
+        2, "steps between the lengths of history that are tried when acting: context, context - stride, ...", low=1, acting=True
+    )
     expert_temperature: float = setting(
         0.0,
         "ask for a return drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) (the authors': 1 to 15); "
         "0: ask for the expectile",
         low=0.0,
+        acting=True,
     )
 
 

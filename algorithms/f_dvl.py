@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import losses
 from offrl.families.dual import DualQ, DualSettings
@@ -39,13 +39,9 @@ class FDVL(DualQ):
 
     Config = FDVLConfig
 
-    def modules(self) -> dict[str, nn.Module]:
-        self.divergence = self.config.divergence
-        return super().modules()
-
     def value_error(self, difference: Tensor) -> Tensor:
         c = self.config
-        if self.divergence == "reverse_kl":
+        if c.divergence == "reverse_kl":
             return losses.gumbel(difference, c.gumbel_temperature, c.gumbel_clip)
-        dual = losses.chi_square_dual if self.divergence == "chi_square" else losses.total_variation_dual
+        dual = losses.chi_square_dual if c.divergence == "chi_square" else losses.total_variation_dual
         return dual(difference, c.greediness)

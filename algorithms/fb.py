@@ -35,7 +35,7 @@ class FBConfig(ZeroShotSettings):
         choices=("none", "value", "measure"),
     )
     conservative_weight: float = setting(1.0, "weight of that penalty; the first one, where it is learnt", low=1e-6)
-    penalty_target: float | None = setting(50.0, "learn the weight that holds the penalty at this; null: the weight stays")
+    penalty_target: float | None = setting(50.0, "learn the weight that holds the penalty at this; null: the weight stays", structural=True)
     actions: int = setting(2, "actions tried for each state: 3 times so many uniform ones, and so many of the policy at s and at s'", low=1)
 
 
@@ -45,13 +45,17 @@ class FB(ZeroShot):
 
     Config = FBConfig
 
+    @property
+    def learns_weight(self) -> bool:
+        """Whether the penalty's weight is learnt."""
+        return self.config.conservative != "none" and self.config.penalty_target is not None
+
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        self.conservative, self.held = c.conservative, c.conservative != "none" and c.penalty_target is not None
         sizes = s.observation_dim, s.action_dim, c.z_dim, c.inputs_hidden, c.hidden
         backward = Backward(s.observation_dim, c.z_dim, c.backward_hidden)
         modules: dict[str, nn.Module] = {"actor": TaskActor(*sizes), "representation": Representation(Forward(*sizes), backward)}
-        return {**modules, "lagrange": LogWeight(c.conservative_weight)} if self.held else modules
+        return {**modules, "lagrange": LogWeight(c.conservative_weight)} if self.learns_weight else modules
 
     def noisy(self, mean: Tensor, key: Tensor) -> Tensor:
         """Actions [..., A] around the policy's; where one is cut off at the range, gradients flow as if it were not."""
@@ -75,7 +79,7 @@ class FB(ZeroShot):
         learnt, orthonormal = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         loss = learnt + c.orthonormality * orthonormal
         metrics = {"fb/measure_loss": learnt, "fb/orthonormality": orthonormal, "fb/measure": m.mean(), "fb/q": (f * z).sum(-1).mean()}
-        if self.conservative != "none":
+        if self.config.conservative != "none":
             penalty = self.penalty(params, state, batch, z, tries, f, b)
             weight = self.weight(state)
             loss = loss + weight * penalty
@@ -84,7 +88,7 @@ class FB(ZeroShot):
 
     def weight(self, state: TrainState) -> Tensor:
         """Of the penalty, []."""
-        if self.held:
+        if self.learns_weight:
             return self.apply("lagrange", state.params["lagrange"]).clamp(max=LARGEST_WEIGHT)
         return torch.zeros((), device=state.step.device) + self.config.conservative_weight
 
@@ -107,7 +111,7 @@ class FB(ZeroShot):
         rows = [x.flatten(0, 1) for x in (places, tried, z.expand(5 * n, *z.shape))]
         each = self.ahead(params, *rows).unflatten(1, (5 * n, -1))  # [2, 5 n, B, D]
         each = torch.cat([each, f.unsqueeze(1).expand(-1, n, -1, -1)], 1)
-        if self.conservative == "value":
+        if self.config.conservative == "value":
             return ((each * z).sum(-1).logsumexp(1) - (f * z).sum(-1)).mean(-1).sum()
         # F . B of every action with every s', taken from all actions and one row at a time by the matrix product
         return ((each @ b.transpose(-1, -2)).logsumexp(1) - measure(f, b)).mean((-2, -1)).sum()
@@ -127,7 +131,7 @@ class FB(ZeroShot):
         keys = rng.split(key, 3)
         z = self.draw_z(state, batch, keys[0])
         state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, keys[1])
-        if self.held:  # after the penalty that it weighs; the reference's code moves it before
+        if self.learns_weight:  # after the penalty that it weighs; the reference's code moves it before
             state, more = self.descend(state, "lagrange", self.lagrange_loss, metrics["conservative/penalty"])
             metrics = {**metrics, **more}
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])

@@ -43,11 +43,11 @@ class GADTConfig(ValuedSettings, WindowSettings):
         64, "states of the data among which subgoals are chosen, where values= names a run without a high level", low=1
     )
     representation: int = setting(10, "of the HIQL that is trained where values= names no run: numbers that represent a subgoal", low=1)
-    expectile: float = setting(0.7, "the same HIQL's expectile", low=0.0, high=1.0)
-    discount: float = setting(0.99, "the same HIQL's discount factor (giant mazes and humanoidmaze: 0.995)", low=0.0, high=1.0)
+    expectile: float = setting(0.7, "the same HIQL's expectile", low=0.0, high=1.0, shared=True)
+    discount: float = setting(0.99, "the same HIQL's discount factor (giant mazes and humanoidmaze: 0.995)", low=0.0, high=1.0, shared=True)
     value_hidden: list[int] = setting([512, 512, 512], "widths of the same HIQL's hidden layers", low=1)
     value_batch_size: int = setting(1024, "transitions in a batch of the same HIQL", low=1)
-    value_learning_rate: float = setting(3e-4, "the same HIQL's learning rate", low=0.0)
+    value_learning_rate: float = setting(3e-4, "the same HIQL's learning rate", low=0.0, shared=True)
 
 
 @dataclass(frozen=True)

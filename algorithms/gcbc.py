@@ -19,7 +19,7 @@ class GCBCConfig(GoalSettings):
     """Settings of GCBC."""
 
     name: str = "gcbc"
-    discount: float = setting(0.99, "with actor_geometric: of the distances of goals", high=1.0)
+    discount: float = setting(0.99, "with actor_geometric: of the distances of goals", high=1.0, shared=True)
 
 
 @register("algo", "gcbc")

@@ -43,7 +43,7 @@ class MBRCSLConfig(OutcomeSettings):
 
     name: str = "mbrcsl"
     learning_rate: float = setting(5e-5, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(0.1, "AdamW's decay of all parameters", low=0.0)
+    weight_decay: float = setting(0.1, "AdamW's decay of all parameters", low=0.0, structural=True)
     policy: str = setting(
         "deterministic",
         "deterministic: squared error; gaussian, tanh_gaussian: negative log-likelihood",
@@ -62,21 +62,25 @@ class MBRCSLConfig(OutcomeSettings):
         place=True,
     )
     behaviour_hidden: list[int] = setting([512, 512, 512], "widths of its hidden layers", low=1, place=True)
-    behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True)
+    behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True, shared=True)
     rollouts: int = setting(10_000, "episodes played in the model at most", low=1, place=True)
     rollout_batch: int = setting(200, "episodes played at a time", low=1, place=True)
     wanted: int = setting(100, "no more are played once so many promise more than the data's best return", low=1, place=True)
     horizon: int | None = setting(None, "steps of such an episode at most; null: the data's longest episode", low=1, place=True)
     range_margin: float = setting(
-        0.05, "an episode that leaves the data's range by more than so many times its width does not count", low=0.0, place=True
+        0.05,
+        "an episode that leaves the data's range by more than so many times its width does not count",
+        low=0.0,
+        place=True,
+        shared=True,
     )
     target_quantile: float = setting(
         0.9, "target_return=null: of what the imagined episodes promise so much is asked for; 1: the largest, as the authors do",
-        low=0.0, high=1.0,
+        low=0.0, high=1.0, shared=True
     )  # fmt: skip
     imagined: str = setting("", "a file of such episodes that an earlier run kept; empty: they are played first", place=True)
     imagined_id: str = setting("", "which episodes those are; filled in")
-    real_share: float = setting(0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+    real_share: float = setting(0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
 
 
 @dataclass(frozen=True)

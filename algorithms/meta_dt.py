@@ -52,6 +52,7 @@ class MetaDTConfig(SequenceSettings):
     target_return: float | None = setting(
         None,
         "what it is asked to earn in an episode, in the units of the recorded rewards; null: the mean over tasks of the best in the data",
+        acting=True,
     )
     prompt: int = setting(5, "steps of an earlier episode of the task that stand before the window; 0: no prompt", low=0)
     prompts: int = setting(3, "they are from one of so many episodes of the task, the best", low=1)

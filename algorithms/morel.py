@@ -34,7 +34,7 @@ class MOReLConfig(ModelBasedSettings):
         choices=("torch", "orthogonal", "fixed_bias", "small_head"),
     )
     critics: int = setting(10, "how many critics; targets take the smallest of their values", low=1)
-    real_share: float = setting(0.01, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+    real_share: float = setting(0.01, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
     uncertainty: str = setting("disagreement", "how uncertain the model is of a step", choices=("none", *names()))
     threshold: str = setting(
         "deviations",

@@ -46,21 +46,24 @@ class PETSConfig(PlanSettings, DynamicsSettings):
 
     name: str = "pets"
     # PETS: 30, 500, 50 and 20, that is 1.5 million predictions before each action, not 75,000
-    plan_horizon: int = setting(15, "steps of a plan (PETS: 30)", low=1)
-    plan_population: int = setting(200, "plans tried in each iteration (PETS: 500)", low=1)
-    plan_elites: int = setting(20, "the best of them, which the next iteration is drawn around (PETS: 50)", low=1)
-    plan_particles: int = setting(5, "roll-outs of each plan, whose returns are averaged (PETS: 20)", low=1)
+    plan_horizon: int = setting(15, "steps of a plan (PETS: 30)", low=1, acting=True)
+    plan_population: int = setting(200, "plans tried in each iteration (PETS: 500)", low=1, acting=True)
+    plan_elites: int = setting(20, "the best of them, which the next iteration is drawn around (PETS: 50)", low=1, acting=True)
+    plan_particles: int = setting(5, "roll-outs of each plan, whose returns are averaged (PETS: 20)", low=1, acting=True)
     plan_members: str = setting(
         "fixed", "fixed: a particle keeps one elite of the model for the whole plan (TSinf); drawn: it gets another at each step (TS1)",
-        choices=("fixed", "drawn"),
+        choices=("fixed", "drawn"), acting=True
     )  # fmt: skip
-    plan_discount: float = setting(1.0, "of the rewards of a plan", low=0.0, high=1.0)
+    plan_discount: float = setting(1.0, "of the rewards of a plan", low=0.0, high=1.0, acting=True)
     penalty: float = setting(
-        0.0, "times the uncertainty, is taken off each reward of a plan (MOPO's lambda); above 0 all members are asked", low=0.0
+        0.0,
+        "times the uncertainty, is taken off each reward of a plan (MOPO's lambda); above 0 all members are asked",
+        low=0.0,
+        acting=True,
     )
     uncertainty: str = setting("aleatoric", "penalty: how uncertain the model is of a step", choices=uncertainty.names())
     range_margin: float = setting(
-        1.0, "plans' observations are cut off where they leave the data's range by so many times its width", low=0.0
+        1.0, "plans' observations are cut off where they leave the data's range by so many times its width", low=0.0, acting=True
     )
     world_model: str = setting("", "a trained model: a run of algo=dynamics, or a file in its models/; empty: it is trained", place=True)
     world_model_id: str = setting("", "which model that is; filled in")

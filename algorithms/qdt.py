@@ -34,8 +34,8 @@ class QDTConfig(ValuedSettings, SequenceSettings):
 
     name: str = "qdt"
     samples: int = setting(10, "actions of the values' policy whose mean Q is the value of a state", low=1)
-    conservative_weight: float = setting(5.0, "of the CQL that is trained where values= names no run", low=0.0)
-    discount: float = setting(0.99, "the same CQL's discount factor", low=0.0, high=1.0)
+    conservative_weight: float = setting(5.0, "of the CQL that is trained where values= names no run", low=0.0, shared=True)
+    discount: float = setting(0.99, "the same CQL's discount factor", low=0.0, high=1.0, shared=True)
     value_hidden: list[int] = setting([256, 256], "widths of the same CQL's hidden layers", low=1)
     value_batch_size: int = setting(256, "transitions in a batch of the same CQL", low=1)
 

@@ -24,9 +24,9 @@ class QRLConfig(GoalValueSettings):
     """Settings of QRL; the defaults are OGBench's for antmaze. It uses no discount factor and no target networks."""
 
     name: str = "qrl"
-    value_current: float = setting(0.0, "share of the values' goals that are the present state", low=0.0, high=1.0)
-    value_trajectory: float = setting(0.0, "share that are later states of the trajectory", low=0.0, high=1.0)
-    value_random: float = setting(1.0, "share that are any states of the data", low=0.0, high=1.0)
+    value_current: float = setting(0.0, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True)
+    value_trajectory: float = setting(0.0, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True)
+    value_random: float = setting(1.0, "share that are any states of the data", low=0.0, high=1.0, shared=True)
     quasimetric: str = setting("iqe", "iqe: interval quasimetric embeddings; mrn: metric residual networks", choices=QUASIMETRICS)
     latent: int = setting(512, "width of the latent; iqe: a multiple of 8", low=2)
     slack: float = setting(0.05, "epsilon: how much the mean square excess of one step's distance over 1 may be", low=0.0)

@@ -36,7 +36,7 @@ class RAMBOConfig(ModelBasedSettings):
     """Settings of RAMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "rambo"
-    real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+    real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
     rollout_every: int = setting(250, "updates between two times", low=1)
     retain: int = setting(20, "imagined transitions of so many times are kept", low=1)
     uncertainty: str = setting("none", "how uncertain the model is of a step", choices=("none", *names()))
@@ -47,7 +47,7 @@ class RAMBOConfig(ModelBasedSettings):
     behaviour: str = setting("", "a trained run of bc that the actor begins as; empty: one is trained first", place=True)
     behaviour_id: str = setting("", "which one that is; filled in")
     clone_epochs: int = setting(50, "times through the data of that training; 0: the actor begins as it is", low=0)
-    clone_learning_rate: float = setting(1e-4, "Adam's, meanwhile", low=0.0)
+    clone_learning_rate: float = setting(1e-4, "Adam's, meanwhile", low=0.0, shared=True)
     world_model_shape: list[int] = setting(
         [], "the world model's members, history, 1 where it learns terminations, hidden widths; filled in", place=True
     )

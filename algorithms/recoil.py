@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import losses, rng
 from offrl.algorithm import Metrics, TrainState
@@ -32,7 +32,9 @@ class ReCOILConfig(DualSettings):
     gumbel_temperature: float = setting(
         5.0, "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges", low=1e-3
     )
-    huber_delta: float = setting(0.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0)
+    huber_delta: float = setting(
+        0.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0, structural=True
+    )
     implicit_maximum: str = setting(
         "reverse_kl", "how V becomes the largest Q of the data: as in XQL or as in IQL", choices=("reverse_kl", "expectile")
     )
@@ -61,16 +63,12 @@ class ReCOIL(DualQ):
         never = cost / (1.0 - discount) if discount < 1.0 else gap  # what it costs to stay away from the expert for ever
         return dataclasses.replace(config, value_range=[-1.1 * max(gap, never), 1.1 * gap])
 
-    def modules(self) -> dict[str, nn.Module]:
-        self.by_expectile = self.config.implicit_maximum == "expectile"
-        return super().modules()
-
     def sampler(self) -> Sampler:
         return ExpertSampler()
 
     def value_error(self, difference: Tensor) -> Tensor:
         c = self.config
-        if self.by_expectile:
+        if c.implicit_maximum == "expectile":
             return losses.expectile(difference, c.expectile)
         return losses.gumbel(difference, c.gumbel_temperature, c.gumbel_clip)
 
@@ -78,7 +76,7 @@ class ReCOIL(DualQ):
         self, value: Params, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None = None
     ) -> tuple[Tensor, Metrics]:
         loss, metrics = super().value_loss(value, state, batch, q, q_logits)
-        if self.by_expectile:
+        if self.config.implicit_maximum == "expectile":
             gap = metrics["value/v"] - self.v(value, batch["expert_observations"]).mean()
             loss = loss + self.config.expert_weight * gap
             metrics = {**metrics, "value/loss": loss}

@@ -53,9 +53,9 @@ class SkillIQLConfig(InSampleSettings):
     skill_dim: int = setting(10, "the same skills: numbers that stand for one (z)", low=1)
     skill_hidden: list[int] = setting([128, 128, 128], "the same skills: widths of the hidden layers of decoder and prior", low=1)
     recurrent_width: int = setting(128, "the same skills: width of the encoder's GRU", low=1)
-    kl_weight: float = setting(1e-2, "the same skills: weight of KL(q(z | actions) || N(0, I))", low=0.0)
+    kl_weight: float = setting(1e-2, "the same skills: weight of KL(q(z | actions) || N(0, I))", low=0.0, shared=True)
     skill_batch_size: int = setting(128, "the same skills: stretches in a batch", low=1)
-    skill_learning_rate: float = setting(1e-3, "the same skills: learning rate", low=0.0)
+    skill_learning_rate: float = setting(1e-3, "the same skills: learning rate", low=0.0, shared=True)
 
 
 @dataclass(frozen=True)

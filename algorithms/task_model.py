@@ -29,7 +29,7 @@ class TaskModelConfig:
 
     name: str = "task_model"
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
-    clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+    clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0, structural=True)
     batch_size: int = setting(128, "transitions in a batch", low=1)
     history: int = setting(4, "transitions before it that tell the task (h); before the start of an episode they are zeros", low=1)
     embedding: int = setting(16, "numbers that stand for the task, and for each part of a transition", low=1)

@@ -39,11 +39,11 @@ class VADTConfig(ValuedSettings, WindowSettings):
     prompt_scale: float | None = setting(
         None, "values are divided by this before the network sees them (published: 1); null: their spread over the data", low=1e-9
     )
-    expectile: float = setting(0.7, "of the IQL that is trained where values= names no run", low=0.0, high=1.0)
-    discount: float = setting(0.99, "the same IQL's discount factor", low=0.0, high=1.0)
+    expectile: float = setting(0.7, "of the IQL that is trained where values= names no run", low=0.0, high=1.0, shared=True)
+    discount: float = setting(0.99, "the same IQL's discount factor", low=0.0, high=1.0, shared=True)
     value_hidden: list[int] = setting([256, 256], "widths of the same IQL's hidden layers", low=1)
     value_batch_size: int = setting(256, "transitions in a batch of the same IQL", low=1)
-    value_learning_rate: float = setting(3e-4, "the same IQL's learning rate", low=0.0)
+    value_learning_rate: float = setting(3e-4, "the same IQL's learning rate", low=0.0, shared=True)
 
 
 @register("algo", "vadt")
@@ -96,7 +96,8 @@ class VADT(Valued, WindowAlgorithm):
         return {"observation": 1 + self.spec.observation_dim, "action": self.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        prompts = batch[PROMPTS].unsqueeze(-1) / (self.config.prompt_scale or 1.0)
+        scale = self.config.prompt_scale
+        prompts = batch[PROMPTS].unsqueeze(-1) / (1.0 if scale is None else scale)
         return {"observation": torch.cat([prompts, batch["observations"]], -1), "action": self.encode(batch["actions"])}
 
     def sampler(self) -> Sampler:

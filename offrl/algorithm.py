@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 Metrics = dict[str, Tensor]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
 LossFn = Callable[..., tuple[Tensor, Metrics]]
+
+AnyAlgorithm = TypeVar("AnyAlgorithm", bound="Algorithm")
 
 
 class TrainState(NamedTuple):
@@ -120,8 +124,6 @@ class Algorithm(ABC):
 
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
-    common: ClassVar[tuple[str, ...]] = ()  # settings of what all replicas share, read after `modules`: no grid can vary them
-    acts_by: ClassVar[tuple[str, ...]] = ()  # settings that only acting looks at: a trained policy can act with others
     online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
     anneal: ClassVar[dict[str, tuple[float, float, float]]] = {}  # setting -> its factor at first, at last, and from which share of that on
     headline: ClassVar[str] = ""  # the metric that the progress bar shows
@@ -281,3 +283,12 @@ class Algorithm(ABC):
     def encoded_action_dim(self) -> int:
         """Width of `encode(actions)`."""
         return self.spec.num_actions if self.spec.discrete else self.spec.action_dim
+
+
+def with_settings(algorithm: AnyAlgorithm, values: Mapping[str, Any]) -> AnyAlgorithm:
+    """`algorithm` with other values of settings that are not structural, on the same networks; itself where there are none."""
+    if not values:
+        return algorithm
+    other = copy.copy(algorithm)
+    other.config = dataclasses.replace(algorithm.config, **values)
+    return other

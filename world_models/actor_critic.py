@@ -47,7 +47,7 @@ class ModelBasedSettings(SoftSettings):
     rollouts: int = setting(50_000, "roll-outs each time, from states of the data", low=1)
     rollout_every: int = setting(1_000, "updates between two times", low=1)
     retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
-    real_share: float = setting(0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0)
+    real_share: float = setting(0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
     uncertainty: str = setting("aleatoric", "how uncertain the model is of a step", choices=("none", *names()))
     penalty: float = setting(0.0, "times the uncertainty, is taken off each imagined reward (MOPO's lambda)", low=0.0)
     range_margin: float = setting(
@@ -63,7 +63,11 @@ class ModelBasedSettings(SoftSettings):
     lookahead_discount: float = setting(0.97, "candidates: discount factor of those steps", low=0.0, high=1.0)
     lookahead_uncertainty: str = setting("ensemble_std", "candidates: how uncertain the model is of those steps", choices=names())
     sample_dropout: float = setting(
-        0.0, "of the roll-outs from one state, the share with the highest returns that is left out (MBDP)", low=0.0, high=0.9
+        0.0,
+        "of the roll-outs from one state, the share with the highest returns that is left out (MBDP)",
+        low=0.0,
+        high=0.9,
+        structural=True,
     )
     repeats: int = setting(10, "sample_dropout: roll-outs from each state", low=2)
     model_dropout: float = setting(
@@ -71,6 +75,7 @@ class ModelBasedSettings(SoftSettings):
         "share of the members, those with the largest held-out errors, that roll-outs never ask; 0: all but the model's elites",
         low=0.0,
         high=0.9,
+        shared=True,
     )
     actor_schedule: str = setting("constant", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
     decay_steps: int = setting(1_000_000, "length of the schedule in updates", low=1)
@@ -134,7 +139,6 @@ class ModelBased(SoftActorCritic):
 
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
     online = None
-    common: ClassVar[tuple[str, ...]] = ("model_dropout",)
     dynamics: ClassVar[dict[str, Any]] = {}  # settings of the model that is trained where none is given
 
     @classmethod

@@ -55,7 +55,11 @@ class DynamicsSettings:
     value_run: str = setting("", "loss=value_gradient: a run whose critics say what matters", place=True)
     value_run_id: str = setting("", "which critics those are; filled in")
     value_quantile: float = setting(
-        0.95, "loss=value_gradient: gradients longer than this quantile of their lengths are shortened to it; 1: none", low=0.0, high=1.0
+        0.95,
+        "loss=value_gradient: gradients longer than this quantile of their lengths are shortened to it; 1: none",
+        low=0.0,
+        high=1.0,
+        shared=True,
     )
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
     batch_size: int = setting(256, "transitions in a batch of each member", low=1)
@@ -65,7 +69,9 @@ class DynamicsSettings:
     patience: int = setting(5, "epochs in a row without a better member, after which training ends", low=1)
     tolerance: float = setting(0.01, "a member is better when its held-out error fell by more than this share", low=0.0)
     max_epochs: int = setting(0, "training ends after so many epochs; 0: when no member gets better", low=0)
-    test_share: float = setting(0.05, "share of the episodes that are kept apart for the report; 0: train on all", low=0.0, high=0.5)
+    test_share: float = setting(
+        0.05, "share of the episodes that are kept apart for the report; 0: train on all", low=0.0, high=0.5, shared=True
+    )
     termination: str = setting("auto", "auto: the environment's own rule where it is known, else learned; never; or a rule's name")
     reward: str = setting("learned", "learned; auto: the environment's own where it is known; or a rule's name")
     calibrated: bool = setting(False, "roll-outs use standard deviations scaled so that held-out intervals cover what they should")
@@ -170,7 +176,6 @@ class Dynamics(Algorithm):
 
     Config = DynamicsSettings
     traits = Traits(policy_modules=())
-    common = ("test_share", "value_quantile")
     online = None
     headline = "dynamics/held-out error"
 

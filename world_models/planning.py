@@ -34,21 +34,26 @@ _EDGE = math.erf(math.sqrt(2.0))  # probability that a normal number is within 2
 class PlanSettings:
     """Settings of a planner. Defaults: PETS on HalfCheetah; what only `mppi` reads has TD-MPC2's, but for its largest noise."""
 
-    planner: str = setting("cem", "how plans improve: cem (PETS), or mppi (as in TD-MPC2)", choices=PLANNERS)
-    plan_horizon: int = setting(30, "steps of a plan (TD-MPC2, with a value after the last: 3)", low=1)
-    plan_population: int = setting(500, "plans tried in each iteration (TD-MPC2: 512)", low=1)
-    plan_elites: int = setting(50, "the best of them, which the next iteration is drawn around (TD-MPC2: 64)", low=1)
-    plan_iterations: int = setting(5, "rounds of trying plans before each action (TD-MPC2: 6)", low=1)
-    plan_particles: int = setting(20, "roll-outs of each plan, whose returns are averaged", low=1)
-    plan_alpha: float = setting(0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0)
-    plan_temperature: float = setting(0.5, "mppi: multiplies the return in the exponent of an elite's weight; larger is greedier", low=0.0)
-    plan_std_min: float = setting(0.05, "mppi: least standard deviation of candidate actions, in units of [-1, 1]", low=0.0)
+    planner: str = setting("cem", "how plans improve: cem (PETS), or mppi (as in TD-MPC2)", choices=PLANNERS, acting=True)
+    plan_horizon: int = setting(30, "steps of a plan (TD-MPC2, with a value after the last: 3)", low=1, acting=True)
+    plan_population: int = setting(500, "plans tried in each iteration (TD-MPC2: 512)", low=1, acting=True)
+    plan_elites: int = setting(50, "the best of them, which the next iteration is drawn around (TD-MPC2: 64)", low=1, acting=True)
+    plan_iterations: int = setting(5, "rounds of trying plans before each action (TD-MPC2: 6)", low=1, acting=True)
+    plan_particles: int = setting(20, "roll-outs of each plan, whose returns are averaged", low=1, acting=True)
+    plan_alpha: float = setting(0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0, acting=True)
+    plan_temperature: float = setting(
+        0.5, "mppi: multiplies the return in the exponent of an elite's weight; larger is greedier", low=0.0, acting=True
+    )
+    plan_std_min: float = setting(0.05, "mppi: least standard deviation of candidate actions, in units of [-1, 1]", low=0.0, acting=True)
     # TD-MPC2's 2 is for plans of 3 steps: over 30 it makes nearly all actions extreme ones, and what a warm start knew is lost
     plan_std_max: float = setting(
-        0.3, "mppi: the largest, and the first iteration's (TD-MPC2: 2); equal to plan_std_min it fixes the noise", low=1e-8
+        0.3, "mppi: the largest, and the first iteration's (TD-MPC2: 2); equal to plan_std_min it fixes the noise", low=1e-8, acting=True
     )
     plan_action: str = setting(
-        "elite", "mppi: act as an elite drawn by its weight (TD-MPC2), or as the elites' weighted mean", choices=("elite", "mean")
+        "elite",
+        "mppi: act as an elite drawn by its weight (TD-MPC2), or as the elites' weighted mean",
+        choices=("elite", "mean"),
+        acting=True,
     )
 
 

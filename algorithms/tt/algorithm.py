@@ -45,8 +45,8 @@ class TTConfig:
 
     name: str = "tt"
     learning_rate: float = setting(6e-4, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(0.1, "AdamW's decay of the weights of matrix products", low=0.0)
-    clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+    weight_decay: float = setting(0.1, "AdamW's decay of the weights of matrix products", low=0.0, structural=True)
+    clip_norm: float = setting(1.0, "largest norm of the gradient; 0: no clipping", low=0.0, structural=True)
     warmup_steps: int | None = setting(None, "updates until the learning rate is reached; null: once through the data", low=0)
     decay_steps: int | None = setting(
         None,
@@ -59,16 +59,16 @@ class TTConfig:
     width: int = setting(128, "width of the transformer", low=1)
     layers: int = setting(4, "its blocks", low=1)
     heads: int = setting(4, "its attention heads", low=1)
-    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99)
+    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True)
     bins: int = setting(100, "tokens of each number", low=2, high=32_766)
     discretizer: str = setting("quantile", "bins hold equally many samples, or are equally wide", choices=quantiles.METHODS)
     bin_value: str = setting(
         "middle", "what a token stands for: the middle between the smallest and the largest sample of its bin, or their mean",
         choices=quantiles.MEANINGS,
     )  # fmt: skip
-    discount: float = setting(0.99, "of the values that are predicted, and of the rewards of a plan", low=0.0, high=1.0)
+    discount: float = setting(0.99, "of the values that are predicted, and of the rewards of a plan", low=0.0, high=1.0, shared=True)
     terminal_reward: float | None = setting(
-        None, "in place of the reward of a step that ends the episode (the authors, for locomotion: -100); null: as it is"
+        None, "in place of the reward of a step that ends the episode (the authors, for locomotion: -100); null: as it is", shared=True
     )
     action_weight: float = setting(5.0, "weight of the actions' tokens in the loss; observations have 1", low=0.0)
     reward_weight: float = setting(1.0, "weight of the rewards' tokens", low=0.0)
@@ -80,7 +80,11 @@ class TTConfig:
     )
     beam_expand: int = setting(2, "continuations that are drawn of each", low=1)
     action_cdf: float = setting(
-        0.6, "actions are not drawn from the least probable tokens that have this share of the probability together", low=0.0, high=0.999
+        0.6,
+        "actions are not drawn from the least probable tokens that have this share of the probability together",
+        low=0.0,
+        high=0.999,
+        acting=True,
     )
     action_top_k: int = setting(0, "nor from any but so many; 0: from all, 1: the most probable", low=0)
     observation_top_k: int = setting(1, "observations are drawn from so many tokens; 0: from all, 1: the most probable", low=0)

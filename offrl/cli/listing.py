@@ -10,9 +10,9 @@ from typing import Any
 from offrl import registry
 from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
-from offrl.settings.field import describe, shown_value
+from offrl.settings.field import describe, marked, shown_value
 from offrl.settings.presets import algorithm_group, base_algorithm, config_names, experiment_settings, find_experiment
-from offrl.settings.replicas import scalars
+from offrl.settings.replicas import varied
 from offrl.settings.train import TrainConfig
 
 
@@ -41,7 +41,9 @@ def algorithm_settings(name: str) -> list[str]:
     standard = dict(_values(TrainConfig()))
     changed = [f"{k}={shown_value(v)}" for k, v in _values(config) if k not in CHOSEN and v != standard[k]]
     if registry.get("algo", base).traits.vectorized:
-        lines.append(f"  a grid (grid.NAME=[a,b]) varies {', '.join(scalars(type(config.algo)))}; not what networks are built from")
+        lines.append(f"  a grid (grid.NAME=[a,b]) varies {', '.join(varied(type(config.algo)))}")
+        if fixed := marked(config.algo, "structural", "shared"):
+            lines.append(f"  and cannot vary {', '.join(fixed)}, which decide networks, losses or what the replicas share")
     return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
 
 

@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
 from offrl.actor import Actor, bind
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
-from offrl.settings.field import check
+from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
 
 ASSETS = "luggage/"  # before names of tensors of `Algorithm.assets` in policy files
@@ -140,11 +140,11 @@ class TrainedPolicy:
         return self._with(target_return=float(target_return))
 
     def with_settings(self, settings: Mapping[str, Any]) -> TrainedPolicy:
-        """The same policy with other values of settings that only acting looks at (`Algorithm.acts_by`), such as {"beta": 16.0}.
+        """The same policy with other values of settings that only acting looks at (`acting` in `setting`), such as {"beta": 16.0}.
 
         Raises UserError for other settings, and for values that are not allowed.
         """
-        known = self.algorithm.acts_by
+        known = marked(self.algorithm.config, "acting")
         able = f"only {', '.join(known)}" if known else "there is nothing that only acting looks at"
         for key in settings:
             if key not in known:
@@ -159,9 +159,7 @@ class TrainedPolicy:
         return other
 
     def _with(self, **settings: Any) -> TrainedPolicy:
-        algorithm = copy.copy(self.algorithm)
-        algorithm.config = dataclasses.replace(algorithm.config, **settings)
-        return self._other(algorithm, self.state)
+        return self._other(with_settings(self.algorithm, settings), self.state)
 
     def _other(self, algorithm: Algorithm, state: TrainState) -> TrainedPolicy:
         other = copy.copy(self)

@@ -52,20 +52,20 @@ class ConservativeSettings(SoftMaximumSettings):
         choices=("torch", "orthogonal", "fixed_bias", "small_head"),
     )
     action_gap: float | None = setting(
-        None, "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier"
+        None,
+        "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier",
+        structural=True,
     )
     smallest_difference: float | None = setting(None, "the penalised difference is clipped from below, state by state; null: not")
     largest_difference: float | None = setting(None, "and from above; null: not")
-    penalty_share: float = setting(1.0, "share of the states of a batch on which the penalty is estimated", low=0.0, high=1.0)
+    penalty_share: float = setting(
+        1.0, "share of the states of a batch on which the penalty is estimated", low=0.0, high=1.0, structural=True
+    )
 
 
 class SoftMaximum(SoftActorCritic):
     """The soft maximum of Q(s, .): logsumexp over tried actions, each divided by its density (equation 4 and appendix F of the paper), or
     for discrete actions the exact one over all. What is made of it, `penalty`, joins the critics' loss."""
-
-    def modules(self) -> dict[str, nn.Module]:
-        self.corrects, self.followed = self.config.importance, self.config.followed
-        return super().modules()
 
     def tried(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [3 n, B, A] for each state of the batch and their log densities [3 n, B]: uniform ones, the policy's at s, and at s'."""
@@ -96,19 +96,19 @@ class SoftMaximum(SoftActorCritic):
         n = self.config.actions
         taken = self.values(critic, observations, batch["actions"])
         actions, log_density = self.tried(state, batch, key)
-        constant = {k: v.detach() for k, v in critic.items()} if self.followed else critic
+        constant = {k: v.detach() for k, v in critic.items()} if self.config.followed else critic
         raw = self.values(constant, observations, actions)  # [E, 3 n, B]
         metrics = {"cql/q_uniform": raw[:, :n].mean(), "cql/q_policy": raw[:, n : 2 * n].mean()}
         values, more = self.calibrate(raw, batch)
         free = values == raw  # where a change of Q changes what the penalty takes for it
-        if self.corrects:
+        if self.config.importance:
             scores = (values - log_density) / temperature
         else:
-            own = taken.detach() if self.followed else taken
+            own = taken.detach() if self.config.followed else taken
             actions, free = torch.cat([actions, batch["actions"].unsqueeze(0)]), torch.cat([free, free.new_ones(own.shape).unsqueeze(1)], 1)
             scores = torch.cat([values, own.unsqueeze(1)], 1) / temperature
         level = temperature * self.joint(scores)
-        if self.followed:
+        if self.config.followed:
             level = level + self.follow(critic, observations, actions, scores, free, rng.fold_in(key, 3))
         return level, taken, {**metrics, **more}
 
@@ -122,7 +122,7 @@ class SoftMaximum(SoftActorCritic):
         That gradient is the mean of Q's over actions drawn from the softmax of the scores, so it is enough to differentiate the few that
         are drawn. free [E, M, B]: whether Q has a gradient there.
         """
-        many, (size, _, rows) = self.followed, scores.shape
+        many, (size, _, rows) = self.config.followed, scores.shape
         drawn = rng.categorical(key, scores.detach().transpose(1, 2).expand(many, size, rows, -1))  # [many, E, B]
         index = drawn.transpose(0, 1)  # [E, many, B]
         picked = actions.expand(size, *actions.shape).gather(1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1]))
@@ -159,10 +159,8 @@ class Conservative(SoftMaximum):
         return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
-        c = self.config
-        self.share, self.held = c.penalty_share, c.action_gap is not None
         modules = super().modules()
-        return {**modules, "lagrange": LogWeight(math.e)} if self.held else modules
+        return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
 
     def make_actor(self) -> nn.Module:
         c, s = self.config, self.spec
@@ -178,7 +176,7 @@ class Conservative(SoftMaximum):
         """The penalty, summed over critics, with its weight."""
         c = self.config
         many = len(batch["rewards"])
-        rows = max(1, round(self.share * many))
+        rows = max(1, round(c.penalty_share * many))
         if rows < many:  # evenly from the whole: online, the data's rows come first and the played ones after them
             some = torch.arange(rows, device=batch["rewards"].device) * many // rows
             batch = {k: v[some] for k, v in batch.items()}
@@ -190,7 +188,7 @@ class Conservative(SoftMaximum):
             difference = difference.clamp(max=c.largest_difference)
         each = difference.mean(-1)
         metrics = {**metrics, "cql/difference": each.mean(), "cql/q_data": taken.mean()}
-        if self.held:
+        if c.action_gap is not None:
             loss = self.multiplier(state.params["lagrange"]) * c.conservative_weight * (each - c.action_gap).sum()
         else:
             loss = c.conservative_weight * each.sum()
@@ -214,7 +212,7 @@ class Conservative(SoftMaximum):
             "actor": self.descend(state, "actor", self.actor_loss, batch, now),
             "critic": self.train_critic(state, self.critic_loss, batch, after),
         }
-        if self.held:
+        if self.config.action_gap is not None:
             difference = moved["critic"][1]["cql/difference"]
             moved["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, difference)
         state = state._replace(

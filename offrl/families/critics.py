@@ -47,14 +47,16 @@ class CriticSettings:
     target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)
     layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)")
     residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)")
-    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99)
-    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0)
-    lipschitz: float = setting(0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0)
+    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, structural=True)
+    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, structural=True)
+    lipschitz: float = setting(
+        0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0, structural=True
+    )
     lipschitz_radius: float = setting(0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0)
     value_head: str = setting("scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS)
     value_bins: int = setting(101, "bins of a value head that is not scalar", low=2)
     value_range: list[float] = setting([], "smallest and largest value of the bins; []: found from the data's discounted returns")
-    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3)
+    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, structural=True)
 
 
 class Target(NamedTuple):
@@ -94,8 +96,6 @@ class CriticAlgorithm(Algorithm):
         if c.target_critics > c.critics:
             raise UserError(f"algo.target_critics={c.target_critics} is more than algo.critics={c.critics}")
         self.head = make_head(c.value_head, c.value_bins, low, high, c.value_sigma)
-        self.bound, self.smooth = c.spectral_norm, c.lipschitz > 0.0
-        self.drops = c.critic_dropout > 0.0
 
     def make_critic(self, size: int | None = None) -> EnsembleMLP:
         """The critics, or `size` of them."""
@@ -127,14 +127,14 @@ class CriticAlgorithm(Algorithm):
         return Adam(learning_rate=c.actor_learning_rate if own else c.learning_rate)
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        if not self.bound:
+        if not self.config.spectral_norm:
             return {}
         # the first power iteration starts from equal entries; iterations go on from update to update
         return {"spectral": {k: torch.ones_like(w[:, 0]) for k, w in params["critic"].items() if k.endswith("weight")}}
 
     def init(self, seed: int) -> TrainState:
         state = super().init(seed)
-        if not self.bound:
+        if not self.config.spectral_norm:
             return state
         for _ in range(20):  # the first targets are within the bound as well
             state = self.constrain(state)
@@ -231,14 +231,14 @@ class CriticAlgorithm(Algorithm):
         """
         observations, actions = batch["observations"], batch["actions"]
         if logits is None:
-            logits = self.q(critic, observations, actions, rng.fold_in(key, 101) if self.drops else None)
+            logits = self.q(critic, observations, actions, rng.fold_in(key, 101) if self.config.critic_dropout else None)
         loss = self.q_objective(logits, target).mean(-1).sum()
         value = self.head.mean(logits)
         metrics = {"critic/loss": loss, "critic/q": value.mean(), "critic/td_error": (value - target.value).abs().mean()}
         saturation = self.head.saturation(target.value)
         if saturation is not None:
             metrics["critic/saturation"] = saturation
-        if self.smooth:
+        if self.config.lipschitz:
             change = self.steepest_change(critic, observations, actions)
             loss = loss + self.config.lipschitz * change
             metrics["critic/lipschitz"] = change
@@ -265,7 +265,7 @@ class CriticAlgorithm(Algorithm):
     def train_critic(self, state: TrainState, loss: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """`descend` on the critics, then the bound on their singular values."""
         state, metrics = self.descend(state, "critic", loss, *x)
-        return (self.constrain(state) if self.bound else state), metrics
+        return (self.constrain(state) if self.config.spectral_norm else state), metrics
 
     def constrain(self, state: TrainState) -> TrainState:
         """W <- W min(1, bound / sigma(W)) for every layer of every critic, sigma by one power iteration (arXiv 2302.01244, section 4)."""
@@ -281,5 +281,5 @@ class CriticAlgorithm(Algorithm):
             # a layer of zeros has no direction: the old one is kept, lest the bound be off for ever
             vectors[name] = torch.where(after.norm(dim=-1, keepdim=True) > 1e-12, nn.functional.normalize(after, dim=-1), v)
             sigma = torch.einsum("eio,ei,eo->e", w, u, vectors[name])
-            critic[name] = w * (self.bound / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
+            critic[name] = w * (self.config.spectral_norm / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})

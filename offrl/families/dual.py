@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offrl import losses, rng
 from offrl.algorithm import Metrics, TrainState
@@ -31,20 +31,15 @@ class DualSettings(InSampleSettings):
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
     action_noise: float = setting(
-        0.0, "standard deviation of noise (cut at 0.5) on the data's continuous actions in V's batch; 0: none", low=0.0
+        0.0, "standard deviation of noise (cut at 0.5) on the data's continuous actions in V's batch; 0: none", low=0.0, structural=True
     )
-    huber_delta: float = setting(20.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0)
+    huber_delta: float = setting(
+        20.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0, structural=True
+    )
 
 
 class DualQ(InSampleQ):
     """V's loss is a function of u = Q - V, with V the head's mean. A subclass gives it (`value_error`)."""
-
-    def modules(self) -> dict[str, nn.Module]:
-        c = self.config
-        modules = super().modules()
-        self.squared, self.robust = c.value_head == "scalar", c.huber_delta > 0.0
-        self.noisy = c.action_noise > 0.0 and not self.spec.discrete
-        return modules
 
     def make_value(self, *, layer_norm: bool = False, norm_first: bool = True) -> MLP:
         """LayerNorm before the activation, as in the authors' code."""
@@ -58,10 +53,10 @@ class DualQ(InSampleQ):
         return self.value_error(q - self.head.mean(logits))
 
     def q_objective(self, logits: Tensor, target: Target) -> Tensor:
-        if not self.squared:
+        if self.config.value_head != "scalar":
             return super().q_objective(logits, target)
         error = self.head.mean(logits) - target.value
-        return losses.huber(error, self.config.huber_delta) if self.robust else 0.5 * error.square()
+        return losses.huber(error, self.config.huber_delta) if self.config.huber_delta else 0.5 * error.square()
 
     def value_loss(
         self, value: Params, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None = None
@@ -77,7 +72,7 @@ class DualQ(InSampleQ):
         """Observations and Q for V's loss: at the data's actions, perhaps with noise, and then at random ones."""
         c, observations, actions = self.config, batch["observations"], batch["actions"]
         keys = rng.split(key)
-        if self.noisy:
+        if c.action_noise and not self.spec.discrete:
             noise = (c.action_noise * rng.normal(keys[0], tuple(actions.shape))).clamp(-0.5, 0.5)
             actions = (actions + noise).clamp(-1.0, 1.0)
             q, _ = self.smallest(self.q(voters, observations, actions))

@@ -44,7 +44,7 @@ class ZeroShotSettings:
         0.5, "share of the z trained on that are B of a state; the others are uniform on the sphere", low=0.0, high=1.0
     )
     orthonormality: float = setting(1.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0)
-    gradient_limit: float = setting(1.0, "largest size of each entry of a gradient; 0: no limit", low=0.0)
+    gradient_limit: float = setting(1.0, "largest size of each entry of a gradient; 0: no limit", low=0.0, structural=True)
     inputs_hidden: list[int] = setting([1024, 512], "widths of the layers that read (s, a) or (s, z), before both are joined", low=1)
     hidden: list[int] = setting([1024, 1024], "widths of the hidden layers after that, of F and of the actor", low=1)
     backward_hidden: list[int] = setting([256, 256, 256], "widths of B's hidden layers", low=1)

@@ -39,11 +39,15 @@ class GoalSettings:
 
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
     batch_size: int = setting(1024, "transitions in a batch", low=1)
-    discount: float = setting(0.99, "discount factor; also of goals at geometric distances (giant mazes and humanoidmaze: 0.995)", high=1.0)
+    discount: float = setting(
+        0.99, "discount factor; also of goals at geometric distances (giant mazes and humanoidmaze: 0.995)", high=1.0, shared=True
+    )
     hidden: list[int] = setting([512, 512, 512], "widths of the hidden layers", low=1)
-    actor_current: float = setting(0.0, "share of the policy's goals that are the present state", low=0.0, high=1.0)
-    actor_trajectory: float = setting(1.0, "share that are later states of the trajectory (stitch: 0.5, explore: 0)", low=0.0, high=1.0)
-    actor_random: float = setting(0.0, "share that are any states of the data (stitch: 0.5, explore: 1)", low=0.0, high=1.0)
+    actor_current: float = setting(0.0, "share of the policy's goals that are the present state", low=0.0, high=1.0, shared=True)
+    actor_trajectory: float = setting(
+        1.0, "share that are later states of the trajectory (stitch: 0.5, explore: 0)", low=0.0, high=1.0, shared=True
+    )
+    actor_random: float = setting(0.0, "share that are any states of the data (stitch: 0.5, explore: 1)", low=0.0, high=1.0, shared=True)
     actor_geometric: bool = setting(False, "later states at geometric distances; else uniform over the rest of the trajectory")
 
     @property
@@ -57,9 +61,9 @@ class GoalValueSettings(GoalSettings):
     """Settings of those that learn values of goals as well."""
 
     layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the values")
-    value_current: float = setting(0.2, "share of the values' goals that are the present state", low=0.0, high=1.0)
-    value_trajectory: float = setting(0.5, "share that are later states of the trajectory", low=0.0, high=1.0)
-    value_random: float = setting(0.3, "share that are any states of the data", low=0.0, high=1.0)
+    value_current: float = setting(0.2, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True)
+    value_trajectory: float = setting(0.5, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True)
+    value_random: float = setting(0.3, "share that are any states of the data", low=0.0, high=1.0, shared=True)
     value_geometric: bool = setting(True, "later states at geometric distances; else uniform over the rest of the trajectory")
 
     @property

@@ -34,14 +34,14 @@ class LevelSettings(GoalTargetSettings):
     subgoal_steps: int = setting(25, "k: a subgoal is so many steps ahead (humanoidmaze 100, manipulation 10)", low=1)
     representation: int = setting(10, "numbers that represent a subgoal", low=1)
     adjacency_weight: float = setting(
-        0.0, "HRAC's penalty of subgoals that are not reached within k steps (HRAC: 20, beside Q); 0: none", low=0.0
+        0.0, "HRAC's penalty of subgoals that are not reached within k steps (HRAC: 20, beside Q); 0: none", low=0.0, structural=True
     )
     adjacency_dims: int = setting(
         0, "so many first entries of an observation say where one is, which decides what is near (ant: 2); 0: all", low=0
     )
     adjacency_cell: float = setting(
         1.0, "with adjacency_dims: places are told apart by cells of this width, in the units of normalised observations; 0: no cells",
-        low=0.0,
+        low=0.0, shared=True
     )  # fmt: skip
     adjacency_learning_rate: float = setting(2e-4, "the adjacency networks' learning rate", low=0.0)
 
@@ -79,7 +79,6 @@ class TwoLevels(GoalConditioned):
         c, s = self.config, self.spec
         represent = self.make_net(s.observation_dim + self.goal_dim, c.representation)
         heads = {name: self.make_values(2, s.observation_dim + c.representation) for name in self.heads}
-        self.constrained = c.adjacency_weight > 0.0
         if c.adjacency_dims > s.observation_dim:
             raise UserError(f"algo.adjacency_dims={c.adjacency_dims} is more than the {s.observation_dim} entries of an observation")
         modules: dict[str, nn.Module] = {
@@ -87,13 +86,13 @@ class TwoLevels(GoalConditioned):
             "high": UnitGaussian(s.observation_dim + self.goal_dim, c.representation, c.hidden, activation="gelu_tanh", init="xavier"),
             "value": GoalValue(represent, heads),
         }
-        if self.constrained:  # last: the others' first parameters are the same without it
+        if c.adjacency_weight:  # last: the others' first parameters are the same without it
             modules["adjacency"] = adjacency.Adjacency(s.observation_dim, c.representation, c.adjacency_dims)
         return modules
 
     def sampler(self) -> Sampler:
         c, plain = self.config, super().sampler()
-        if not self.constrained:
+        if not c.adjacency_weight:
             return dataclasses.replace(plain, subgoal_steps=c.subgoal_steps)  # type: ignore[type-var]
         own = {**vars(plain), "subgoal_steps": c.subgoal_steps}
         return AdjacentSampler(**own, near_steps=c.subgoal_steps, dims=c.adjacency_dims, cell=c.adjacency_cell)
@@ -152,7 +151,7 @@ class TwoLevels(GoalConditioned):
         dist = self.apply("high", high, together(observations, batch[HIGH_GOALS]))
         loss = -(weight * self.networks["high"].log_prob(dist, subgoal)).mean()  # type: ignore[operator]
         metrics = {"high/loss": loss, "high/advantage": advantage.mean(), "high/weight": weight.mean()}
-        if not self.constrained:
+        if not self.config.adjacency_weight:
             return loss, metrics
         far = adjacency.penalty(self.reach(state.params["adjacency"], observations, on_sphere(dist[0])))
         return loss + self.config.adjacency_weight * far, {**metrics, "high/far": far}
@@ -183,7 +182,7 @@ class TwoLevels(GoalConditioned):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, low = self.descend(state, "actor", self.low_loss, batch)
         state, high = self.descend(state, "high", self.high_loss, batch)
-        if self.constrained:
+        if self.config.adjacency_weight:
             state, near = self.descend(state, "adjacency", self.adjacency_loss, batch)
             high = {**high, **near}
         state, value = self.descend(state, "value", self.value_loss, batch)

@@ -37,7 +37,7 @@ class InSampleSettings(CriticSettings):
         "gaussian (as published), tanh_gaussian, or deterministic with squared error (discrete actions: always categorical)",
         choices=("gaussian", "tanh_gaussian", "deterministic"),
     )
-    dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99)
+    dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99, structural=True)
     actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
     decay_steps: int = setting(1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1)
 

@@ -26,7 +26,9 @@ class AskingSettings:
     """Settings of return-conditioned policies."""
 
     target_return: float | None = setting(
-        None, "what the policy is asked to earn in an episode, in the units of the recorded rewards; null: the best return in the data"
+        None,
+        "what the policy is asked to earn in an episode, in the units of the recorded rewards; null: the best return in the data",
+        acting=True,
     )
     return_scale: float | None = setting(
         None, "returns are divided by this before a network sees them; null: the largest absolute return in the data", low=1e-9
@@ -62,10 +64,10 @@ class OutcomeSettings(AskingSettings):
     """Settings of return-conditioned policies without a memory."""
 
     learning_rate: float = setting(1e-3, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(0.0, "AdamW's decay of all parameters", low=0.0)
+    weight_decay: float = setting(0.0, "AdamW's decay of all parameters", low=0.0, structural=True)
     batch_size: int = setting(256, "time steps in a batch", low=1)
     hidden: list[int] = setting([1024, 1024], "widths of the hidden layers", low=1)
-    dropout: float = setting(0.0, "dropout rate of the hidden layers", low=0.0, high=0.99)
+    dropout: float = setting(0.0, "dropout rate of the hidden layers", low=0.0, high=0.99, structural=True)
     condition: str = setting(
         "to_go",
         "to_go: the return that is left, less with every reward; average: the return to go divided by the steps that are left until "
@@ -95,7 +97,7 @@ class OutcomeActor(Actor):
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         # an average stays the target, as in the authors' evaluation: what was earned is not taken off it
-        return carry if self.algorithm.averages else carry - self.algorithm.recorded(rewards)
+        return carry if self.algorithm.config.condition == "average" else carry - self.algorithm.recorded(rewards)
 
 
 class OutcomeConditioned(Asking):
@@ -115,7 +117,6 @@ class OutcomeConditioned(Asking):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        self.averages = c.condition == "average"
         inputs = s.observation_dim + 1
         return {"actor": make_policy(c.policy, inputs, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout)}
 
@@ -135,7 +136,7 @@ class OutcomeConditioned(Asking):
         An average reward is multiplied by the length of the longest episode, so that both kinds are the same at an episode's start.
         """
         share = returns / self.config.return_scale
-        if not self.averages:
+        if self.config.condition != "average":
             return share
         left = (self.config.longest - timesteps).clamp(min=1)
         return share * self.config.longest / left

@@ -35,15 +35,15 @@ class WindowSettings:
     """Settings of transformers over steps; the defaults are DT's authors' for D4RL's locomotion tasks."""
 
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
-    weight_decay: float = setting(1e-4, "AdamW's decay of all parameters", low=0.0)
+    weight_decay: float = setting(1e-4, "AdamW's decay of all parameters", low=0.0, structural=True)
     warmup_steps: int = setting(10_000, "updates until the learning rate is reached", low=0)
-    clip_norm: float = setting(0.25, "largest norm of the gradient; 0: no clipping", low=0.0)
+    clip_norm: float = setting(0.25, "largest norm of the gradient; 0: no clipping", low=0.0, structural=True)
     batch_size: int = setting(64, "windows in a batch", low=1)
     context: int = setting(20, "steps that the policy looks back, this one included (K)", low=1)
     width: int = setting(128, "width of the transformer", low=1)
     layers: int = setting(3, "its blocks", low=1)
     heads: int = setting(1, "its attention heads", low=1)
-    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99)
+    dropout: float = setting(0.1, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True)
     activation: str = setting("relu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
     max_timestep: int | None = setting(
         None,

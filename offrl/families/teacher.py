@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Algorithm, Pretrained, Requirement
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.field import setting
 
@@ -44,10 +43,6 @@ class Valued(Algorithm):
 
     teacher: ClassVar[str] = ""  # the algorithm that is trained where no run is named
     values_ratio: ClassVar[int] = 1  # updates of the values for each of this algorithm's, as published
-
-    def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
-        self.teacher_settings(config)  # read here, for what the one run of values is trained with cannot be in a grid
-        super().__init__(config, spec, pretrained)
 
     @classmethod
     @abstractmethod

@@ -80,14 +80,15 @@ class TextSettings:
         None, "most tokens of an action that is written; null: half as many again as the longest in the data", low=1
     )
     decoding: str = setting(
-        "sample", "how actions are chosen in evaluation: drawn, or always the likeliest token", choices=("sample", "greedy")
+        "sample", "how actions are chosen in evaluation: drawn, or always the likeliest token", choices=("sample", "greedy"), acting=True
     )
-    sampling_temperature: float = setting(1.0, "logits are divided by it before a token is drawn", low=1e-6)
+    sampling_temperature: float = setting(1.0, "logits are divided by it before a token is drawn", low=1e-6, acting=True)
     legal: str = setting(
         "ignore",
         "what is done with the list of legal actions that some environments give: nothing, or the action is chosen from it by how likely "
         "the policy is to write it",
         choices=("ignore", "rerank"),
+        acting=True,
     )
     learning_rate: float = setting(1e-4, "Adam's learning rate", low=0.0)
     batch_size: int = setting(128, "sequences in a batch", low=1)
@@ -103,7 +104,6 @@ class TextAlgorithm(Algorithm):
 
     traits = Traits(actions=("text",), vectorized=False, cuda_graph=False, acts_on_device=True, policy_modules=("policy",))
     online: ClassVar[dict[str, Any] | None] = None
-    acts_by: ClassVar[tuple[str, ...]] = ("decoding", "sampling_temperature", "legal")
     returns_discount: ClassVar[str] = ""  # the setting by which the batch's column "return" is discounted
     cut_contexts: int = 0  # histories that were too long when acting, of this copy
 

@@ -19,7 +19,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.lm.algorithm import TextAlgorithm, language_model, tokenizer_of, trimmed
+from offrl.lm.algorithm import language_model, tokenizer_of, trimmed
 from offrl.lm.models import decoding
 from offrl.lm.models.causal_lm import LM, Valued
 from offrl.lm.reference_policy import ADAPTERS, SAME, Cloned, ClonedSettings, HeadSettings, head_of, ranged
@@ -43,7 +43,7 @@ class SteeredSettings(HeadSettings, ClonedSettings):
         choices=TRUNKS,
     )
     clone_weight: float = setting(1.0, "trunk=shared: weight of the cloning loss", low=0.0)
-    beta: float = setting(4.0, "logits are those of the cloned policy plus beta times the value of each token", low=0.0)
+    beta: float = setting(4.0, "logits are those of the cloned policy plus beta times the value of each token", low=0.0, acting=True)
     discount: float = setting(0.99, "discount factor, of each token of an action", low=0.0, high=1.0)
     conservative_weight: float = setting(0.01, "weight of CQL's term: a cross-entropy with the values as logits", low=0.0)
     value_layers: int = setting(2, "layers of each value head", low=1)
@@ -55,7 +55,6 @@ class Steered(Cloned):
 
     traits = replace(Cloned.traits, policy_modules=("value",))
     alike: ClassVar[tuple[str, ...]] = (*SAME, *ADAPTERS)  # with other adapters values would not begin with the clone's weights
-    acts_by: ClassVar[tuple[str, ...]] = (*TextAlgorithm.acts_by, "beta")
     outs: ClassVar[tuple[str, ...]] = ("q1",)  # heads with a value for each token
     single: ClassVar[tuple[str, ...]] = ()  # heads with one value
 

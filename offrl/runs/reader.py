@@ -17,7 +17,7 @@ from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
-from offrl.settings.field import places
+from offrl.settings.field import marked
 from offrl.settings.replicas import Replica, cell_name
 
 BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
@@ -287,7 +287,7 @@ class Reader:
         return True
 
 
-_PLACES = {f"dataset.{name}" for name in places(DatasetConfig)}
+_PLACES = {f"dataset.{name}" for name in marked(DatasetConfig, "place")}
 
 
 def _ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:

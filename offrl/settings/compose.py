@@ -168,7 +168,7 @@ def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> 
     assert isinstance(result, TrainConfig)
     seeds = seed_list(result.seeds)
     check(result)
-    result.grid = checked({**result.grid, **grid}, registry.get("algo", result.algo.name), result.algo, len(seeds))
+    result.grid = checked({**result.grid, **grid}, result.algo, len(seeds), registry.get("algo", result.algo.name).traits.vectorized)
     for name in result.grid:
         if f"algo.{name}" in values:
             raise UserError(f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out")

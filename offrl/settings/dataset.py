@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from offrl.errors import UserError
-from offrl.settings.field import check, places, setting
+from offrl.settings.field import check, marked, setting
 
 FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "text")
 MEMORY = ("auto", "device", "mmap")
@@ -134,7 +134,7 @@ class DatasetConfig:
     def anywhere(self) -> DatasetConfig:
         """These settings with the defaults of those that are a `place`: two that agree in it ask for the same treatment of the data."""
         default = DatasetConfig()
-        return replace(self, **{name: getattr(default, name) for name in places(self)})
+        return replace(self, **{name: getattr(default, name) for name in marked(self, "place")})
 
     def of_any_layout(self, *missing: str) -> DatasetConfig:
         """These settings for a further source, which lacks the columns `missing`: its layout is found out, unless columns have keys."""

@@ -19,27 +19,36 @@ def setting(
     choices: Sequence[str] | None = None,
     shown: str | None = None,
     place: bool = False,
+    structural: bool = False,
+    shared: bool = False,
+    acting: bool = False,
 ) -> Any:
     """A dataclass field with its documentation and, if given, its inclusive range or its allowed values.
 
-    `shown`: what help gives as the default where that is not the field's own. `place`: it says where something lies, which is no part of
-    what a run is.
+    `shown`: what help gives as the default where that is not the field's own. Marks, for `marked`:
+
+    - place: it says where something lies, which is no part of what a run is
+    - structural: a number that decides shapes, modules or branches of Python, so that no grid can vary it
+    - shared: a number of what the replicas of a run have in common (batches, a model, a run trained first): no grid can vary it either
+    - acting: only acting looks at it, so that a trained policy can act with another value
+
+    A grid varies real numbers alone, so that settings of other types need neither of the two.
     """
     metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown}
-    metadata |= {"place": place}
+    metadata |= {"place": place, "structural": structural, "shared": shared, "acting": acting}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def places(kind: Any) -> set[str]:
-    """Names of the settings of a dataclass that are a `place`."""
-    return {f.name for f in dataclasses.fields(kind) if f.metadata.get("place")}
+def marked(kind: Any, *marks: str) -> list[str]:
+    """Names of the settings of a dataclass that have one of the marks; see `setting`."""
+    return [f.name for f in dataclasses.fields(kind) if any(f.metadata.get(mark) for mark in marks)]
 
 
 def without_places(config: Any) -> dict[str, Any]:
     """A dataclass as a dictionary, less the settings that are a `place`."""
-    left_out = places(config)
+    left_out = marked(config, "place")
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in left_out}
 
 

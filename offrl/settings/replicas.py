@@ -5,21 +5,16 @@ Imports no torch, so that help and mistakes in a command are quick.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from offrl.errors import UserError, nearest
-from offrl.settings.field import check
+from offrl.settings.field import check, marked
 from offrl.settings.train import MOST_SEEDS, TrainConfig, seed_list
-
-if TYPE_CHECKING:
-    from offrl.algorithm import Algorithm
-    from offrl.data.dataset import DataSpec
 
 Values = tuple[tuple[str, float], ...]  # of one cell of a grid: (field of the algorithm's Config, value) in the grid's order
 
@@ -85,38 +80,33 @@ def by_cell(replicas: Sequence[Replica]) -> dict[Values, list[int]]:
     return cells
 
 
-def for_replica(algorithm: Algorithm, replica: Replica) -> Algorithm:
-    """`algorithm` with the replica's own values as plain numbers in its config: for `init`, for acting, and for the policy's file.
-
-    The networks are shared: fields that decide their structure cannot be in a grid (`check_grid`). Without a grid: `algorithm` itself.
-    """
-    if not replica.values:
-        return algorithm
-    own = copy.copy(algorithm)
-    own.config = dataclasses.replace(algorithm.config, **dict(replica.values))
-    return own
-
-
 # ------------------------------------------------------------------------------------------------------------ what is allowed
 
 
 def scalars(config_class: type) -> list[str]:
-    """Names of the fields of an algorithm's Config that a grid can vary: those that hold a real number."""
+    """Names of the fields of an algorithm's Config that hold a real number."""
     hints = get_type_hints(config_class)
     real = (float, {float, type(None)})  # float | None too
     return [f.name for f in dataclasses.fields(config_class) if hints[f.name] in real or set(get_args(hints[f.name])) in real]
 
 
-def checked(grid: Mapping[str, Any], algorithm_class: type[Algorithm], algo: Any, seeds: int) -> dict[str, list[float]]:
+def varied(config_class: type) -> list[str]:
+    """Those of them that a grid can vary."""
+    fixed = marked(config_class, "structural", "shared")
+    return [name for name in scalars(config_class) if name not in fixed]
+
+
+def checked(grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool) -> dict[str, list[float]]:
     """The grid with every value as a float, in the order given.
 
     grid: {field of the algorithm's Config: a number or a list of numbers}, as read from a command or a file. algo: the Config itself.
-    seeds: how many. Raises UserError for what cannot be trained: unknown fields and fields that hold no real number, values outside the
-    field's range, empty lists, repeated values, an algorithm that trains one replica at a time, more than MOST_SEEDS replicas.
+    seeds: how many. vectorized: whether the algorithm trains several replicas at once. Raises UserError for what cannot be trained: unknown
+    fields, fields that hold no real number, that are structural or shared, values outside the field's range, empty lists, repeated values,
+    an algorithm that trains one replica at a time, more than MOST_SEEDS replicas.
     """
     if not grid:
         return {}
-    if not algorithm_class.traits.vectorized:
+    if not vectorized:
         raise UserError(f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with algo.NAME=value")
     result = {field: _values(field, given, algo) for field, given in grid.items()}
     total = seeds * math.prod(map(len, result.values()))
@@ -127,8 +117,9 @@ def checked(grid: Mapping[str, Any], algorithm_class: type[Algorithm], algo: Any
 
 def _values(field: str, given: Any, algo: Any) -> list[float]:
     """The values of one field. Raises UserError."""
-    name, can = f"grid.{field}", scalars(type(algo))
-    if field not in can:
+    kind = type(algo)
+    name, can = f"grid.{field}", varied(kind)
+    if field not in scalars(kind):
         able = f"a grid of {algo.name} varies {', '.join(can) or 'nothing'}"
         if any(f.name == field for f in dataclasses.fields(algo)):
             raise UserError(f"{name}: algo.{field} does not hold one real number; {able}")
@@ -147,51 +138,13 @@ def _values(field: str, given: Any, algo: Any) -> list[float]:
         values.append(value)
     if not values:
         raise UserError(f"{name} has no values; write {name}=[a,b]")
+    if field not in can:
+        reason = (
+            "how the networks are built or which terms a loss has" if field in marked(kind, "structural") else "what its replicas share"
+        )
+        raise UserError(f"{name}: algo.{field} decides {reason}; train it with separate runs, such as algo.{field}={number(values[0])}")
     return values
 
 
 def _shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def watch(config: Any) -> set[str]:
-    """The fields of `config` that are read from now on: a set that grows."""
-    read: set[str] = set()
-    fields = {f.name for f in dataclasses.fields(config)}
-
-    def look(self: Any, name: str) -> Any:
-        if name in fields:
-            read.add(name)
-        return object.__getattribute__(self, name)
-
-    kind = type(type(config).__name__, (type(config),), {"__getattribute__": look, "__slots__": ()})
-    object.__setattr__(config, "__class__", kind)  # a frozen Config refuses an assignment
-    return read
-
-
-def structural(algorithm_class: type[Algorithm], config: Any, spec: DataSpec) -> set[str]:
-    """The fields of `config` that are read while an algorithm is made and its sampler is chosen.
-
-    They decide how the networks are built or which batches are drawn, once for all replicas, so a grid cannot vary them.
-    """
-    watched = copy.copy(config)
-    read = watch(watched)
-    algorithm_class(watched, spec).sampler()
-    return read
-
-
-def check_grid(config: TrainConfig, spec: DataSpec) -> None:
-    """Raise UserError for a grid over a field that `structural` finds for this data or `Algorithm.common` names. The other checks were
-    done on reading the command."""
-    if not config.grid:
-        return
-    from offrl import registry
-
-    kind = registry.get("algo", config.algo.name)
-    fixed = structural(kind, config.algo, spec)
-    for field in config.grid:
-        if field in fixed or field in kind.common:
-            raise UserError(
-                f"grid.{field}: algo.{field} decides how the networks are built or batches drawn, or what the replicas of a run share; "
-                f"train it with separate runs, such as algo.{field}={number(config.grid[field][0])}"
-            )

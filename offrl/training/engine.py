@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl.algorithm import Algorithm, Metrics, TrainState, select, stack
-from offrl.errors import UserError, warn
-from offrl.settings.replicas import Replica, for_replica, hyper, watch
+from offrl.algorithm import Algorithm, Metrics, TrainState, select, stack, with_settings
+from offrl.settings.replicas import Replica, hyper
 from offrl.training.compiled import Hyper
 from offrl.training.distributed import World
 from offrl.training.step import Batches, Step, make_step
@@ -78,7 +76,7 @@ def group_sizes(replicas: int, largest: int) -> list[int]:
 
 def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState:
     """The replicas' states before the first update, on the CPU."""
-    return stack([for_replica(algorithm, r).init(r.seed) for r in replicas])
+    return stack([with_settings(algorithm, dict(r.values)).init(r.seed) for r in replicas])
 
 
 def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
@@ -195,42 +193,11 @@ class LocalEngine:
         return pytree.tree_map(lambda *leaves: torch.cat([leaf.detach() for leaf in leaves]).to("cpu", copy=len(leaves) == 1), *states)
 
 
-def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: torch.device) -> None:
-    """Raise UserError where the algorithm cannot be trained with the grid's settings side by side: an update is tried, and dropped. Warns
-    of settings that nothing looks at."""
-    values = {name: torch.tensor(column[:2], dtype=torch.float32, device=device) for name, column in hyper(replicas).items()}
-    if not values or len(replicas) < 2:
-        return
-    algorithm = plan.algorithm
-    step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=2, hyper=values, precision=plan.precision)
-    state = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, replicas[:2]))
-    read = watch(step.algorithm.config)
-    try:
-        state, _ = step.run(state, {}, 0, algorithm.traits.period)
-        if algorithm.every:
-            state, _ = step.run(state, {}, algorithm.every, algorithm.traits.period)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a stranger's update does with a number that is now a tensor
-        names = " or ".join(f"grid.{name}" for name in values)
-        raise UserError(
-            f"{names}: the update of {plan.algorithm.config.name} cannot take a value of its own for each replica "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); train each value by itself: algo.{next(iter(values))}=VALUE"
-        ) from error
-    with contextlib.suppress(Exception):  # what acting alone looks at, as far as it goes without an environment
-        zeros = torch.zeros(1, *algorithm.spec.observation_shape, device=device)
-        actor = step.algorithm.actor(select(state, 0))
-        actor.act(actor.start(1), zeros, state.key[0], explore=True)
-    for name in values:
-        if name not in read and name not in algorithm.acts_by:
-            warn(f"grid.{name}: no update of {algorithm.config.name} with these settings looks at algo.{name}, so its values train alike")
-
-
 def policies_of(algorithm: Algorithm, state: TrainState, replicas: Sequence[Replica], device: torch.device | str = "cpu") -> list[Any]:
     """One TrainedPolicy for each replica."""
     from offrl.evaluation.policy import TrainedPolicy
 
-    return [TrainedPolicy(for_replica(algorithm, r), select(state, i), r.seed, device) for i, r in enumerate(replicas)]
+    return [TrainedPolicy(with_settings(algorithm, dict(r.values)), select(state, i), r.seed, device) for i, r in enumerate(replicas)]
 
 
 def merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

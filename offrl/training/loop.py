@@ -40,7 +40,8 @@ from offrl.system.progress import Pace, duration
 from offrl.system.signals import handled
 from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
-from offrl.training.engine import Engine, LocalEngine, Plan, first_state, policies_of, try_update
+from offrl.training.engine import Engine, LocalEngine, Plan, first_state, policies_of
+from offrl.training.grid import try_update
 from offrl.training.setup import PAYS_FROM, choose_mode, default_group, make_algorithm, training_devices
 from offrl.training.stopping import StoppingRule
 from offrl.training.updates import metric_means

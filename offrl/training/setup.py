@@ -16,7 +16,7 @@ from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, first_line, warn
 from offrl.settings.evaluation import cores
-from offrl.settings.replicas import Replica, check_grid
+from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
 from offrl.training import distributed
@@ -37,7 +37,6 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     if dataset.spec.discrete and not algorithm_class.traits.discrete:
         able = [n for n, c in registry.names("algo").items() if c.traits.discrete]
         raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
-    check_grid(config, dataset.spec)
     algorithm: Algorithm = algorithm_class(config.algo, dataset.spec, pretrained)
     task = dataset.spec.task
     if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from offrl import registry
-from offrl.algorithm import Pretrained, Requirement
+from offrl.algorithm import Pretrained, Requirement, with_settings
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, warn
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.presets import read_yaml
-from offrl.settings.replicas import expand, for_replica, seed_list
+from offrl.settings.replicas import expand, seed_list
 from offrl.settings.train import CheckpointConfig
 from offrl.system import files as checkpoint
 from offrl.system.locks import alone
@@ -138,7 +138,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     for i in alive if requirement.every_replica else alive[:1]:
         flat = {key: value[i] for key, value in tensors.items() if key.startswith("state/")}
         state = checkpoint.unflatten({"state": template}, flat, str(run_dir))["state"]
-        pairs.append((for_replica(algorithm, replicas[i]), state))
+        pairs.append((with_settings(algorithm, dict(replicas[i].values)), state))
     checksum = meta["sha256"] if requirement.every_replica else _checksum(pairs[0][1])
     return Pretrained(tuple(pairs), dict(identity["algo"]), str(checksum)[:16], record["data"].get("fingerprint", ""))
 

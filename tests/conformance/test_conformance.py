@@ -17,18 +17,21 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Algorithm, TrainState, select
+from offrl.algorithm import Algorithm, TrainState, select, stack, with_settings
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.in_sample import InSampleQ
 from offrl.settings.field import check
+from offrl.settings.replicas import varied
 from offrl.system import files as checkpoint
+from offrl.training.step import make_step
 from offrl.training.updates import metric_means
 from tests.support.cases import (
     ACTING,
     ALGORITHMS,
     ALL,
     BASE,
+    BATCH,
     BATCHED,
     WAITING,
     Case,
@@ -36,6 +39,7 @@ from tests.support.cases import (
     begin,
     close,
     copy,
+    data,
     each,
     goals,
     identical,
@@ -88,6 +92,24 @@ def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
         identical(select(clean, i), select(sick, i))
         assert all(torch.equal(clean_sums[k][i], sick_sums[k][i]) for k in clean_sums)
     assert any(sick_sums[k][1].isnan() for k in sick_sums)
+
+
+@each(sparing([c for c in ALL if ALGORITHMS[c.name].traits.vectorized]))
+def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
+    """For all settings at once that no mark forbids: one that decided shapes, branches or batches would fail, or be the other point's."""
+    algorithm = case.make()
+    given = {name: getattr(algorithm.config, name) for name in varied(type(algorithm.config))}
+    other = {name: 0.4 if x is None else 0.9 * x for name, x in given.items()}
+    hyper = {name: torch.tensor([0.5 if x is None else x, other[name]]) for name, x in given.items()}
+    source = algorithm.sampler().prepare(data(algorithm.spec.discrete))
+    step = make_step(algorithm, source, batch_size=BATCH, replicas=2, hyper=hyper)
+    begun = stack([algorithm.init(0), with_settings(algorithm, other).init(0)])
+    alone = type(algorithm)(dataclasses.replace(algorithm.config, **other), algorithm.spec)
+    updates = algorithm.traits.period
+    _, among_sums = step.run(begun, {}, 0, updates)
+    _, alone_sums = train(alone, [0], updates)
+    for name, value in metric_means(alone_sums, updates).items():
+        assert float(value[0]) == pytest.approx(float(metric_means(among_sums, updates)[name][1]), rel=1e-3, abs=1e-4), name
 
 
 # ---- tracing

@@ -10,8 +10,7 @@ import pytest
 from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.settings.replicas import check_grid
-from offrl.settings.train import TrainConfig
+from offrl.settings.compose import compose
 from tests.support.golden import KEY, A, spec
 
 
@@ -50,9 +49,8 @@ def test_an_undiscounted_return_has_no_limit() -> None:
 
 def test_a_grid_of_discounts_is_refused() -> None:
     """Returns are computed once for all replicas."""
-    config = registry.get("algo", "cal_ql").Config()
     with pytest.raises(UserError, match=r"grid\.discount"):
-        check_grid(TrainConfig(algo=config, grid={"discount": [0.9, 0.99]}), episodes().spec)
+        compose({"algo": "cal_ql", "grid.discount": [0.9, 0.99]})
 
 
 def test_published_defaults() -> None:

@@ -81,7 +81,7 @@ def test_power_iterations_go_on_from_update_to_update() -> None:
         v = state.extra["spectral"][key].double().numpy()
         np.testing.assert_allclose(np.abs((v * right[:, 0]).sum(-1)), 1.0, atol=1e-4, err_msg=key)
         np.testing.assert_allclose(np.linalg.norm(np.einsum("eio,eo->ei", w.double().numpy(), v), axis=-1), sigma[:, 0], rtol=1e-4)
-    algorithm.bound = 0.1
+    algorithm.config.spectral_norm = 0.1
     bounded = algorithm.constrain(state)
     for key, w in layers(state.params["critic"]).items():
         largest = np.linalg.svd(w.double().numpy())[1][:, 0].reshape(-1, 1, 1)

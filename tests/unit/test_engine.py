@@ -18,7 +18,8 @@ from offrl.errors import UserError
 from offrl.settings.replicas import Replica, expand
 from offrl.system import backend, processes
 from offrl.system import files as checkpoint
-from offrl.training.engine import LocalEngine, Plan, first_state, group_sizes, try_update
+from offrl.training.engine import LocalEngine, Plan, first_state, group_sizes
+from offrl.training.grid import try_update
 from offrl.training.setup import default_group
 from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
 

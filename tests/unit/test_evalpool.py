@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import select, stack
+from offrl.algorithm import select, stack, with_settings
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation import pool as evalpool
@@ -28,7 +28,6 @@ from offrl.evaluation.evaluator import Evaluation, Evaluator
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool import EvaluationPool, PoolUnavailable, evaluate_parallel, poolable
 from offrl.settings.evaluation import EvalConfig, cores, worker_count
-from offrl.settings.replicas import Replica, for_replica
 from offrl.tasks.task import Task
 
 TASK = Task("hopper", env_id="Hopper-v4", ref_min=-20.0, ref_max=3234.0, ref_label="D4RL")
@@ -92,7 +91,7 @@ def test_policies_of_a_grid(pool: EvaluationPool, evaluator: Evaluator) -> None:
     """Each has an algorithm of its own, and all of them the same networks."""
     mine = policies(3)
     for n, policy in enumerate(mine):
-        policy.algorithm = for_replica(policy.algorithm, Replica(0, (("alpha", float(n)),)))
+        policy.algorithm = with_settings(policy.algorithm, {"alpha": float(n)})
     blob = evalpool._pickled([policy.algorithm for policy in mine])
     assert len(blob) < 2 * len(evalpool._pickled(mine[0].algorithm))
     assert same(pool.evaluate(mine, [0, 0, 0]), evaluator(mine, [0, 0, 0]))
@@ -256,6 +255,7 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
             import os, signal, sys
             print("begun", flush=True)
             from offrl import registry
+from offrl.algorithm import with_settings
             from offrl.data.dataset import DataSpec
             from offrl.settings.evaluation import EvalConfig
             from offrl.evaluation.pool import EvaluationPool

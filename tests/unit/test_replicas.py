@@ -13,19 +13,19 @@ import torch
 import yaml
 
 from offrl import registry
-from offrl.algorithms.bc import BC, BCConfig
+from offrl.algorithm import with_settings
+from offrl.algorithms.bc import BCConfig
 from offrl.algorithms.iql import IQL
 from offrl.api import Run
 from offrl.data import Dataset
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.nn import MLP
 from offrl.runs import record as runs
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, parse
-from offrl.settings.field import setting
-from offrl.settings.replicas import Replica, by_cell, check_grid, expand, for_replica, hyper, number, replicas, scalars, structural
+from offrl.settings.field import marked, setting
+from offrl.settings.replicas import Replica, by_cell, expand, hyper, number, replicas, scalars, varied
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 
@@ -131,44 +131,30 @@ def test_an_algorithm_that_is_not_vectorised(monkeypatch: pytest.MonkeyPatch) ->
 @dataclasses.dataclass
 class OddConfig(BCConfig):
     name: str = "odd"
-    scale: float = setting(1.0, "of the networks' first layer", low=0.0)
-    horizon: float = setting(0.9, "of the sampler", low=0.0)
+    scale: float = setting(1.0, "of the networks' first layer", low=0.0, structural=True)
+    horizon: float = setting(0.9, "of the sampler", low=0.0, shared=True)
     weight: float | None = setting(None, "of the loss", low=0.0)
     rates: list[float] = setting([0.1], "several numbers")
 
 
-class Odd(BC):
-    Config = OddConfig
-
-    def modules(self) -> dict[str, torch.nn.Module]:
-        self.factor = self.config.scale
-        return {"actor": MLP(self.spec.observation_dim, [4], self.spec.action_dim)}
-
-    def sampler(self) -> Any:
-        assert self.config.horizon < 1.0
-        return super().sampler()
-
-
-@pytest.mark.slow
-def test_fields_that_decide_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marked_fields_are_not_varied() -> None:
     assert scalars(OddConfig) == ["learning_rate", "dropout", "scale", "horizon", "weight"]
-    assert structural(Odd, OddConfig(), SPEC) == {"scale", "horizon"}
-    config = read("grid.dropout=[0,0.1] grid.temperature=[1,3]")
-    assert structural(IQL, config.algo, SPEC) >= {"dropout", "hidden", "policy"}
-    assert not structural(IQL, config.algo, SPEC) & {"temperature", "expectile", "learning_rate", "discount", "polyak", "largest_weight"}
-    with pytest.raises(UserError, match=r"algo.dropout decides how the networks are built.*separate runs"):
-        check_grid(config, SPEC)
-    check_grid(read("grid.temperature=[1,3] grid.learning_rate=[1e-4]"), SPEC)
+    assert varied(OddConfig) == ["learning_rate", "weight"]
+    with pytest.raises(UserError, match=r"algo.dropout decides how the networks are built .*separate runs, such as algo.dropout=0.1"):
+        read("grid.dropout=[0.1,0.2] grid.temperature=[1,3]")
+    with pytest.raises(UserError, match=r"grid.discount: algo.discount decides what its replicas share"):
+        read("algo=gcbc grid.discount=[0.9,0.99]")
     for name, algorithm in registry.names("algo").items():
+        assert set(marked(algorithm.Config, "structural", "shared")) <= set(scalars(algorithm.Config)), "other types need no mark"
         if algorithm.traits.vectorized and "learning_rate" in algorithm.Config.__dataclass_fields__:
-            check_grid(compose({"algo": name, "grid.learning_rate": [1e-4, 1e-3]}), SPEC)
+            assert compose({"algo": name, "grid.learning_rate": [1e-4, 1e-3]}).grid
 
 
-def test_for_replica_changes_the_config_alone() -> None:
+def test_other_settings_change_the_config_alone() -> None:
     algorithm = IQL(IQL.Config(hidden=[4]), SPEC)
-    own = for_replica(algorithm, Replica(0, (("temperature", 10.0),)))
+    own = with_settings(algorithm, {"temperature": 10.0})
     assert (own.config.temperature, own.config.hidden, algorithm.config.temperature) == (10.0, [4], 3.0)
-    assert own.networks is algorithm.networks and for_replica(algorithm, Replica(0)) is algorithm
+    assert own.networks is algorithm.networks and with_settings(algorithm, {}) is algorithm
 
 
 # ------------------------------------------------------------------------------------------------------------------ runs
@@ -239,7 +225,7 @@ def test_policies_by_value(run_dir: Path) -> None:
     with pytest.raises(UserError, match=r"temperature=1,expectile=0.7,seed=1.safetensors does not exist: training has not finished"):
         run.policy(1, temperature=1, expectile=0.7)
     for replica in run.replicas:
-        own = for_replica(algorithm, replica)
+        own = with_settings(algorithm, dict(replica.values))
         TrainedPolicy(own, own.init(replica.seed), replica.seed).save(run_dir / "policies" / f"{replica.name}.safetensors")
     policy = run.policy(seed=1, temperature=3.0, expectile=0.7)
     assert (policy.seed, policy.algorithm.config.temperature, policy.algorithm.config.expectile) == (1, 3.0, 0.7)

@@ -35,7 +35,9 @@ class SindySettings(sindy.SindyConfig):
     batch_size: int = setting(256, "no meaning here: the fit takes all rows", low=1)
     noise: bool = setting(False, "roll-outs add noise of the size of the one-step error")
     held_out: int = setting(1000, "random transitions for the error of each member", low=1)
-    test_share: float = setting(0.05, "share of the episodes that are kept apart for the report; 0: fit to all", low=0.0, high=0.5)
+    test_share: float = setting(
+        0.05, "share of the episodes that are kept apart for the report; 0: fit to all", low=0.0, high=0.5, shared=True
+    )
     termination: str = setting("auto", "auto: the environment's own rule, where it is known; never; or a rule's name")
     reward: str = setting("learned", "learned: a polynomial; auto: the environment's own where it is known; or a rule's name")
     calibrated: bool = setting(False, "standard deviations scaled so that held-out intervals cover what they should")
@@ -107,7 +109,6 @@ class Sindy(Algorithm):
 
     Config = SindySettings
     traits = Traits(policy_modules=(), cuda_graph=False)
-    common = tuple(f.name for f in dataclasses.fields(SindySettings))  # one fit to the data, which seeds alone tell apart
     online = None
 
     @classmethod
