@@ -51,13 +51,13 @@ class GADTConfig(ValuedSettings, WindowSettings):
 
 
 @dataclass(frozen=True)
-class Aimed(History):
+class GoalHistory(History):
     """And the goals [E, G] of the episodes; None: none was set."""
 
     goals: Tensor | None = None
 
 
-pytree.register_dataclass(Aimed)
+pytree.register_dataclass(GoalHistory)
 
 
 @register("algo", "gadt")
@@ -162,13 +162,13 @@ class GADTActor(WindowActor):
 
     def start(self, episodes: int) -> Carry:
         carry = super().start(episodes)
-        return Aimed({**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining)
+        return GoalHistory({**carry.window, PROMPTS: torch.zeros(episodes, 0, self.algorithm.subgoals.width)}, carry.remaining)
 
     def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
         return dataclasses.replace(carry, goals=goals)
 
     def now(self, carry: History, observations: Tensor) -> Batch:
-        assert isinstance(carry, Aimed)
+        assert isinstance(carry, GoalHistory)
         goals = required_goals(self.algorithm, carry.goals)
         prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
         return {**super().now(carry, observations), PROMPTS: prompts}

@@ -59,14 +59,14 @@ class SkillIQLConfig(InSampleSettings):
 
 
 @dataclass(frozen=True)
-class Held:
+class SkillCarry:
     """What is remembered of episodes at the same step t: the skill [E, Z] that each is in."""
 
     skill: Tensor
     t: int = 0
 
 
-pytree.register_dataclass(Held)
+pytree.register_dataclass(SkillCarry)
 
 
 @register("algo", "skill_iql")
@@ -168,7 +168,7 @@ class SkillActor(Actor):
     algorithm: SkillIQL
 
     def start(self, episodes: int) -> Carry:
-        return Held(torch.zeros(episodes, self.algorithm.width))
+        return SkillCarry(torch.zeros(episodes, self.algorithm.width))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         """With `explore` the skill is drawn, and its actions are as they are: the decoder has no spread of its own that it learnt (discrete
@@ -179,7 +179,7 @@ class SkillActor(Actor):
             skill = self.choose(self.apply("actor", observations), first, explore)
         actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
         drawn = explore and self.algorithm.spec.discrete
-        return decoder.sample(actions, second) if drawn else decoder.mode(actions), Held(skill, carry.t + 1)
+        return decoder.sample(actions, second) if drawn else decoder.mode(actions), SkillCarry(skill, carry.t + 1)
 
 
 def check_skills(run: Pretrained) -> None:

@@ -1,4 +1,4 @@
-"""Policies that are asked for a return: what to ask for, and how much of it is left."""
+"""Return-conditioned policies: the target return, and what is left of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class AskingSettings:
+class TargetReturnSettings:
     """Settings of return-conditioned policies."""
 
     target_return: float | None = setting(
@@ -35,8 +35,8 @@ class AskingSettings:
     )
 
 
-class Asking(Algorithm):
-    """An algorithm whose config has `AskingSettings`. Returns, here and in `SequenceSampler`, are in the units of the recorded rewards."""
+class ReturnConditioned(Algorithm):
+    """An algorithm whose config has `TargetReturnSettings`; returns, as in `SequenceSampler`, are in the units of the recorded rewards."""
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -60,7 +60,7 @@ def round_digits(value: float, digits: int = 5) -> float:
 
 
 @dataclass
-class OutcomeSettings(AskingSettings):
+class OutcomeSettings(TargetReturnSettings):
     """Settings of return-conditioned policies without a memory."""
 
     learning_rate: float = setting(1e-3, "AdamW's learning rate", low=0.0)
@@ -100,7 +100,7 @@ class OutcomeActor(Actor):
         return carry if self.algorithm.config.condition == "average" else carry - self.algorithm.recorded(rewards)
 
 
-class OutcomeConditioned(Asking):
+class OutcomeConditioned(ReturnConditioned):
     """Minimises -log pi(a | s, w), with w what came after (s, a) in the data, and acts with the w that is asked for.
 
     Episodes of which the data lack the end have no return, and are not learnt from.

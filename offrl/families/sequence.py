@@ -20,7 +20,7 @@ from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.families.return_conditioned import Asking, AskingSettings
+from offrl.families.return_conditioned import ReturnConditioned, TargetReturnSettings
 from offrl.nn import Transformer, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.transformer import Affine, Norm, Table, drop, interleave, visible
@@ -123,8 +123,8 @@ class StepPolicy(nn.Module):
 
 
 @dataclass
-class SequenceSettings(AskingSettings, WindowSettings):
-    """Settings of DT and of its descendants that are asked for a return."""
+class SequenceSettings(TargetReturnSettings, WindowSettings):
+    """Settings of DT and of its return-conditioned descendants."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ class WindowActor(Actor):
         return dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1)
 
 
-class SequenceAlgorithm(Asking, WindowAlgorithm):
-    """Learns to act from the last K steps and the return asked for, with DT's tokens unless a subclass has others."""
+class SequenceAlgorithm(ReturnConditioned, WindowAlgorithm):
+    """Learns to act from the last K steps and the return to go, with DT's tokens unless a subclass has others."""
 
     def sizes(self) -> dict[str, int]:
         return {"return": 1, "observation": self.spec.observation_dim, "action": self.encoded_action_dim}
