@@ -21,7 +21,7 @@ from offrl.tasks.task import Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
 NAME = "bandits"
@@ -220,7 +220,7 @@ def generate(seed: int, tasks: int, pulls: int, arms: int = ARMS, std: float = S
     Behaviour as in the authors' code: an arm is drawn from a mixture of a Dirichlet(1) distribution and one lone arm, whose share is 0,
     0.1, ... or 1.
     """
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
 
     env, draw = Bandit(arms, std, features), np.random.Generator(np.random.PCG64(seed))
     means = np.stack([env.means_of(n) for n in range(tasks)])

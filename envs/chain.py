@@ -17,7 +17,7 @@ from offrl.registry import register
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
 NAME = "chain-stitch"
@@ -68,7 +68,7 @@ def lookup(name: str) -> Task | None:
 @register("dataset", NAME)
 def load(config: DatasetConfig) -> RawData:
     """The data, the same each time: ways of `KINDS` with actions in between that were drawn at random."""
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(0))
     kinds = np.searchsorted(np.cumsum([share for share, _, _ in KINDS])[:-1], (np.arange(EPISODES) + 0.5) / EPISODES)

@@ -14,7 +14,7 @@ from offrl.tasks.task import Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
 NAME = "darkroom"
@@ -131,7 +131,7 @@ def load(config: DatasetConfig) -> RawData:
 def generate(seed: int, episodes: int, limit: int = LIMIT) -> RawData:
     """`episodes` random walks of `limit` steps from random cells in each of the 80 rooms that are not held out, with the columns tasks and
     optimal_actions."""
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
 
     draw, known = np.random.Generator(np.random.PCG64(seed)), goals()[: int(TRAINED * SIZE**2)]
     number = np.repeat(np.arange(len(known)), episodes)

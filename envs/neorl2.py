@@ -20,7 +20,7 @@ from offrl.registry import register
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
 URL = "http://datasets.polixir.site/neorl2"

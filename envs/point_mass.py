@@ -16,7 +16,7 @@ from offrl.registry import register
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
 NAME = "point-mass"
@@ -150,7 +150,7 @@ def load(config: DatasetConfig) -> RawData:
 
 def generate(seed: int, episodes: int) -> RawData:
     """`episodes` that begin anywhere, of pushes uniform in [-1, 1]**2 that are held for a while."""
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
     position, velocity = draw.uniform(-EDGE, EDGE, (episodes, 2)), np.zeros((episodes, 2))

@@ -13,7 +13,7 @@ from offrl.registry import register
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
 NAME = "point-robot"
@@ -83,7 +83,7 @@ def load(config: DatasetConfig) -> RawData:
 def generate(seed: int, tasks: int, episodes: int, quality: tuple[float, ...] = QUALITY, first: int = 0) -> RawData:
     """`episodes` in each of the tasks `first`, ..., `first` + `tasks` - 1 of a point that goes, with noise, somewhere near the goal: how
     near on average is drawn for each episode from `quality`. Columns tasks and optimal_actions as well."""
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
     number = np.repeat(np.arange(first, first + tasks), episodes)

@@ -24,7 +24,7 @@ from offrl.tasks.task import Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
 NAME = "point-stitch"
@@ -110,7 +110,7 @@ def load(config: DatasetConfig) -> RawData:
 
 def generate(seed: int, episodes: int) -> RawData:
     """Episodes of a scripted policy that goes from place to place with a speed of the episode's own and noise in each action."""
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
 
     draw = np.random.Generator(np.random.PCG64(seed))
     shares = np.cumsum([share for share, _ in KINDS])[:-1]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offrl.api import Run, finetune, train
     from offrl.api import Run as load
+    from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset
     from offrl.data.load import load_dataset
     from offrl.errors import UserError
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from offrl.tasks.task import Task
     from offrl.training.loop import Interrupted
 
-__all__ = ["Dataset", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "load",
-           "load_dataset", "register", "train"]  # fmt: skip
+__all__ = ["Dataset", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "from_arrays",
+           "load", "load_dataset", "register", "train"]  # fmt: skip
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
@@ -35,6 +36,7 @@ _WHERE = {
     "TrainedPolicy": ("offrl.evaluation.policy", "TrainedPolicy"),
     "UserError": ("offrl.errors", "UserError"),
     "finetune": ("offrl.api", "finetune"),
+    "from_arrays": ("offrl.data.arrays", "from_arrays"),
     "load": ("offrl.api", "Run"),
     "load_dataset": ("offrl.data.load", "load_dataset"),
     "register": ("offrl.registry", "register"),

@@ -109,7 +109,7 @@ def publish(place: Collection, made: Made, low: float | None, high: float | None
 
 
 def _raw(place: Collection, made: Made, low: float | None, high: float | None) -> Any:
-    from offrl.data.assemble import RawData
+    from offrl.data.raw import RawData
 
     world = place.world
     columns = columns_of(made.episodes)

@@ -1,4 +1,4 @@
-"""Data sets: `load_dataset` for anything with a name or a path, `Dataset.from_arrays` for arrays. Imported lazily, torch is heavy."""
+"""Datasets: `load_dataset` for anything with a name or a path, `from_arrays` for arrays. Imported lazily, torch is heavy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from offrl.settings.dataset import DatasetConfig
 
 if TYPE_CHECKING:
+    from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset, DataSpec
     from offrl.data.demonstrations import append_expert
     from offrl.data.load import load_dataset
@@ -18,6 +19,7 @@ __all__ = [
     "Dataset",
     "DatasetConfig",
     "append_expert",
+    "from_arrays",
     "label_rewards",
     "load_dataset",
     "weight_episodes",
@@ -26,6 +28,7 @@ _WHERE = {
     "Dataset": "offrl.data.dataset",
     "DataSpec": "offrl.data.dataset",
     "append_expert": "offrl.data.demonstrations",
+    "from_arrays": "offrl.data.arrays",
     "label_rewards": "offrl.data.reward_labels",
     "load_dataset": "offrl.data.load",
     "weight_episodes": "offrl.data.weights",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offrl.data.assemble import FLAGS, MANY_JUMPS, RawData, action_range, find_ends
+from offrl.data.infer import MANY_JUMPS, action_range, find_ends
 from offrl.data.memory import chunks
+from offrl.data.raw import FLAGS, RawData
 from offrl.errors import UserError
 
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -163,7 +163,7 @@ class Dataset:
             "environment": task.env_id if task else None,
             "memory_mb": round(self.nbytes / 1e6, 1),
             "memory_mapped": self.mapped,
-            **({} if self.weights is None else {"effective_episodes": self._effective_episodes()}),
+            **({} if self.weights is None else {"effective_episodes": effective_episodes(self.episode_shares().numpy())}),
         }
 
     def _kind_of_actions(self) -> str:
@@ -171,53 +171,8 @@ class Dataset:
             return "text"
         return f"discrete {self.spec.num_actions}" if self.spec.discrete else f"continuous {self.spec.action_dim}"
 
-    def _effective_episodes(self) -> float:
-        from offrl.data.weights import effective_episodes
 
-        return effective_episodes(self.episode_shares().numpy())
-
-    @staticmethod
-    def from_arrays(
-        observations: Any,
-        actions: Any,
-        rewards: Any,
-        terminations: Any = None,
-        truncations: Any = None,
-        next_observations: Any = None,
-        episode_ends: Any = None,
-        *,
-        action_low: float | Sequence[float] | None = None,
-        action_high: float | Sequence[float] | None = None,
-        num_actions: int | None = None,
-        name: str = "arrays",
-        task: Task | None = None,
-        env: str | None = None,
-        clip_actions: bool = False,
-        check: bool = True,
-        **extra: Any,
-    ) -> Dataset:
-        """A data set from arrays with one row per step, in time order, episode after episode.
-
-        observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a discrete action space
-        of `num_actions`; rewards [R]; terminations, truncations [R] flags; next_observations like observations. `episode_ends` marks the
-        last row of each episode, as flags [R] or as row numbers, where the flags do not. With none of the three there is one episode.
-        `action_low`, `action_high`: the environment's range. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows.
-        Raises UserError, naming column, episode and row, when the data would corrupt training.
-        """
-        from offrl.data.assemble import assemble, raw_from_arrays
-        from offrl.settings.dataset import DatasetConfig
-
-        values = {
-            "observations": observations,
-            "actions": actions,
-            "rewards": rewards,
-            "terminations": terminations,
-            "truncations": truncations,
-            "next_observations": next_observations,
-            **extra,
-        }
-        raw = raw_from_arrays({k: v for k, v in values.items() if v is not None}, episode_ends, name)
-        raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
-        raw.action_low, raw.action_high = action_low, action_high
-        raw.num_actions = num_actions or 0
-        return assemble(raw, DatasetConfig(name=name, clip_actions=clip_actions, check=check))
+def effective_episodes(shares: np.ndarray) -> float:
+    """exp(entropy) of the episodes' shares [E] of the draws: how many equally likely episodes vary as much."""
+    p = shares[shares > 0.0] / shares.sum()
+    return float(np.exp(-(p * np.log(p)).sum()))

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from offrl.data import cache as flat
-from offrl.data.assemble import RawData, assemble
+from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
 from offrl.data.formats import Source, load_text, read_raw, resolve
 from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
+from offrl.data.raw import RawData
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError, warn

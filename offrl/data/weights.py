@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from offrl.data.dataset import Dataset
+from offrl.data.dataset import Dataset, effective_episodes
 from offrl.errors import UserError
 
 KINDS = ("none", "return", "advantage", "top")
@@ -71,12 +71,6 @@ def advantages(states: np.ndarray, returns: np.ndarray) -> np.ndarray:
         gram = x @ x.T
         fitted = gram @ np.linalg.solve(gram + penalty * np.eye(len(x)), centred)
     return centred - fitted
-
-
-def effective_episodes(shares: np.ndarray) -> float:
-    """exp(entropy) of the episodes' shares [E] of the draws: how many equally likely episodes vary as much."""
-    p = shares[shares > 0.0] / shares.sum()
-    return float(np.exp(-(p * np.log(p)).sum()))
 
 
 def share_text(dataset: Dataset) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import RawData
+from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report
 from offrl.figures.style import COLOURS, GREY, new_figure, plain_axes, thousands
 

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.assemble import RawData, assemble
+from offrl.data.arrays import from_arrays
+from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.formats import read_raw, resolve
 from offrl.data.memory import Memory, chunks
+from offrl.data.raw import RawData
 from offrl.data.transforms import concatenate, keep_episodes
 from offrl.errors import UserError
 from offrl.registry import register
@@ -152,13 +154,13 @@ def label_actions(
 
 
 def action_free_dataset(like: DataSpec, **arrays: Any) -> Dataset:
-    """A data set for `label_actions` from arrays without actions: observations, rewards, ... as `Dataset.from_arrays` takes them.
+    """A data set for `label_actions` from arrays without actions: observations, rewards, ... as `from_arrays` takes them.
 
     like: the spec of the labelled data.
     """
     ranges: dict[str, Any] = {"num_actions": like.num_actions} if like.discrete else {"action_low": -1.0, "action_high": 1.0}
     values: dict[str, Any] = {"name": "action-free", **ranges, **arrays}
-    return Dataset.from_arrays(actions=_no_actions(len(arrays["observations"]), like), **values)
+    return from_arrays(actions=_no_actions(len(arrays["observations"]), like), **values)
 
 
 def _check_fit(dataset: Dataset, other: Dataset) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import RawData
 from offrl.data.checks import Fault
+from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report, report
 from offrl.errors import UserError
 from offrl.figures import dataset as draw

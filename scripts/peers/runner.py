@@ -13,6 +13,7 @@ from peers import common
 
 from offrl import registry
 from offrl.algorithm import Algorithm, Metrics, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.training.step import Step, make_step
 from offrl.training.updates import metric_means
@@ -24,7 +25,7 @@ def synthetic(rows: int) -> Dataset:
     columns.pop("masks")
     columns["expert"] = np.arange(rows) < rows // 10
     terminations, truncations = common.flags(rows)
-    return Dataset.from_arrays(
+    return from_arrays(
         **columns, terminations=terminations, truncations=truncations, action_low=-1.0, action_high=1.0, name="synthetic", check=False
     )
 

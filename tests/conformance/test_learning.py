@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from offrl.algorithm import select
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
 from tests.support.cases import (
@@ -36,7 +37,7 @@ def cloning_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     best = np.digitize(x.sum(1), [-0.4, 0.4]) if discrete else 0.6 * np.tanh(2 * x @ np.array([[1.0, -0.5], [0.3, 1.0]]))
     options: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
     options |= {"expert": np.ones(1000, bool), "tasks": np.zeros(1000, int), "optimal_actions": best}
-    return Dataset.from_arrays(x, best, np.ones(1000), np.ones(1000, bool), **options), best
+    return from_arrays(x, best, np.ones(1000), np.ones(1000, bool), **options), best
 
 
 def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
@@ -64,7 +65,7 @@ def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     # known after the end too: a model learns nothing from a row whose next observation is not
     options["next_observations"] = np.where(ends[:, None], observations, np.roll(observations, -1, 0))
     options |= {"expert": np.ones(2 * n, bool), "tasks": np.zeros(2 * n, int), "optimal_actions": actions}
-    return Dataset.from_arrays(observations, actions, rewards, ends, **options), best
+    return from_arrays(observations, actions, rewards, ends, **options), best
 
 
 def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates: int, **settings: Any) -> float:
@@ -129,7 +130,7 @@ def corridor(discrete: bool) -> Dataset:
     actions = (way + 1) // 2 if discrete else 0.8 * way[:, None].astype(np.float32)
     options: dict[str, Any] = {"num_actions": 2} if discrete else {"action_low": -1.0, "action_high": 1.0}
     ends = np.arange(len(position)) % 30 == 29
-    return Dataset.from_arrays(observations, actions, np.zeros(len(position)), episode_ends=ends, **options)
+    return from_arrays(observations, actions, np.zeros(len(position)), episode_ends=ends, **options)
 
 
 AIMED = [pytest.param(c, **(LATER if c.name in ("ota", "gadt") else {} if str(c) == "gcivl" else SLOW)) for c in GOALS]

@@ -21,6 +21,7 @@ import offrl as package
 from offrl import registry
 from offrl.algorithms.bc import BC, BCConfig
 from offrl.data import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.settings.compose import compose
 from offrl.settings.presets import find_experiment
 from offrl.settings.train import TrainConfig
@@ -186,7 +187,7 @@ def test_the_settings_that_belong_to_a_data_set(dataset: str, experiment: str) -
 def arrays(name: str = "mine", **more: Any) -> Dataset:
     rng = np.random.default_rng(0)
     ends = np.arange(300) % 100 == 99
-    return Dataset.from_arrays(
+    return from_arrays(
         rng.normal(size=(300, 3)), rng.uniform(-2, 2, (300, 1)), rng.normal(size=300), truncations=ends, action_low=-2.0, action_high=2.0,
         name=name, **more,
     )  # fmt: skip
@@ -266,7 +267,7 @@ def test_a_plugin_package(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "import numpy as np\n"
-        "from offrl import register, Dataset\n"
+        "from offrl import from_arrays, register\n"
         "from offrl.algorithms.bc import BC, BCConfig\n"
         "from offrl.settings.field import setting\n"
         "@dataclass\n"
@@ -280,7 +281,7 @@ def test_a_plugin_package(tmp_path: Path) -> None:
         "@register('dataset', 'my-data')\n"
         "def load(config):\n"
         "    x = np.zeros((50, 2), np.float32)\n"
-        "    return Dataset.from_arrays(x, x, x[:, 0], episode_ends=[49], name='my-data')\n"
+        "    return from_arrays(x, x, x[:, 0], episode_ends=[49], name='my-data')\n"
     )
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()

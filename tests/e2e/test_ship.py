@@ -102,7 +102,7 @@ def test_evaluate_with_a_video(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
 def test_video_of_an_environment_whose_package_is_missing(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs pip install 'offrl[video]'")
     rng = np.random.default_rng(0)
-    data = library.Dataset.from_arrays(
+    data = library.from_arrays(
         rng.normal(size=(60, 4)),
         rng.integers(2, size=60),
         np.ones(60),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from offrl import registry
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.compose import compose
@@ -25,7 +26,7 @@ def episodes(**more: Any) -> Dataset:
     ends, cuts = np.zeros(12, bool), np.zeros(12, bool)
     ends[[2, 8]], cuts[[5, 11]] = True, True
     observations = np.arange(12.0)[:, None]
-    return Dataset.from_arrays(observations, np.zeros((12, A)), rewards, ends, cuts, action_low=[-1.0] * A, action_high=[1.0] * A, **more)
+    return from_arrays(observations, np.zeros((12, A)), rewards, ends, cuts, action_low=[-1.0] * A, action_high=[1.0] * A, **more)
 
 
 def test_returns_to_go_of_episodes_that_never_succeed() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
-from offrl.data.dataset import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.training.step import make_step
 from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, single, spec, transitions
@@ -275,7 +275,7 @@ def test_the_penalty_keeps_values_outside_the_data_down() -> None:
     """Data whose actions are all near 0.5 and whose rewards say nothing of others."""
     g, n = np.random.default_rng(0), 500
     actions = np.clip(0.5 + 0.05 * g.normal(size=(n, 1)), -1, 1)
-    data = Dataset.from_arrays(g.uniform(-1, 1, (n, 2)), actions, np.ones(n), np.ones(n, bool), action_low=[-1.0], action_high=[1.0])
+    data = from_arrays(g.uniform(-1, 1, (n, 2)), actions, np.ones(n), np.ones(n, bool), action_low=[-1.0], action_high=[1.0])
     gap = {}
     for weight in (0.0, 5.0):
         kind = registry.get("algo", "cql")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import ContextSampler
 from offrl.data.transforms import scale_rewards
@@ -33,7 +34,7 @@ def data(discrete: bool = True) -> Dataset:
     else:
         columns |= {"actions": g.uniform(-2, 2, (rows, A)), "action_low": -2.0, "action_high": 2.0}
         columns |= {"optimal_actions": g.uniform(-2, 2, (rows, A))}
-    return Dataset.from_arrays(g.normal(size=(rows, OBS)), **columns)
+    return from_arrays(g.normal(size=(rows, OBS)), **columns)
 
 
 def make(dataset: Dataset, **settings: Any) -> tuple[Any, TrainState]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.algorithm import TrainState
 from offrl.algorithms.dynamics import Dynamics
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.settings.field import check
 from offrl.world_models import ensemble
@@ -31,7 +32,7 @@ def arrays(episodes: int = 20, steps: int = 10) -> Dataset:
     last = np.arange(n) % steps == steps - 1
     ends = last & (np.arange(n) // steps % 2 == 0)
     observations, actions = g.normal(size=(n, OBS)) * [1.0, 5.0, 0.1] + 2.0, g.uniform(-1, 1, (n, A))
-    return Dataset.from_arrays(observations, actions, g.normal(size=n), ends, last & ~ends, action_low=-1.0, action_high=1.0)
+    return from_arrays(observations, actions, g.normal(size=n), ends, last & ~ends, action_low=-1.0, action_high=1.0)
 
 
 DATA = arrays()

@@ -13,6 +13,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import Requirement
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import windows
 from offrl.errors import UserError
@@ -31,9 +32,7 @@ CUT = [4, 8]  # rows without a successor
 
 def data() -> Dataset:
     ends = np.isin(np.arange(N), CUT)
-    return Dataset.from_arrays(
-        OBSERVATIONS, G.uniform(-1, 1, (N, 2)), np.zeros(N), np.zeros(N, bool), ends, action_low=-1.0, action_high=1.0
-    )
+    return from_arrays(OBSERVATIONS, G.uniform(-1, 1, (N, 2)), np.zeros(N), np.zeros(N, bool), ends, action_low=-1.0, action_high=1.0)
 
 
 def trained(tmp_path: Path, dataset: Dataset, teacher: str) -> Any:

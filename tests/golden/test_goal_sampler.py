@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from offrl import rng
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import GoalSampler, Mix
 from offrl.errors import UserError
@@ -23,7 +24,7 @@ def data(**extra: Any) -> Dataset:
     ends = np.cumsum(LENGTHS) - 1
     r = np.arange(rows, dtype=np.float32)[:, None]
     limits = {"action_low": [-1.0], "action_high": [1.0]}
-    return Dataset.from_arrays(r, r / 100, np.zeros(rows), episode_ends=ends, **limits, **extra)
+    return from_arrays(r, r / 100, np.zeros(rows), episode_ends=ends, **limits, **extra)
 
 
 TRANSITIONS = [r for start, n in zip(np.cumsum((0, *LENGTHS)), LENGTHS, strict=False) for r in range(start, start + n - 1)]
@@ -112,6 +113,4 @@ def test_shares_that_are_no_distribution() -> None:
     with pytest.raises(UserError, match="discount factor below 1"):
         Mix(0.0, 1.0, 0.0, True, 1.0).check("actor")
     with pytest.raises(UserError, match="no transition to train on"):
-        GoalSampler(value=Mix(0.0, 1.0, 0.0)).prepare(
-            Dataset.from_arrays(np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), episode_ends=[0, 1, 2])
-        )
+        GoalSampler(value=Mix(0.0, 1.0, 0.0)).prepare(from_arrays(np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), episode_ends=[0, 1, 2]))

@@ -11,6 +11,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES, AdjacentSampler
 from offrl.data.samplers.goals import GoalSampler, Mix
@@ -106,7 +107,7 @@ def walk() -> Dataset:
     ends = np.isin(np.arange(16), (7, 15))
     following = np.where(ends[:, None], observations, np.roll(observations, -1, 0))
     options: dict[str, Any] = {"action_low": -1.0, "action_high": 1.0, "next_observations": following}
-    return Dataset.from_arrays(observations, G.uniform(-1, 1, (16, 2)), np.zeros(16), np.zeros(16, bool), ends, **options)
+    return from_arrays(observations, G.uniform(-1, 1, (16, 2)), np.zeros(16), np.zeros(16, bool), ends, **options)
 
 
 @pytest.mark.parametrize("cell", [0.0, 1.0])

@@ -14,6 +14,7 @@ from torch import Tensor
 import offrl
 from offrl import registry, rng
 from offrl.algorithm import stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.train import TrainConfig
@@ -52,7 +53,7 @@ class Line:
 def data(**options: Any) -> Dataset:
     """Two episodes on the line, from 0 and from 0.5, with returns 3 and 2."""
     observations = np.array([[0.0], [0.2], [0.5], [0.6]])
-    return Dataset.from_arrays(
+    return from_arrays(
         observations, np.full((4, 1), 0.1), [1.0, 2.0, 1.0, 1.0], [False, True, False, True], action_low=-1.0, action_high=1.0, **options
     )
 
@@ -201,9 +202,7 @@ def test_a_run_makes_its_parts_once(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(("steps", "given", "expected"), [(8_000, None, 100), (80_000, None, 100), (2_000, None, 25), (10, 7, 7)])
 def test_updates_of_the_behaviour_policy(steps: int, given: int | None, expected: int) -> None:
     """50 times through 512 rows, in batches of 256, beside 8,000 updates."""
-    dataset = Dataset.from_arrays(
-        np.zeros((512, 1)), np.zeros((512, 1)), np.zeros(512), np.arange(512) == 511, action_low=-1.0, action_high=1.0
-    )
+    dataset = from_arrays(np.zeros((512, 1)), np.zeros((512, 1)), np.zeros(512), np.arange(512) == 511, action_low=-1.0, action_high=1.0)
     kind = registry.get("algo", "mbrcsl")
     required = kind.requires(TrainConfig(algo=kind.Config(behaviour_steps=given), steps=steps), dataset)
     assert required["behaviour"].steps == expected

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.algorithms.meta_dt import begin_logits, best_of
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import HistorySampler, prompt_windows
 from offrl.errors import UserError
@@ -36,7 +37,7 @@ def data(discrete: bool = False, **more: Any) -> Dataset:
     columns = {"truncations": ends, "terminations": np.zeros(n, bool), "tasks": np.repeat(TASKS, LENGTHS), **bounds, **more}
     observations, after = g.normal(size=(2, n, OBS))
     after[:-1][~ends[:-1]] = observations[1:][~ends[:-1]]
-    return Dataset.from_arrays(observations, actions, g.normal(size=n), next_observations=after, **columns)
+    return from_arrays(observations, actions, g.normal(size=n), next_observations=after, **columns)
 
 
 def test_gru_is_torchs() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import select, stack
+from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.training.step import make_step
 from offrl.world_models.model import Outcome, load_for
@@ -284,7 +285,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         fit(quiet, small.dataset(), {"penalty": [0.0, 5.0]})
     with pytest.raises(UserError, match=r"algo\.sample_dropout=0\.05 of algo\.repeats=10 roll-outs is none"):
         fit(dataclasses.replace(quiet, sample_dropout=0.05, repeats=10), small.dataset())
-    wrong = type(small.dataset()).from_arrays(np.zeros((9, 2)), np.zeros((9, A)), np.zeros(9), np.ones(9, bool))
+    wrong = from_arrays(np.zeros((9, 2)), np.zeros((9, A)), np.zeros(9), np.ones(9, bool))
     with pytest.raises(UserError, match=r"trained on .* with observations"):
         load_for(algorithm.config.world_model, wrong.spec)
 

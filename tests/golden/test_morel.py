@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offrl import registry, rng
-from offrl.data.dataset import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.world_models.model import Outcome
 from offrl.world_models.rollout import Imagined
@@ -131,7 +131,7 @@ def test_the_bins_of_a_value_head_hold_halt(tmp_path: Path) -> None:
 def test_a_halt_that_would_pay_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Rewards of -16 to 0, -6 on average, for ever are worth -600: an end at -216 is better than to go on."""
     kind, rewards = registry.get("algo", "morel"), np.linspace(-16.0, 4.0, 40)
-    data = Dataset.from_arrays(np.zeros((40, OBS)), np.zeros((40, A)), rewards, np.zeros(40, bool), np.arange(40) % 20 == 19)
+    data = from_arrays(np.zeros((40, OBS)), np.zeros((40, A)), rewards, np.zeros(40, bool), np.arange(40) % 20 == 19)
     kind.fit_config(kind.Config(), data)
     assert "HALT costs less (-216) than to go on as the data do for ever (-600" in capsys.readouterr().err
     kind.fit_config(kind.Config(halt_reward=-700.0), data)

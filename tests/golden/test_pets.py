@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, select, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
@@ -189,7 +190,7 @@ def data() -> Dataset:
     for i in range(n - 1):
         if not flags[1][i]:
             x[i + 1] = 0.9 * x[i] + 0.3 * u[i]
-    return Dataset.from_arrays(x, u, -(x**2).sum(1), *flags, action_low=-1.0, action_high=1.0)
+    return from_arrays(x, u, -(x**2).sum(1), *flags, action_low=-1.0, action_high=1.0)
 
 
 def trained(history: int = 1, **settings: Any) -> tuple[Any, TrainState, Dataset]:

@@ -13,6 +13,7 @@ import torch
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
 from offrl.algorithms.rambo import log_mixture
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
@@ -36,7 +37,7 @@ def arrays(rows: int = 60) -> Dataset:
     g, step = np.random.default_rng(1), np.arange(rows)
     observations, actions = g.normal(size=(rows, OBS)), g.uniform(-1, 1, (rows, A))
     ends, cut = step % 20 == 19, step % 20 == 9
-    return Dataset.from_arrays(observations, actions, g.normal(size=rows), ends, cut, action_low=-1.0, action_high=1.0)
+    return from_arrays(observations, actions, g.normal(size=rows), ends, cut, action_low=-1.0, action_high=1.0)
 
 
 DATA = arrays()
@@ -307,7 +308,7 @@ def test_the_actor_clones_the_data_first(model: str) -> None:
     g, n = np.random.default_rng(0), 200
     s = g.uniform(-1, 1, (n, OBS))
     best = np.stack([0.5 * s[:, 0], -0.5 * s[:, 1]], 1)
-    data = Dataset.from_arrays(s, best, np.zeros(n), np.zeros(n, bool), np.arange(n) % 20 == 19, action_low=-1.0, action_high=1.0)
+    data = from_arrays(s, best, np.zeros(n), np.zeros(n, bool), np.arange(n) % 20 == 19, action_low=-1.0, action_high=1.0)
     error = []
     for epochs in (0, 10):
         algorithm, state = make(model, data, hidden=[32, 32], clone_epochs=epochs, clone_learning_rate=1e-2)

@@ -11,7 +11,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
-from offrl.data.dataset import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.training.step import make_step
 from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, single, spec, transitions
 from tests.support.reference import layer_norm as norm
@@ -176,7 +176,7 @@ def test_next_actions_come_from_the_data() -> None:
     actions = np.stack([np.linspace(-1, 1, n), np.zeros(n)], 1)
     ends = np.arange(n) % 10 == 9
     bounds: Any = {"action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]}
-    dataset = Dataset.from_arrays(np.arange(n * OBS).reshape(n, OBS) / n, actions, np.zeros(n), ends, np.zeros(n, bool), **bounds)
+    dataset = from_arrays(np.arange(n * OBS).reshape(n, OBS) / n, actions, np.zeros(n), ends, np.zeros(n, bool), **bounds)
     algorithm, _ = make(hidden=[4])
     sampler = algorithm.sampler()
     source = sampler.prepare(dataset)

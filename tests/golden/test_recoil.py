@@ -11,6 +11,7 @@ import torch
 
 from offrl import registry
 from offrl.algorithm import TrainState, select, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.training.step import make_step
@@ -146,7 +147,7 @@ def data(rewards: float = 0.0) -> Dataset:
     actions = np.where((expert | near)[:, None], best + 0.05 * g.normal(size=best.shape), g.uniform(-1, 1, best.shape)).clip(-1, 1)
     ends = np.arange(episodes * steps) % steps == steps - 1
     noise = rewards * g.normal(size=len(x))
-    return Dataset.from_arrays(x, actions, noise, truncations=ends, expert=expert, action_low=-1.0, action_high=1.0)
+    return from_arrays(x, actions, noise, truncations=ends, expert=expert, action_low=-1.0, action_high=1.0)
 
 
 def train(dataset: Dataset, updates: int, **settings: Any) -> tuple[Any, TrainState]:

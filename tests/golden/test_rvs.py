@@ -10,6 +10,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from tests.support.reference import mlp as ref
 
@@ -23,9 +24,7 @@ def data(scale: float = 1.0, shift: float = 0.0) -> Dataset:
     n = 12
     ends = np.zeros(n, bool)
     ends[[3, 6]] = True
-    dataset = Dataset.from_arrays(
-        G.normal(size=(n, 3)), G.uniform(-1, 1, (n, 2)), np.arange(1.0, n + 1), ends, action_low=-1.0, action_high=1.0
-    )
+    dataset = from_arrays(G.normal(size=(n, 3)), G.uniform(-1, 1, (n, 2)), np.arange(1.0, n + 1), ends, action_low=-1.0, action_high=1.0)
     assert dataset.complete.tolist() == [True, True, False]
     return dataset
 

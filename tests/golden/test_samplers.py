@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from offrl import registry, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, stack
 from offrl.data import DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.prefetch import Prefetcher
 from offrl.data.samplers.transitions import COIN, Batch, TransitionSampler, alias_table, pack
@@ -33,7 +34,7 @@ ACTIONS = np.linspace(-1, 1, ROWS)
 def hand_made(**more: Any) -> Dataset:
     """Observation i is [i, -i], reward 10 i."""
     i = np.arange(ROWS, dtype=np.float32)
-    return Dataset.from_arrays(np.stack([i, -i], 1), more.pop("actions", ACTIONS[:, None]), 10 * i, *FLAGS, **more)
+    return from_arrays(np.stack([i, -i], 1), more.pop("actions", ACTIONS[:, None]), 10 * i, *FLAGS, **more)
 
 
 def draw(dataset: Dataset, n: int = 20_000, sampler: TransitionSampler | None = None) -> tuple[Batch, Tensor]:
@@ -84,7 +85,7 @@ def test_discrete_actions_survive_packing(offset: int) -> None:
 
 def test_extra_columns_and_images() -> None:
     image = np.arange(ROWS * 12).reshape(ROWS, 2, 2, 3).astype(np.uint8)
-    dataset = Dataset.from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS, weights=np.arange(ROWS) * 0.5)
+    dataset = from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS, weights=np.arange(ROWS) * 0.5)
     batch, _ = draw(dataset, sampler=TransitionSampler(extra=("weights",)))
     row = batch["rewards"].long()
     assert batch["observations"].dtype == torch.uint8 and torch.equal(batch["observations"], torch.tensor(image)[row])
@@ -214,7 +215,7 @@ def test_next_actions_are_those_of_the_same_episode(stored: bool) -> None:
 
 def test_next_actions_unpacked_and_discrete() -> None:
     image = np.arange(ROWS * 4).reshape(ROWS, 2, 2).astype(np.uint8)
-    dataset = Dataset.from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS)
+    dataset = from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS)
     sampler = TransitionSampler(extra=("next_actions",))
     assert sampler.prepare(dataset).packed is None
     batch, _ = draw(dataset, sampler=sampler)
@@ -243,7 +244,7 @@ def test_a_column_that_is_not_there_is_an_error() -> None:
         TransitionSampler(extra=("returns_to_go",)).prepare(hand_made())
     with pytest.raises(UserError, match="lack"):
         TransitionSampler(extra=("weight",)).prepare(hand_made(weights=np.ones(ROWS)))
-    alone = Dataset.from_arrays(np.ones((3, 1)), np.zeros((3, 1)), np.ones(3), truncations=np.ones(3), next_observations=np.ones((3, 1)))
+    alone = from_arrays(np.ones((3, 1)), np.zeros((3, 1)), np.ones(3), truncations=np.ones(3), next_observations=np.ones((3, 1)))
     with pytest.raises(UserError, match="no transition"):
         TransitionSampler(extra=("next_actions",)).prepare(alone)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from offrl import registry, rng
 from offrl.algorithms.modt import kmeans, shortest
 from offrl.algorithms.qdt import relabel
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import SequenceSampler, windows
 from offrl.data.transforms import scale_rewards
@@ -43,7 +44,7 @@ def data(discrete: bool = False, **more: Any) -> Dataset:
     actions = g.integers(0, 3, n) if discrete else g.uniform(-1, 1, (n, 2))
     bounds: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
     rewards = np.arange(n, dtype=float)
-    return Dataset.from_arrays(g.normal(size=(n, 3)), actions, rewards, terminations, truncations, **bounds, **more)
+    return from_arrays(g.normal(size=(n, 3)), actions, rewards, terminations, truncations, **bounds, **more)
 
 
 def make(name: str, dataset: Dataset, **settings: Any) -> Any:

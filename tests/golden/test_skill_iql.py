@@ -10,6 +10,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.skills import SpanSampler, spans
 from offrl.nn.latent import draw, gaussian_kl
@@ -83,7 +84,7 @@ def episodes() -> Dataset:
     observations = np.repeat(np.arange(n, dtype=np.float32)[:, None], OBS, 1)
     after = observations + 1 + 0.5 * ends[:, None]  # else an end's successor is taken for the next episode's start, which tells nothing
     options: dict[str, Any] = {"action_low": -1.0, "action_high": 1.0, "next_observations": after}
-    return Dataset.from_arrays(observations, G.uniform(-1, 1, (n, A)), 2.0 ** np.arange(n), terminations, ends, **options)
+    return from_arrays(observations, G.uniform(-1, 1, (n, A)), 2.0 ** np.arange(n), terminations, ends, **options)
 
 
 def test_spans() -> None:

@@ -18,6 +18,7 @@ from offrl.algorithms.tt.actor import TTActor
 from offrl.algorithms.tt.beam_search import Plans, Search, beam_search, keep_likely
 from offrl.algorithms.tt.discretizer import Bins, encode
 from offrl.algorithms.tt.model import TokenModel, weighted_loss
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 
@@ -42,7 +43,7 @@ def data(discrete: bool = False, ends: tuple[int, ...] = (19, 59)) -> Dataset:
     terminal, last = np.isin(np.arange(n), ends), np.arange(n) % 20 == 19
     actions = G.integers(0, 3, n) if discrete else G.uniform(-1, 1, (n, 2))
     bounds: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
-    return Dataset.from_arrays(G.normal(size=(n, 2)), actions, G.normal(size=n), terminal, last & ~terminal, **bounds)
+    return from_arrays(G.normal(size=(n, 2)), actions, G.normal(size=n), terminal, last & ~terminal, **bounds)
 
 
 def make(dataset: Dataset, **settings: Any) -> Any:

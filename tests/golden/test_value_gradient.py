@@ -13,6 +13,7 @@ import torch
 import offrl
 from offrl.algorithm import select, stack
 from offrl.algorithms.dynamics import Dynamics
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import apply_transforms
 from offrl.errors import UserError
@@ -37,7 +38,7 @@ def arrays(seed: int = 0, observations: int = OBS, scale: float = 1.0) -> Datase
     g, n = np.random.default_rng(seed), 200
     s = scale * (2.0 + 3.0 * g.normal(size=(n, observations)) * np.arange(1, observations + 1))
     options: dict[str, Any] = {"action_low": -1.0, "action_high": 1.0}
-    return Dataset.from_arrays(s, g.uniform(-1, 1, (n, A)), g.normal(size=n), np.arange(n) % 50 == 49, np.arange(n) % 50 == 24, **options)
+    return from_arrays(s, g.uniform(-1, 1, (n, A)), g.normal(size=n), np.arange(n) % 50 == 49, np.arange(n) % 50 == 24, **options)
 
 
 def agent(folder: Path, name: str = "td3_bc", dataset: Dataset | None = None, **settings: Any) -> offrl.Run:
@@ -186,7 +187,7 @@ def system(rows: int = 1500) -> Dataset:
     a = g.uniform(-1, 1, (rows, 1))
     following = np.stack([0.3 * np.tanh(3 * s[:, 0]) + 0.3 * a[:, 0], 2 * np.sin(6 * s[:, 1]), 2 * np.cos(6 * s[:, 2])], 1)
     ends, cut = np.zeros(rows, bool), np.ones(rows, bool)  # episodes of one step
-    return Dataset.from_arrays(s, a, -(s[:, 0] ** 2), ends, cut, next_observations=following, action_low=-1.0, action_high=1.0)
+    return from_arrays(s, a, -(s[:, 0] ** 2), ends, cut, next_observations=following, action_low=-1.0, action_high=1.0)
 
 
 def steep(run: Path, values: np.ndarray) -> None:

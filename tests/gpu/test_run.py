@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import offrl
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.system import files as checkpoint
 from tests.support.imitated import META, Machine, imitated
@@ -26,7 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def data() -> Dataset:
     g, n = np.random.default_rng(0), 300
     ends = np.arange(n) % 30 == 29
-    return Dataset.from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), ends, action_low=-1.0, action_high=1.0)
+    return from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), ends, action_low=-1.0, action_high=1.0)
 
 
 def train(folder: Path, algo: str, steps: int, name: str, **more: Any) -> offrl.Run:

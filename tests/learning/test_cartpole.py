@@ -11,6 +11,7 @@ import pytest
 
 from offrl import registry
 from offrl.algorithm import select, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.training.step import make_step
@@ -51,7 +52,7 @@ def behaviour() -> tuple[Dataset, float]:
     flags = [[(last, fell) for last in (i == len(r) - 1 for i in range(len(r)))] for _, _, r, fell in found]
     ends = np.array([(last and fell, last and not fell) for episode_flags in flags for last, fell in episode_flags])
     columns = [np.concatenate([np.asarray(e[i]) for e in found]) for i in range(3)]
-    return Dataset.from_arrays(*columns, ends[:, 0], ends[:, 1], num_actions=2), float(np.mean([sum(e[2]) for e in found]))
+    return from_arrays(*columns, ends[:, 0], ends[:, 1], num_actions=2), float(np.mean([sum(e[2]) for e in found]))
 
 
 @pytest.mark.parametrize("name", [n for n in SETTINGS if n in registry.names("algo")])

@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 
 from offrl import registry
 from offrl.algorithm import select, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.training.step import make_step
 
@@ -52,7 +53,7 @@ def walks(episodes: int = 400, length: int = 60, seed: int = 0) -> Dataset:
     place = PLACE[np.stack(rows, 1).ravel()]
     action = np.array(MOVES, np.float32)[np.stack(moves, 1).ravel()]
     ends = np.arange(len(place)) % length == length - 1
-    return Dataset.from_arrays(place, action, np.zeros(len(place)), episode_ends=ends, action_low=[-1.0], action_high=[1.0])
+    return from_arrays(place, action, np.zeros(len(place)), episode_ends=ends, action_low=[-1.0], action_high=[1.0])
 
 
 def trained(name: str, dataset: Dataset, updates: int, seeds: int = 1, **settings: Any) -> tuple[Any, list[Any]]:
@@ -137,7 +138,7 @@ def corridor(length: int = 300, episodes: int = 60, seed: int = 0) -> Dataset:
     observations = np.stack([position, 0.3 * g.standard_normal(len(position))], 1).astype(np.float32)
     ends = np.arange(len(position)) % 500 == 499
     actions = np.stack(moves, 1).ravel()[:, None].astype(np.float32)
-    return Dataset.from_arrays(observations, actions, np.zeros(len(position)), episode_ends=ends, action_low=[-1.0], action_high=[1.0])
+    return from_arrays(observations, actions, np.zeros(len(position)), episode_ends=ends, action_low=[-1.0], action_high=[1.0])
 
 
 def sign_errors(algorithm: Any, state: Any, length: int, steps: int, least: int) -> float:

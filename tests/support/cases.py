@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from offrl import registry, rng
 from offrl.actor import Actor
 from offrl.algorithm import Algorithm, TrainState, select, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import normalize_observations
 from offrl.settings.train import TrainConfig
@@ -247,7 +248,7 @@ def data(discrete: bool) -> Dataset:
     flags = np.arange(n) % 40 == 39, np.arange(n) % 100 == 89
     expert = {"expert": np.arange(n) < 90}  # for algorithms that imitate one
     expert |= {"tasks": np.arange(n) // 120, "optimal_actions": actions[::-1].copy()}  # for those that learn many tasks
-    dataset = Dataset.from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds, **expert)  # type: ignore[arg-type]
+    dataset = from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds, **expert)  # type: ignore[arg-type]
     return normalize_observations(dataset)
 
 

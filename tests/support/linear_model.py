@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.world_models import starts
 from offrl.world_models.dynamics import DynamicsSettings, data_range
@@ -33,9 +34,7 @@ def rows(episodes: int = 3, length: int = 7, **spec: Any) -> Dataset:
     actions = draw.uniform(LOW, HIGH, (episodes * length, 1)).astype(np.float32)
     ends = np.arange(1, episodes * length + 1) % length == 0
     following = np.where(ends[:, None], observations, np.roll(observations, -1, 0))
-    made = Dataset.from_arrays(
-        observations, actions, rewards, truncations=ends, next_observations=following, action_low=LOW, action_high=HIGH
-    )
+    made = from_arrays(observations, actions, rewards, truncations=ends, next_observations=following, action_low=LOW, action_high=HIGH)
     return dataclasses.replace(made, spec=dataclasses.replace(made.spec, **spec))
 
 

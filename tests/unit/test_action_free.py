@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data import DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.relabel import InverseSettings, action_free_dataset, label_actions, split_labelled
 from offrl.relabel.inverse_dynamics import Inputs
@@ -44,7 +45,7 @@ def without(values: dict[str, np.ndarray], *names: str) -> dict[str, np.ndarray]
 
 
 def test_labels_are_close_to_the_actions_that_were_hidden() -> None:
-    known = Dataset.from_arrays(**walks(), action_low=-2.0, action_high=2.0, name="known")
+    known = from_arrays(**walks(), action_low=-2.0, action_high=2.0, name="known")
     there = walks(seed=1)
     other = action_free_dataset(known.spec, **without(there, "actions"), name="watched")
     both = label_actions(known, other, replace(SETTINGS, updates=250), quiet=True)
@@ -63,7 +64,7 @@ def test_labels_are_close_to_the_actions_that_were_hidden() -> None:
 
 
 def test_discrete_actions() -> None:
-    known = Dataset.from_arrays(**walks(discrete=True), num_actions=5)
+    known = from_arrays(**walks(discrete=True), num_actions=5)
     there = walks(seed=1, discrete=True)
     both = label_actions(known, action_free_dataset(known.spec, **without(there, "actions")), SETTINGS, quiet=True)
     labels = both.columns["actions"][240:]
@@ -72,7 +73,7 @@ def test_discrete_actions() -> None:
 
 
 def test_states_before_an_episode_are_zeros_put_in_before_normalising() -> None:
-    data = Dataset.from_arrays(**walks(episodes=3, length=4))
+    data = from_arrays(**walks(episodes=3, length=4))
     inputs = Inputs.of([data, data])
     observations = data.columns["observations"].double()
     torch.testing.assert_close(inputs.mean.double(), observations.mean(0), rtol=1e-6, atol=1e-6)
@@ -85,7 +86,7 @@ def test_states_before_an_episode_are_zeros_put_in_before_normalising() -> None:
 
 
 def test_a_row_without_a_successor_repeats_the_action_before_it() -> None:
-    known = Dataset.from_arrays(**without(walks(), "next_observations"), action_low=-1.0, action_high=1.0)
+    known = from_arrays(**without(walks(), "next_observations"), action_low=-1.0, action_high=1.0)
     both = label_actions(
         known, action_free_dataset(known.spec, **without(walks(seed=1), "next_observations", "actions")), SETTINGS, quiet=True
     )
@@ -95,7 +96,7 @@ def test_a_row_without_a_successor_repeats_the_action_before_it() -> None:
 
 
 def test_split_is_the_papers_protocol() -> None:
-    data = Dataset.from_arrays(**walks(episodes=40))  # returns 0, 20, ..., 780
+    data = from_arrays(**walks(episodes=40))  # returns 0, 20, ..., 780
     labelled, rest = split_labelled(data, 0.1, 0.5, seed=3)
     assert labelled.num_episodes == 4 and rest.num_episodes == 36 and float(labelled.raw_returns.max()) < 400
     assert sorted(labelled.raw_returns.tolist() + rest.raw_returns.tolist()) == [20.0 * e for e in range(40)]
@@ -107,7 +108,7 @@ def test_split_is_the_papers_protocol() -> None:
     with pytest.raises(UserError, match=r"24 of 40 episodes are to be labelled.*the 20 with the lowest"):
         split_labelled(data, 0.6, 0.5)
     with pytest.raises(UserError, match="leave episodes on both sides"):
-        split_labelled(Dataset.from_arrays(**walks(episodes=1)), 0.5)
+        split_labelled(from_arrays(**walks(episodes=1)), 0.5)
 
 
 def test_settings_label_the_hidden_episodes_and_the_labels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,17 +187,17 @@ def test_minari_without_actions(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
-    known = Dataset.from_arrays(**walks(), name="known")
+    known = from_arrays(**walks(), name="known")
     other = walks(seed=1)
     wide = action_free_dataset(
         known.spec, **{**without(other, "actions", "next_observations"), "observations": np.ones((240, 5))}, name="wide"
     )
     with pytest.raises(UserError, match=r"cannot label wide by known: its observations have shape \[5\] instead of \[2\]"):
         label_actions(known, wide)
-    image = Dataset.from_arrays(np.zeros((4, 2, 2), np.uint8), np.zeros((4, 1)), np.zeros(4), name="image")
+    image = from_arrays(np.zeros((4, 2, 2), np.uint8), np.zeros((4, 1)), np.zeros(4), name="image")
     with pytest.raises(UserError, match=r"image: .*these are uint8"):
         label_actions(image, image)
-    one = Dataset.from_arrays(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros(1), name="one")
+    one = from_arrays(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros(1), name="one")
     with pytest.raises(UserError, match="one has 0 labelled"):
         label_actions(one, known)
     np.savez(tmp_path / "known.npz", **walks())
@@ -217,7 +218,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_other_columns(tmp_path: Path) -> None:
-    known = Dataset.from_arrays(**walks(), place=np.arange(240), name="known")
+    known = from_arrays(**walks(), place=np.arange(240), name="known")
     other = action_free_dataset(known.spec, **without(walks(seed=1), "actions"), more=np.arange(240))
     both = label_actions(known, other, replace(SETTINGS, updates=10), quiet=True)
     assert "place" not in both.columns and "more" not in both.columns

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from offrl import registry
-from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.assemble import RawData
+from offrl.data import DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.checks import find_faults
 from offrl.data.formats import read_raw
+from offrl.data.raw import RawData
 from offrl.errors import UserError
 
 N = 30  # three episodes of ten rows; the second ends in a terminal
@@ -186,19 +187,19 @@ def test_unknown_names_get_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_faulty_arrays() -> None:
     obs, act, rew = np.zeros((4, 2)), np.zeros((4, 1)), np.zeros(4)
     with pytest.raises(UserError, match=r"'rewards' has NaN in 1 row .*episode 1, row 2"):
-        Dataset.from_arrays(obs, act, np.array([0, 0, np.nan, 0]), episode_ends=[1, 3])
+        from_arrays(obs, act, np.array([0, 0, np.nan, 0]), episode_ends=[1, 3])
     with pytest.raises(UserError, match="row numbers from 0 to 3"):
-        Dataset.from_arrays(obs, act, rew, episode_ends=[1, 4])
+        from_arrays(obs, act, rew, episode_ends=[1, 4])
     with pytest.raises(UserError, match="'rewards' has 3 rows"):
-        Dataset.from_arrays(obs, act, rew[:3])
+        from_arrays(obs, act, rew[:3])
     with pytest.raises(UserError, match="'cost' has 2 rows"):
-        Dataset.from_arrays(obs, act, rew, cost=np.zeros(2))
+        from_arrays(obs, act, rew, cost=np.zeros(2))
     with pytest.raises(UserError, match="rectangular"):
-        Dataset.from_arrays([[1.0], [1.0, 2.0]], act[:2], rew[:2])
+        from_arrays([[1.0], [1.0, 2.0]], act[:2], rew[:2])
     with pytest.raises(UserError, match=r"range in 1 row.*-3"):
-        Dataset.from_arrays(obs, np.array([[0], [-3.0], [0], [0]]), rew, action_low=-1, action_high=1)
+        from_arrays(obs, np.array([[0], [-3.0], [0], [0]]), rew, action_low=-1, action_high=1)
     with pytest.raises(UserError, match="2 values but the actions have 1"):
-        Dataset.from_arrays(obs, act, rew, action_low=[-1, -1], action_high=[1, 1])
+        from_arrays(obs, act, rew, action_low=[-1, -1], action_high=[1, 1])
 
 
 def test_read_raw_does_not_judge_and_find_faults_finds_all(tmp_path: Path) -> None:

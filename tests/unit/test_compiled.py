@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import offrl
 from offrl import registry
 from offrl.algorithm import stack
-from offrl.data.dataset import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
@@ -27,7 +27,7 @@ Broken = Callable[..., Callable[..., None]]
 
 def problem(name: str = "iql") -> tuple[Any, Any]:
     g, n = np.random.default_rng(0), 500
-    data = Dataset.from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.arange(n) % 50 == 49,
+    data = from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.arange(n) % 50 == 49,
                                action_low=-1.0, action_high=1.0)  # fmt: skip
     kind = registry.get("algo", name)
     algorithm = kind(kind.Config(hidden=[16, 16], batch_size=8), data.spec)
@@ -152,7 +152,7 @@ def test_a_run_that_diverges_asks_the_compiled_step_first(
 ) -> None:
     monkeypatch.setattr(LocalEngine, "doubt", lambda self: found)
     g, n = np.random.default_rng(0), 200
-    data = Dataset.from_arrays(g.normal(size=(n, 2)), g.uniform(-1, 1, (n, 1)), g.normal(size=n), np.arange(n) % 20 == 19, action_low=-1.0,
+    data = from_arrays(g.normal(size=(n, 2)), g.uniform(-1, 1, (n, 1)), g.normal(size=n), np.arange(n) % 20 == 19, action_low=-1.0,
                                action_high=1.0)  # fmt: skip
     settings: dict[str, Any] = {"algo.hidden": [8], "algo.learning_rate": 1e30, "device": "cpu", "compile": "eager"}
     offrl.train(algo="td3_bc", dataset=data, seeds=1, steps=20, log_every=10, runs_dir=str(tmp_path), quiet=True, **settings)

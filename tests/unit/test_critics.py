@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, select, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.transforms import add_returns_to_go
 from offrl.errors import UserError
@@ -397,7 +398,7 @@ def ones(discrete: bool) -> Dataset:
     x = G.normal(size=(n, 4))
     known: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -1.0, "action_high": 1.0}
     actions = G.integers(0, 3, n) if discrete else G.uniform(-1, 1, (n, 2))
-    return add_returns_to_go(Dataset.from_arrays(x, actions, np.ones(n), np.ones(n, bool), **known), 0.99)
+    return add_returns_to_go(from_arrays(x, actions, np.ones(n), np.ones(n, bool), **known), 0.99)
 
 
 # one head of each algorithm always, in turn so that each head is met; test_every_head_finds_the_exact_value_of_a_chain has every head
@@ -432,7 +433,7 @@ def chain() -> Dataset:
     """Two states: from the first, reward 1, to the second; from there, reward 2, to the end. At 0.9 they are worth 2.8 and 2."""
     n = 200
     observations = np.tile(np.eye(2), (n, 1))
-    return Dataset.from_arrays(
+    return from_arrays(
         observations, G.uniform(-1, 1, (2 * n, 1)), np.tile([1.0, 2.0], n), np.tile([False, True], n), action_low=-1.0, action_high=1.0
     )
 

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from offrl.data import Dataset, DatasetConfig, DataSpec, load_dataset
-from offrl.data.assemble import RawData, assemble, find_ends
+from offrl.data import DatasetConfig, DataSpec, load_dataset
+from offrl.data.arrays import from_arrays
+from offrl.data.assemble import assemble
+from offrl.data.infer import find_ends
+from offrl.data.raw import RawData
 from offrl.errors import UserError
 from offrl.tasks.task import Task
 
@@ -102,21 +105,21 @@ def test_flags_without_a_value_are_no_ends(tmp_path: Path) -> None:
 
 
 def test_bytes_in_vectors_are_numbers() -> None:
-    data = Dataset.from_arrays(np.full((7, 2), 200, np.uint8), ACT, REW, TERM, TIME)
+    data = from_arrays(np.full((7, 2), 200, np.uint8), ACT, REW, TERM, TIME)
     assert data.columns["observations"].dtype == torch.float32 and float(data.columns["next_observations"].max()) == 200.0
-    assert Dataset.from_arrays(np.zeros((7, 4, 4, 3), np.uint8), ACT, REW, TERM, TIME).columns["observations"].dtype == torch.uint8
+    assert from_arrays(np.zeros((7, 4, 4, 3), np.uint8), ACT, REW, TERM, TIME).columns["observations"].dtype == torch.uint8
 
 
 def test_arrays_that_are_none() -> None:
     with pytest.raises(UserError, match="column 'rewards' is a single value"):
-        Dataset.from_arrays(OBS, ACT, 0.0, TERM, TIME)
+        from_arrays(OBS, ACT, 0.0, TERM, TIME)
     nested = {"b": OBS, "a": {"z": OBS[:, :1], "y": OBS[:, 1]}}
-    assert Dataset.from_arrays(nested, ACT, REW, TERM, TIME).columns["observations"][1].tolist() == [10.0, 1.0, 1.0, 10.0]
+    assert from_arrays(nested, ACT, REW, TERM, TIME).columns["observations"][1].tolist() == [10.0, 1.0, 1.0, 10.0]
 
 
 def test_bounds_that_are_no_range() -> None:
     most = float(np.finfo(np.float32).max)
-    data = Dataset.from_arrays(OBS, ACT, REW, TERM, TIME, action_low=-most, action_high=most)
+    data = from_arrays(OBS, ACT, REW, TERM, TIME, action_low=-most, action_high=most)
     assert data.spec.action_low == (-1.0,) and data.spec.action_high == (1.0,)
 
 
@@ -156,66 +159,64 @@ def test_final_observations_are_the_last_rows_successors(tmp_path: Path) -> None
 
 
 def test_from_arrays_with_rows_flags_and_without_ends() -> None:
-    by_rows = Dataset.from_arrays(OBS, ACT, REW, episode_ends=[2, 4, 6])
-    by_flags = Dataset.from_arrays(OBS, ACT, REW, episode_ends=np.isin(np.arange(7), [2, 4, 6]))
+    by_rows = from_arrays(OBS, ACT, REW, episode_ends=[2, 4, 6])
+    by_flags = from_arrays(OBS, ACT, REW, episode_ends=np.isin(np.arange(7), [2, 4, 6]))
     assert by_rows.episode_end.tolist() == by_flags.episode_end.tolist() == [3, 5, 7]
     assert by_rows.fingerprint == by_flags.fingerprint
     assert by_rows.transition_rows().tolist() == [0, 1, 3, 5]
-    none = Dataset.from_arrays(OBS, ACT, REW)
+    none = from_arrays(OBS, ACT, REW)
     assert none.num_episodes == 1 and none.transition_rows().tolist() == [0, 1, 2, 3, 4, 5] and not none.complete[0]
-    assert Dataset.from_arrays(OBS.astype(np.float64), torch.from_numpy(ACT), REW.tolist(), TERM, TIME).num_episodes == 3
+    assert from_arrays(OBS.astype(np.float64), torch.from_numpy(ACT), REW.tolist(), TERM, TIME).num_episodes == 3
 
 
 def test_from_arrays_copies() -> None:
     obs, act = OBS.copy(), ACT.copy()
-    data = Dataset.from_arrays(obs, act * 2, REW, TERM, TIME, NEXT.copy(), action_low=-2, action_high=2)
+    data = from_arrays(obs, act * 2, REW, TERM, TIME, NEXT.copy(), action_low=-2, action_high=2)
     data.columns["observations"][0] = 55.0
     assert obs[0, 0] == 0.0 and (act == ACT).all()
 
 
 def test_actions_are_scaled_from_the_range() -> None:
     actions = np.array([[0.0, -3.0], [5.0, 1.0], [10.0, 3.0]], np.float32)
-    data = Dataset.from_arrays(np.zeros((3, 2)), actions, np.zeros(3), action_low=[0, -3], action_high=[10, 3])
+    data = from_arrays(np.zeros((3, 2)), actions, np.zeros(3), action_low=[0, -3], action_high=[10, 3])
     np.testing.assert_allclose(data.columns["actions"].numpy(), [[-1, -1], [0, 1 / 3], [1, 1]], rtol=1e-6)
     assert data.spec.action_low == (0.0, -3.0) and data.spec.action_high == (10.0, 3.0)
-    inside = Dataset.from_arrays(np.zeros((3, 2)), actions / 20, np.zeros(3))
+    inside = from_arrays(np.zeros((3, 2)), actions / 20, np.zeros(3))
     assert inside.spec.action_low == (-1.0, -1.0) and torch.equal(inside.columns["actions"], torch.from_numpy(actions / 20))
 
 
 def test_an_unknown_range_is_the_datas_own_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     actions = np.array([[-2.0, 7.0], [4.0, 7.0]], np.float32)  # the second dimension is constant
-    data = Dataset.from_arrays(np.zeros((2, 1)), actions, np.zeros(2))
+    data = from_arrays(np.zeros((2, 1)), actions, np.zeros(2))
     assert data.spec.action_low == (-2.0, 6.0) and data.spec.action_high == (4.0, 8.0)
     assert data.columns["actions"].tolist() == [[-1.0, 0.0], [1.0, 0.0]]
     assert "action range is not known" in capsys.readouterr().err
 
 
 def test_the_range_is_the_environments_where_there_is_one() -> None:
-    data = Dataset.from_arrays(np.zeros((2, 3)), np.array([[0.5], [-1.0]]), np.zeros(2), env="Pendulum-v1")
+    data = from_arrays(np.zeros((2, 3)), np.array([[0.5], [-1.0]]), np.zeros(2), env="Pendulum-v1")
     assert data.spec.action_low == (-2.0,) and data.columns["actions"].tolist() == [[0.25], [-0.5]]
 
 
 def test_discrete_actions() -> None:
-    data = Dataset.from_arrays(OBS, np.array([0, 1, 2, 3, 0, 1, 2]), REW, TERM, TIME)
+    data = from_arrays(OBS, np.array([0, 1, 2, 3, 0, 1, 2]), REW, TERM, TIME)
     assert data.spec.discrete and data.spec.num_actions == 4 and data.spec.action_dim == 1
     assert data.columns["actions"].dtype == torch.int64 and data.columns["actions"].shape == (7,)
-    assert Dataset.from_arrays(OBS, np.zeros((7, 1), np.int32), REW, num_actions=5).spec.num_actions == 5
+    assert from_arrays(OBS, np.zeros((7, 1), np.int32), REW, num_actions=5).spec.num_actions == 5
     with pytest.raises(UserError, match=r"'actions' holds 3.*0 to 2.*row 3"):
-        Dataset.from_arrays(OBS, np.array([0, 1, 2, 3, 0, 1, 2]), REW, num_actions=3)
+        from_arrays(OBS, np.array([0, 1, 2, 3, 0, 1, 2]), REW, num_actions=3)
 
 
 def test_dict_observations_are_joined_sorted_and_goals_kept() -> None:
     parts = {"observation": OBS, "desired_goal": OBS[:, :1] + 100, "achieved_goal": OBS[:, :1] + 200}
-    data = Dataset.from_arrays(parts, ACT, REW, TERM, TIME)
+    data = from_arrays(parts, ACT, REW, TERM, TIME)
     assert data.columns["observations"][1].tolist() == [201, 101, 1, 10]  # achieved_goal, desired_goal, observation
     assert data.columns["desired_goals"][1].tolist() == [101] and data.columns["achieved_goals"][1].tolist() == [201]
 
 
 def test_columns_have_the_promised_types_and_images_stay_bytes() -> None:
     images = np.arange(7 * 4 * 4 * 3, dtype=np.uint8).reshape(7, 4, 4, 3)
-    data = Dataset.from_arrays(
-        images, ACT.astype(np.float64), REW.astype(np.float64)[:, None], TERM.astype(int), TIME.astype(float), cost=REW
-    )
+    data = from_arrays(images, ACT.astype(np.float64), REW.astype(np.float64)[:, None], TERM.astype(int), TIME.astype(float), cost=REW)
     kinds = {k: str(c.dtype).removeprefix("torch.") for k, c in data.columns.items()}
     assert kinds == {
         "observations": "uint8",
@@ -244,7 +245,7 @@ def test_fingerprint_follows_the_data_and_nothing_else(tmp_path: Path) -> None:
 
 def test_spec_survives_json() -> None:
     task = Task("hopper", env_id="Hopper-v4", ref_min=1.5, ref_max=2.5, observation_keys=("a", "b"), env_factory=lambda: None)
-    data = Dataset.from_arrays(OBS, ACT, REW, TERM, TIME, task=task)
+    data = from_arrays(OBS, ACT, REW, TERM, TIME, task=task)
     plain = json.loads(json.dumps(data.spec.to_json()))
     back = DataSpec.from_json(plain)
     assert back.task is not None and back.task.env_factory is None and back.task.observation_keys == ("a", "b")
@@ -310,7 +311,7 @@ def test_an_unmarked_jump_ends_an_episode() -> None:
     successors[4] = 50.0  # row 4 ended an episode that nobody marked
     truncations = np.zeros(12, bool)
     truncations[11] = True
-    data = Dataset.from_arrays(observations, np.zeros((12, 1)), np.ones(12), truncations=truncations, next_observations=successors)
+    data = from_arrays(observations, np.zeros((12, 1)), np.ones(12), truncations=truncations, next_observations=successors)
     assert data.episode_start.tolist() == [0, 5] and data.episode_end.tolist() == [5, 12]
     assert data.episode_returns().tolist() == [5.0, 7.0]
     assert bool(data.columns["successor_known"][4]) and float(data.columns["next_observations"][4, 0]) == 50.0
@@ -321,5 +322,5 @@ def test_data_in_which_no_episode_times_out() -> None:
     """Stored successors are looked at where an episode timed out, and here none did."""
     observations = np.arange(8.0).reshape(4, 2)
     flags = [False, True, False, True]
-    data = Dataset.from_arrays(observations, np.zeros((4, 1)), np.ones(4), flags, [False] * 4, observations + 2.0)
+    data = from_arrays(observations, np.zeros((4, 1)), np.ones(4), flags, [False] * 4, observations + 2.0)
     assert data.columns["successor_known"].all() and data.num_episodes == 2 and data.columns["terminations"].tolist() == flags

@@ -13,7 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
-from offrl.data.assemble import RawData, raw_from_arrays
+from offrl.data.arrays import raw_from_arrays
+from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report, report
 from offrl.errors import UserError
 from offrl.report import dataset as module

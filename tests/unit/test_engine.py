@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.data.dataset import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.settings.replicas import Replica, expand
 from offrl.system import backend, processes
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def plan(name: str = "iql", group: int = 4, **settings: Any) -> tuple[Plan, Any]:
     g, n = np.random.default_rng(0), 2_000
     flags = np.zeros(n, bool), np.arange(n) % 100 == 99
-    data = Dataset.from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), *flags, action_low=-1.0, action_high=1.0)
+    data = from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), *flags, action_low=-1.0, action_high=1.0)
     kind = registry.get("algo", name)
     algorithm = kind(kind.Config(**{"hidden": [16, 16], "batch_size": 8, **settings}), data.spec)
     return Plan(algorithm, 8, "eager", "float32", group), algorithm.sampler().prepare(data)

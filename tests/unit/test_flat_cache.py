@@ -18,6 +18,7 @@ import torch
 from offrl import registry
 from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data import cache as flat
+from offrl.data.arrays import from_arrays
 from offrl.data.memory import MANIFEST, Memory
 from offrl.data.transforms import normalize_observations
 from offrl.tasks.task import Task
@@ -246,7 +247,7 @@ def test_memory_mapping_and_the_cache(file: Path, no_reading: Any) -> None:
 
 def test_a_task_with_a_function_is_not_kept(tmp_path: Path) -> None:
     task = Task(name="mine", env_factory=lambda: None)
-    data = Dataset.from_arrays(np.zeros((4, 2)), np.zeros((4, 1)), np.zeros(4), np.array([0, 0, 0, 1]), task=task)
+    data = from_arrays(np.zeros((4, 2)), np.zeros((4, 1)), np.zeros(4), np.array([0, 0, 0, 1]), task=task)
     assert "function" in flat.write(tmp_path / "cache" / "flat" / "x", data, [], 1e9)
     assert not (tmp_path / "cache").exists()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import registry
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.envs import ogbench
 from offrl.errors import UserError
@@ -31,7 +32,7 @@ def walks(normal: bool = False, name: str = "my-maze", **columns: Any) -> Datase
     rng = np.random.default_rng(0)
     steps = rng.uniform(-0.2, 0.2, (12, 9, 2))
     steps[4] = [0.7, 0.5]
-    data = Dataset.from_arrays(
+    data = from_arrays(
         np.concatenate([np.cumsum(steps, 1), steps], -1).reshape(-1, 4), steps.reshape(-1, 2), np.zeros(108),
         truncations=np.arange(108) % 9 == 8, action_low=-1.0, action_high=1.0, name=name, task=Task(name), **columns,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 
 from offrl import rng
 from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.imagined import append_imagined, share_draws
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.errors import UserError
@@ -190,7 +191,7 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     data = load_dataset(DatasetConfig(real, cache="never"))
     with pytest.raises(UserError, match="has no imagined rollouts"):
         share_draws(data, 0.5)
-    extra = Dataset.from_arrays(**arrays(6, 3, 0.5), extra=np.zeros(6), action_low=-1.0, action_high=1.0)
+    extra = from_arrays(**arrays(6, 3, 0.5), extra=np.zeros(6), action_low=-1.0, action_high=1.0)
     joined = append_imagined(data, extra)
     assert "extra" not in joined.columns and any("'extra'" in n for n in joined.notes) and joined.num_episodes == 6
     with pytest.raises(UserError, match="has a column 'imagined' of its own"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from offrl import rng
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.demonstrations import ExpertSampler, append_expert
 from offrl.data.load import load_dataset
@@ -32,7 +33,7 @@ def episodes(count: int, at: float, steps: int = 5, **more: Any) -> dict[str, An
 
 
 def dataset(count: int, at: float, **more: Any) -> Dataset:
-    return Dataset.from_arrays(**episodes(count, at, **more), action_low=-1.0, action_high=1.0, name=f"d{at:g}")
+    return from_arrays(**episodes(count, at, **more), action_low=-1.0, action_high=1.0, name=f"d{at:g}")
 
 
 def firsts(data: Dataset) -> list[float]:
@@ -57,7 +58,7 @@ def test_what_does_not_fit_is_refused() -> None:
         append_expert(ours, expert, 3, unmarked=1)
     with pytest.raises(UserError, match="column 'expert' of its own"):
         append_expert(dataset(2, 0.0, expert=np.ones(10, bool)), expert)
-    wide = Dataset.from_arrays(np.zeros((5, 3)), np.zeros((5, 1)), np.zeros(5), episode_ends=[4], action_low=-1.0, action_high=1.0)
+    wide = from_arrays(np.zeros((5, 3)), np.zeros((5, 1)), np.zeros(5), episode_ends=[4], action_low=-1.0, action_high=1.0)
     with pytest.raises(UserError, match="cannot append"):
         append_expert(ours, wide)
 

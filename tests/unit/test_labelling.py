@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from offrl.cli import main as cli
-from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data import DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.reward_labels import RewardLabels
 from offrl.errors import UserError
 from offrl.labelling import Answers, Endpoint, Renderer, ask, label_by_score, label_subgoals, parse
@@ -250,7 +251,7 @@ def walks(episodes: int = 12, length: int = 10, seed: int = 0) -> dict[str, np.n
 
 
 def test_rows_in_words() -> None:
-    data = Dataset.from_arrays(
+    data = from_arrays(
         np.array([[1.23456, -2.0], [0.0, 1e-9], [5.0, 6.0]]), np.array([1, 0, 1]), np.zeros(3), num_actions=2, terminations=[0, 0, 1]
     )
     from offrl.data.reward_labels import episode_columns
@@ -262,7 +263,7 @@ def test_rows_in_words() -> None:
     assert Renderer(data.spec, function=lambda c: f"{len(c['rewards'])} rows")(columns) == "3 rows"
     with pytest.raises(UserError, match="names= has 1 names and an observation of arrays 2 numbers"):
         Renderer(data.spec, ["x"])
-    wide = Dataset.from_arrays(np.zeros((2, 60)), np.zeros((2, 1)), np.zeros(2))
+    wide = from_arrays(np.zeros((2, 60)), np.zeros((2, 1)), np.zeros(2))
     with pytest.raises(UserError, match="has 60 numbers, too many"):
         Renderer(wide.spec)
     hopper = load_dataset(DatasetConfig())
@@ -281,7 +282,7 @@ def larger_x(prompt: str) -> str:
 
 
 def test_the_order_of_the_segments_cancels() -> None:
-    data = Dataset.from_arrays(**walks())
+    data = from_arrays(**walks())
     render = Renderer(data.spec, ["x", "y"])
     pairs = np.array([[0, 40], [15, 15], [80, 21]])
 
@@ -344,7 +345,7 @@ def test_a_model_that_prefers_nothing_is_told(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_rewards_of_stretches_and_what_has_none(tmp_path: Path) -> None:
-    data = Dataset.from_arrays(**{**walks(2, 5), "rewards": np.arange(10)})
+    data = from_arrays(**{**walks(2, 5), "rewards": np.arange(10)})
     with serving(lambda p: str(len(re.findall("step", p)))) as there:
         rewards, counts = label_by_score(data, client(there.url), "t", render=Renderer(data.spec, ["x", "y"], steps=9), length=3)
         assert rewards.tolist() == [0, 0, 4, 0, 3, 0, 0, 4, 0, 3]  # "steps" in the question counts, too
@@ -394,7 +395,7 @@ def test_first_reached() -> None:
 def test_subgoals_by_hand() -> None:
     x = np.array([0, 1, 2, 3, 0, -1, 0, 1], np.float32)
     after = np.array([1, 2, 3, 4, -1, 0, 1, 2], np.float32)
-    data = Dataset.from_arrays(
+    data = from_arrays(
         np.stack([x, 9 + x], 1), np.ones((8, 1)), np.full(8, 0.5), next_observations=np.stack([after, 9 + after], 1),
         truncations=np.arange(8) % 4 == 3,
     )  # fmt: skip

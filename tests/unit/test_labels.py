@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from offrl.data import Dataset, DatasetConfig, label_rewards, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.relabel import PreferenceModel, PreferenceSettings
 from offrl.relabel.preferences import preferred_by_return, segment_pairs
@@ -118,7 +119,7 @@ def walk(seed: int = 0, discrete: bool = False) -> Dataset:
     actions = rng.integers(0, 3, 600) if discrete else rng.uniform(-2, 2, (600, 1))
     rewards = observations[:, 0] - (actions if discrete else np.abs(actions[:, 0]))
     more = {"num_actions": 3} if discrete else {"action_low": -2.0, "action_high": 2.0}
-    return Dataset.from_arrays(observations, actions, rewards, truncations=np.arange(600) % 30 == 29, **more)  # type: ignore[arg-type]
+    return from_arrays(observations, actions, rewards, truncations=np.arange(600) % 30 == 29, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("discrete", [False, True])
@@ -139,7 +140,7 @@ def test_a_preference_model_finds_the_teachers_reward(tmp_path: Path, discrete: 
     brief = replace(settings, updates=3)
     a, b = (PreferenceModel.fit(data, pairs, preferred_by_return(data, pairs, 8), 8, brief, quiet=True) for _ in range(2))
     assert a.digest() == b.digest() != model.digest()
-    narrow = Dataset.from_arrays(np.ones((4, 1)), other.columns["actions"][:4], np.ones(4))
+    narrow = from_arrays(np.ones((4, 1)), other.columns["actions"][:4], np.ones(4))
     with pytest.raises(UserError, match="learnt on observations of 2 numbers; these have 1"):
         label_rewards(narrow, model)
     with pytest.raises(UserError, match=r"kept in a \.safetensors"):

@@ -18,6 +18,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import select, stack
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
@@ -58,7 +59,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
     g, n = np.random.default_rng(0), 200
-    return Dataset.from_arrays(
+    return from_arrays(
         g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.arange(n) % 20 == 19, action_low=-1.0, action_high=1.0
     )
 

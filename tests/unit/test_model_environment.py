@@ -150,7 +150,7 @@ def test_starts_are_the_datas_and_come_with_the_model(tmp_path: Path) -> None:
         offrl.ModelEnv(bare, horizon=5)
     assert offrl.ModelEnv(bare, data).simulator.horizon == 7
     with pytest.raises(UserError, match="observations"):
-        offrl.ModelEnv(bare, offrl.Dataset.from_arrays(np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32), np.zeros(4)))
+        offrl.ModelEnv(bare, offrl.from_arrays(np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32), np.zeros(4)))
 
 
 def test_many_states_are_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

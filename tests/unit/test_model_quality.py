@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offrl.cli import main as cli
-from offrl.data.dataset import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.figures import world_model as quality_plots
 from offrl.report import world_model as quality_report
 from offrl.settings.replicas import Replica
@@ -37,7 +37,7 @@ def episodes(count=12, length=40, seed=0, noise=NOISE, offset=0.0, successors=Tr
     ends = np.arange(rows) % length == length - 1
     terminations = np.zeros(rows, bool)
     terminations[length - 1] = True
-    return Dataset.from_arrays(
+    return from_arrays(
         observations, actions, observations[:, 0], terminations, ends & ~terminations, following if successors else None,
         action_low=-1.0, action_high=1.0, name="linear",
     )  # fmt: skip
@@ -198,7 +198,7 @@ def ensemble(data, **settings):
 def discrete(seed=0):
     draw = draws(seed)
     ends = np.arange(300) % 30 == 29
-    return Dataset.from_arrays(draw.normal(size=(300, 2)), draw.integers(0, 4, 300), draw.normal(size=300), ends, num_actions=4)
+    return from_arrays(draw.normal(size=(300, 2)), draw.integers(0, 4, 300), draw.normal(size=300), ends, num_actions=4)
 
 
 def wide():
@@ -206,7 +206,7 @@ def wide():
     draw, ends = draws(3), np.arange(300) % 30 == 29
     observations = draw.normal(size=(300, 50))
     observations[:, 3] = 2.0
-    return Dataset.from_arrays(observations, draw.uniform(-1, 1, (300, 1)), draw.normal(size=300), ends, action_low=-1.0, action_high=1.0)
+    return from_arrays(observations, draw.uniform(-1, 1, (300, 1)), draw.normal(size=300), ends, action_low=-1.0, action_high=1.0)
 
 
 @pytest.mark.parametrize(

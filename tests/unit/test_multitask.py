@@ -12,6 +12,7 @@ import torch
 
 from offrl import rng
 from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.fit import check_fit
 from offrl.data.samplers.contexts import ContextSampler, FreshContexts, episode_tasks, optimal_actions
 from offrl.data.transforms import normalize_observations, scale_rewards
@@ -23,7 +24,7 @@ from offrl.tasks.environments import make_env
 def small(**columns: Any) -> Dataset:
     rows = 6
     base: dict[str, Any] = {"actions": np.arange(rows) % 3, "rewards": np.zeros(rows), "terminations": np.arange(rows) % 3 == 2}
-    return Dataset.from_arrays(np.eye(rows), num_actions=3, **base, **columns)
+    return from_arrays(np.eye(rows), num_actions=3, **base, **columns)
 
 
 # ---- the columns

@@ -17,7 +17,8 @@ from gymnasium import spaces
 
 from offrl import registry
 from offrl.algorithm import TrainState
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.arrays import from_arrays
+from offrl.data.dataset import DataSpec
 from offrl.data.formats.minari import _observation_leaves
 from offrl.data.formats.minari_episodes import Buffers
 from offrl.data.load import load_dataset
@@ -342,7 +343,7 @@ def test_observations_that_hold_the_goal_are_refused() -> None:
     keys = ("achieved_goal", "desired_goal", "observation")
     task = Task("m", env_id="AntMaze_UMaze-v4", observation_keys=keys)
     arrays = np.zeros((4, 3)), np.zeros((4, 1)), np.zeros(4)
-    data = Dataset.from_arrays(*arrays, action_low=-1.0, action_high=1.0, name="m", task=task)
+    data = from_arrays(*arrays, action_low=-1.0, action_high=1.0, name="m", task=task)
     config = TrainConfig(algo=registry.get("algo", "gcbc").Config(hidden=[8]))
     with pytest.raises(UserError, match=r"of m hold the desired goal.*dataset\.observation_keys=\[achieved_goal,observation\]$"):
         make_algorithm(config, data)

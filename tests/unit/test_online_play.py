@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.arrays import from_arrays
+from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms import add_returns_to_go
 from offrl.errors import UserError
@@ -117,9 +118,7 @@ def test_late_columns_are_those_of_the_data_sampler(extra: tuple[str, ...]) -> N
     assert {bool(t.terminated[0]) for t in turns if t.over[0]} == {True, False}
     flags = [np.array([bool(getattr(t, k)[0]) for t in turns[:last]]) for k in ("terminated", "over")]
     arrays = [np.concatenate([getattr(t, k) for t in turns[:last]]) for k in ("observations", "actions", "rewards", "next_observations")]
-    dataset = Dataset.from_arrays(
-        arrays[0], arrays[1] * 2, arrays[2], flags[0], flags[1] & ~flags[0], arrays[3], action_low=-2, action_high=2
-    )
+    dataset = from_arrays(arrays[0], arrays[1] * 2, arrays[2], flags[0], flags[1] & ~flags[0], arrays[3], action_low=-2, action_high=2)
     source = sampler.prepare(add_returns_to_go(dataset, 0.9))
     assert source.packed is not None
     expected = source.packed.take(torch.arange(source.count))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from offrl import rng
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.errors import UserError
@@ -44,7 +45,7 @@ def held(made: Ring, n: int) -> list[int]:
 def data(count: int) -> Dataset:
     """Rows 1000, 1001, ...: each an episode of one step."""
     i = 1000 + np.arange(count)
-    return Dataset.from_arrays(np.stack([i, i], 1), np.arange(count) % 3, i, np.ones(count, bool), num_actions=3)
+    return from_arrays(np.stack([i, i], 1), np.arange(count) % 3, i, np.ones(count, bool), num_actions=3)
 
 
 def test_the_oldest_rows_are_overwritten_and_replicas_do_not_mix() -> None:

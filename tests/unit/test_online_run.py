@@ -19,6 +19,7 @@ from gymnasium import spaces
 import offrl
 from offrl import registry
 from offrl.api import Run
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.finetuning import summary as outcome
@@ -81,7 +82,7 @@ def recorded(discrete: bool) -> list[Any]:
 
 def data(discrete: bool = False) -> Dataset:
     bounds: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -2, "action_high": 2}
-    return Dataset.from_arrays(*recorded(discrete), **bounds)
+    return from_arrays(*recorded(discrete), **bounds)
 
 
 def trained(folder: Path, algo: str = "iql", discrete: bool = False, **more: Any) -> Run:
@@ -329,7 +330,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     refused("seeds= cannot be changed", lambda: tune(offline, tmp_path, seeds=3))
     refused("unknown setting 'algo.alpha'", lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}))
     columns = recorded(False)
-    other = Dataset.from_arrays(*columns[:2], columns[2] + 1, *columns[3:], action_low=-2, action_high=2)
+    other = from_arrays(*columns[:2], columns[2] + 1, *columns[3:], action_low=-2, action_high=2)
     refused("and this is", lambda: offrl.finetune(offline, env=Walk, dataset=other, quiet=True))
     silent = {"algo.hidden": [8], **SMALL, "eval.env": "none"}
     imitation = offrl.train("bc", data(), seeds=1, steps=5, name="bc", runs_dir=str(tmp_path), settings=silent)

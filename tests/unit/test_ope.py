@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from offrl import ope
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.ope.config import OPEConfig
@@ -87,7 +88,7 @@ def roll(episodes: int, limit: int = 12, seed: int = 0) -> Dataset:
     floats = {k: arrays[k].astype(np.float32) for k in ("observations", "next_observations", "rewards")}
     if arrays["terminations"].sum() == episodes:
         del floats["next_observations"], arrays["next_observations"]
-    return Dataset.from_arrays(**{**arrays, **floats}, num_actions=2)
+    return from_arrays(**{**arrays, **floats}, num_actions=2)
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +159,7 @@ def test_behavior_model_of_continuous_actions() -> None:
     observations = rng.normal(size=(2_000, 1)).astype(np.float32)
     pre = 0.5 * observations + 0.3 * rng.normal(size=(2_000, 1))
     flags = np.arange(2_000) % 20 == 19
-    data = Dataset.from_arrays(
-        observations, np.tanh(pre).astype(np.float32), np.ones(2_000), truncations=flags, action_low=-1, action_high=1
-    )
+    data = from_arrays(observations, np.tanh(pre).astype(np.float32), np.ones(2_000), truncations=flags, action_low=-1, action_high=1)
     found = behavior_log_prob(make_problem(data, {"zero": Constant(1)}), OPEConfig(**SMALL, behavior_updates=400)).numpy()
     z = (pre - 0.5 * observations) / 0.3
     exact = (-0.5 * z**2 - math.log(0.3) - 0.5 * math.log(2 * math.pi) - np.log(1 - np.tanh(pre) ** 2)).sum(1)
@@ -180,7 +179,7 @@ class Constant:
 
 def two_episodes(ended: bool) -> Dataset:
     """A: two steps with rewards 1 and 2, then the end. B: one step with reward 3, then the end or a time-out."""
-    return Dataset.from_arrays(
+    return from_arrays(
         np.arange(3, dtype=np.float32)[:, None],
         np.zeros((3, 1), np.float32),
         np.array([1.0, 2.0, 3.0]),
@@ -286,7 +285,7 @@ def test_target_bounds_hold_where_episodes_end() -> None:
     assert scale.reward_mean == 0.0  # a constant added to each reward would favour long episodes
     low, high = (scale.returns(torch.tensor(x), 0.5).item() for x in (scale.low, scale.high))
     assert (low, high) == pytest.approx((1.0, 6.0))  # one step of the smallest reward; the largest for ever
-    cut = Scale.of(Dataset.from_arrays(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.float32), [1.0, 2.0, 3.0]), 0.5)
+    cut = Scale.of(from_arrays(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.float32), [1.0, 2.0, 3.0]), 0.5)
     assert cut.returns(torch.tensor(cut.low), 0.5).item() == pytest.approx(2.0)
 
 
@@ -329,12 +328,12 @@ def test_actions_of_a_policy_with_a_memory() -> None:
     following = np.array([[2.0], [3.0], [4.0], [12.0], [13.0]], np.float32)
     flags = np.array([False, False, True, False, True])
     arrays = {"observations": observations, "actions": np.zeros((5, 1), np.float32), "rewards": np.zeros(5), "next_observations": following}
-    data = Dataset.from_arrays(**arrays, truncations=flags, action_low=-100.0, action_high=100.0)
+    data = from_arrays(**arrays, truncations=flags, action_low=-100.0, action_high=100.0)
     found = candidate_actions("counter", Counter(), data, explore=False)
     np.testing.assert_allclose(found.here[:, 0] * 100, [1.001, 2.002, 3.003, 1.011, 2.012], rtol=1e-5)
     np.testing.assert_allclose(found.after[:, 0] * 100, [2.002, 3.003, 4.004, 2.012, 3.013], rtol=1e-5)
     arrays["next_observations"] = following + 0.5
-    broken = Dataset.from_arrays(**arrays, truncations=flags, action_low=-100.0, action_high=100.0, check=False)
+    broken = from_arrays(**arrays, truncations=flags, action_low=-100.0, action_high=100.0, check=False)
     with pytest.raises(UserError, match="row 0 leads to another observation"):
         candidate_actions("counter", Counter(), broken, explore=False)
 
@@ -346,7 +345,7 @@ def test_actions_at_next_observations_that_no_row_holds() -> None:
 
     observations = np.array([[0.1], [0.2], [0.3]], np.float32)
     following = np.array([[0.2], [0.25], [0.4]], np.float32)
-    data = Dataset.from_arrays(
+    data = from_arrays(
         observations, np.zeros((3, 1), np.float32), np.zeros(3), next_observations=following, action_low=-1.0, action_high=1.0
     )
     found = candidate_actions("echo", Echo(1), data, explore=False)

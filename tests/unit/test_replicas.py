@@ -18,6 +18,7 @@ from offrl.algorithms.bc import BCConfig
 from offrl.algorithms.iql import IQL
 from offrl.api import Run
 from offrl.data import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
@@ -40,7 +41,7 @@ def read(command: str) -> TrainConfig:
 
 def dataset() -> Dataset:
     rng = np.random.default_rng(0)
-    return Dataset.from_arrays(rng.normal(size=(20, 3)), rng.uniform(-1, 1, (20, 2)), np.zeros(20), episode_ends=[19], name="mine")
+    return from_arrays(rng.normal(size=(20, 3)), rng.uniform(-1, 1, (20, 2)), np.zeros(20), episode_ends=[19], name="mine")
 
 
 def test_order_and_names() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from offrl import registry
 from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.formats import d4rl, read_raw, resolve
 from offrl.errors import UserError
 
@@ -129,7 +130,7 @@ def test_several_files_make_one_data_set(tmp_path: Path) -> None:
 
 
 def test_a_registered_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._table.setdefault("dataset", {}), "mine", lambda config: Dataset.from_arrays(OBS, ACT, REW, DONE, STOP))
+    monkeypatch.setitem(registry._table.setdefault("dataset", {}), "mine", lambda config: from_arrays(OBS, ACT, REW, DONE, STOP))
     assert_is_the_example(load_dataset("mine"))
     assert load_dataset(DatasetConfig(name="mine", reward_scale=2.0)).columns["rewards"].tolist() == (REW * 2).tolist()
     data = load_dataset("mine")

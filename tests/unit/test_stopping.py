@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from offrl.data import Dataset
+from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.ope.stopping import Plateau
 from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 
-DATA = Dataset.from_arrays(np.zeros((6, 2)), np.zeros((6, 1)), np.zeros(6), episode_ends=[2, 5])
+DATA = from_arrays(np.zeros((6, 2)), np.zeros((6, 1)), np.zeros(6), episode_ends=[2, 5])
 
 
 def plateau(folder: Path, rows: list[list[float | None]], patience: int = 2, resume_step: int | None = 100) -> Plateau:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from offrl import registry
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.data.transforms import normalize_observations
@@ -412,7 +413,7 @@ def test_compared_with_data_however_they_were_scaled() -> None:
     columns = {"observations": observations, "actions": actions, "rewards": paid, "terminations": ends, "next_observations": after}
     arrays = {k: v.numpy() for k, v in columns.items()}
     arrays["terminations"][5] ^= True
-    data = Dataset.from_arrays(**arrays, env="MountainCarContinuous-v0", action_low=-2.0, action_high=3.0)
+    data = from_arrays(**arrays, env="MountainCarContinuous-v0", action_low=-2.0, action_high=3.0)
     assert torch.allclose(known.raw_transitions(data, torch.arange(9))[1], actions[:9], atol=1e-6)
     changed = normalize_observations(data)
     rewards_ = 2.0 * changed.columns["rewards"] + 1.0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.data.text import tools as text_tools
@@ -133,7 +134,7 @@ def test_nothing_and_half_episodes_are_refused() -> None:
     without = {k: v for k, v in EPISODES[1].items() if k != "final_obs"}
     with pytest.raises(UserError, match=r"no 'final_obs'.*write null"):
         from_episodes([without], name="toy")
-    numbers = Dataset.from_arrays(np.zeros((2, 3)), np.zeros((2, 1)), np.zeros(2))
+    numbers = from_arrays(np.zeros((2, 3)), np.zeros((2, 1)), np.zeros(2))
     with pytest.raises(UserError, match="hold no texts"):
         next(to_episodes(numbers))
 
@@ -309,7 +310,7 @@ def test_concatenation_interns_again(tmp_path: Path) -> None:
     both = loaded(one, concatenate=[str(two)])
     assert list(to_episodes(both)) == [*EPISODES[:2], EPISODES[3], EPISODES[1]]  # two has no meta at all
     assert len(set(both.strings)) == len(both.strings) == 7
-    numbers = Dataset.from_arrays(np.zeros((2, 3)), np.zeros((2, 1)), np.zeros(2), name="floats")
+    numbers = from_arrays(np.zeros((2, 3)), np.zeros((2, 1)), np.zeros(2), name="floats")
     for order in ((both, numbers), (numbers, both)):
         with pytest.raises(UserError, match="one holds texts, floats does not"):
             concatenate(order)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from offrl.data import Dataset, DatasetConfig
+from offrl.data.arrays import from_arrays
 from offrl.data.transforms import (
     add_returns_to_go,
     apply_transforms,
@@ -28,7 +29,7 @@ def make(rewards: list[float], ends: list[int], terminals: list[int] = (), **mor
     n = len(rewards)
     terminations, truncations = np.isin(np.arange(n), terminals), np.isin(np.arange(n), [e for e in ends if e not in terminals])
     actions = more.pop("actions", np.linspace(-1, 1, n)[:, None])
-    return Dataset.from_arrays(np.arange(n)[:, None], actions, rewards, terminations, truncations, **more)  # type: ignore[arg-type]
+    return from_arrays(np.arange(n)[:, None], actions, rewards, terminations, truncations, **more)  # type: ignore[arg-type]
 
 
 FOUR = make([1, 1, 5, 0, 2, 2, 2, 9], [1, 3, 6, 7], [3])  # returns 2, 5, 6, 9
@@ -76,7 +77,7 @@ def test_rewards_by_return_range_scale_and_shift() -> None:
 
 
 def test_an_unfinished_last_episode_does_not_set_the_return_range() -> None:
-    data = Dataset.from_arrays(np.zeros((5, 1)), np.zeros((5, 1)), [4, 4, 10, 10, -50], np.array([0, 1, 0, 1, 0]))
+    data = from_arrays(np.zeros((5, 1)), np.zeros((5, 1)), [4, 4, 10, 10, -50], np.array([0, 1, 0, 1, 0]))
     assert data.complete.tolist() == [True, True, False]
     assert scale_by_return_range(data, 12.0).columns["rewards"].tolist() == [4, 4, 10, 10, -50]  # 12 / (20 - 8) = 1
 
@@ -110,7 +111,7 @@ def test_returns_to_go_use_the_transformed_rewards() -> None:
 
 def test_normalisation_by_hand() -> None:
     obs = np.array([[0.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
-    data = normalize_observations(Dataset.from_arrays(obs, np.zeros((3, 1)), np.zeros(3), [0, 0, 1]))
+    data = normalize_observations(from_arrays(obs, np.zeros((3, 1)), np.zeros(3), [0, 0, 1]))
     std = np.sqrt(8 / 3) + 1e-3  # population deviation of 0, 2, 4
     np.testing.assert_allclose(data.columns["observations"][:, 0], [-2 / std, 0, 2 / std], rtol=1e-6)
     assert data.columns["observations"][:, 1].tolist() == [0, 0, 0]  # a constant dimension becomes 0, not NaN
@@ -121,7 +122,7 @@ def test_normalisation_by_hand() -> None:
 
 def test_normalisation_is_exact_for_large_offsets() -> None:
     obs = np.random.default_rng(0).normal(1e4, 1.0, (300_000, 1)).astype(np.float32)
-    data = normalize_observations(Dataset.from_arrays(obs, np.zeros((len(obs), 1)), np.zeros(len(obs)), episode_ends=[len(obs) - 1]))
+    data = normalize_observations(from_arrays(obs, np.zeros((len(obs), 1)), np.zeros(len(obs)), episode_ends=[len(obs) - 1]))
     assert abs(float(data.columns["observations"].double().mean())) < 1e-3
     assert abs(float(data.columns["observations"].double().std()) - 1.0) < 2e-3
 
@@ -132,7 +133,7 @@ def test_statistics_come_from_the_kept_episodes() -> None:
 
 
 def test_images_are_not_normalised() -> None:
-    data = Dataset.from_arrays(np.zeros((3, 8, 8, 3), np.uint8), np.zeros((3, 1)), np.zeros(3), [0, 0, 1])
+    data = from_arrays(np.zeros((3, 8, 8, 3), np.uint8), np.zeros((3, 1)), np.zeros(3), [0, 0, 1])
     with pytest.raises(UserError, match="uint8"):
         normalize_observations(data)
 
@@ -163,10 +164,10 @@ def test_concatenation_rescales_actions_to_a_common_range(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (Dataset.from_arrays(np.zeros((2, 2)), np.zeros((2, 1)), np.zeros(2), [0, 1]), "shape"),
-        (Dataset.from_arrays(np.zeros((2, 1)), np.zeros((2, 2)), np.zeros(2), [0, 1]), "actions 2 instead of 1"),
-        (Dataset.from_arrays(np.zeros((2, 1)), np.zeros(2, int), np.zeros(2), [0, 1]), "discrete"),
-        (Dataset.from_arrays(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), [0, 1], cost=np.zeros(2)), "columns"),
+        (from_arrays(np.zeros((2, 2)), np.zeros((2, 1)), np.zeros(2), [0, 1]), "shape"),
+        (from_arrays(np.zeros((2, 1)), np.zeros((2, 2)), np.zeros(2), [0, 1]), "actions 2 instead of 1"),
+        (from_arrays(np.zeros((2, 1)), np.zeros(2, int), np.zeros(2), [0, 1]), "discrete"),
+        (from_arrays(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), [0, 1], cost=np.zeros(2)), "columns"),
     ],
 )
 def test_data_that_do_not_go_together(other: Dataset, message: str) -> None:
@@ -185,7 +186,7 @@ def test_inputs_are_left_alone() -> None:
 
 def test_the_spec_knows_what_was_done_to_rewards() -> None:
     """So that a critic's values can be told in the units of the recorded rewards."""
-    data = Dataset.from_arrays(np.zeros((6, 2), np.float32), np.zeros((6, 1), np.float32), np.arange(6.0), episode_ends=[2, 5])
+    data = from_arrays(np.zeros((6, 2), np.float32), np.zeros((6, 1), np.float32), np.arange(6.0), episode_ends=[2, 5])
     twice = scale_rewards(scale_by_return_range(data, 18.0), 3.0, -1.0)  # returns 3 and 12: times 2, then times 3 less 1
     assert (twice.spec.reward_scale, twice.spec.reward_shift) == (6.0, -1.0)
     assert twice.columns["rewards"].tolist() == [6.0 * r - 1.0 for r in range(6)]

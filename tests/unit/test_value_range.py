@@ -12,6 +12,7 @@ import pytest
 
 from offrl import registry
 from offrl.data import DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import apply_transforms
 from offrl.data.value_range import value_range
@@ -31,7 +32,7 @@ def episodes(*rewards: list[float], terminal: list[bool]) -> Dataset:
     flags[0, last], flags[1, last] = terminal, ~np.array(terminal)
     n = sum(lengths)
     g = np.random.default_rng(0)
-    return Dataset.from_arrays(g.normal(size=(n, 2)), g.uniform(-1, 1, (n, 1)), np.concatenate(rewards), *flags)
+    return from_arrays(g.normal(size=(n, 2)), g.uniform(-1, 1, (n, 1)), np.concatenate(rewards), *flags)
 
 
 def around(low: float, high: float) -> tuple[float, float]:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from offrl.data import Dataset, DatasetConfig, load_dataset, weight_episodes
+from offrl.data.arrays import from_arrays
+from offrl.data.dataset import effective_episodes
 from offrl.data.transforms import concatenate, keep_episodes
-from offrl.data.weights import advantages, effective_episodes
+from offrl.data.weights import advantages
 from offrl.errors import UserError
 
 LENGTHS = [2, 5, 3, 4, 1, 6]
@@ -23,7 +25,7 @@ STATES = np.random.default_rng(1).normal(size=(sum(LENGTHS), 2)).astype(np.float
 
 def data(rewards: np.ndarray = REWARDS, name: str = "six") -> Dataset:
     truncations = np.isin(np.arange(len(rewards)), ENDS)
-    return Dataset.from_arrays(STATES, np.zeros((len(rewards), 1)), rewards, truncations=truncations, name=name)
+    return from_arrays(STATES, np.zeros((len(rewards), 1)), rewards, truncations=truncations, name=name)
 
 
 def softmax_over_rows(scores: np.ndarray, temperature: float) -> np.ndarray:
@@ -87,7 +89,7 @@ def test_what_has_nothing_to_prefer_is_refused() -> None:
         weight_episodes(data(equal), "return")
     with pytest.raises(UserError, match="same advantage"):
         weight_episodes(data(equal), "advantage")
-    one = Dataset.from_arrays(STATES, np.zeros((21, 1)), REWARDS, name="one")
+    one = from_arrays(STATES, np.zeros((21, 1)), REWARDS, name="one")
     with pytest.raises(UserError, match="one has one episode"):
         weight_episodes(one, "return")
     with pytest.raises(UserError, match="must be above 0"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import offrl
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
@@ -38,7 +39,7 @@ def arrays(seed: int = 0, observations: int = 3, actions: int = 1, ends: bool = 
             if over:
                 break
     o, a, r, n, t, u = (np.array(rows[k]) for k in "oarntu")
-    return Dataset.from_arrays(o, a, r, t, u, next_observations=n, action_low=-1.0, action_high=1.0)
+    return from_arrays(o, a, r, t, u, next_observations=n, action_low=-1.0, action_high=1.0)
 
 
 def trained(tmp_path: Path, dataset: Dataset, name: str = "model", steps: int = 40, **more: Any) -> offrl.Run:
@@ -166,7 +167,7 @@ def test_no_row_of_an_episode_kept_apart_is_trained_on() -> None:
     assert len(parts.test) == 6 and not torch.isin(episode, parts.test).any()
     assert not torch.isin(parts.train, parts.held).any()
     flags = np.ones(1, bool), np.zeros(1, bool)
-    one = Dataset.from_arrays(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros(1), *flags, action_low=-1.0, action_high=1.0)
+    one = from_arrays(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros(1), *flags, action_low=-1.0, action_high=1.0)
     with pytest.raises(UserError, match="too few"):
         split(one, DynamicsSettings())
 
@@ -189,7 +190,7 @@ def test_an_epoch_is_once_through_the_data_but_no_shorter_than_250_updates() -> 
 def test_a_learned_termination_sees_the_ends_of_data_without_next_observations(tmp_path: Path) -> None:
     data = arrays()
     o, a, r, t, u = (data.columns[k].numpy() for k in ("observations", "actions", "rewards", "terminations", "truncations"))
-    bare = Dataset.from_arrays(o, a, r, t, u, action_low=-1.0, action_high=1.0)
+    bare = from_arrays(o, a, r, t, u, action_low=-1.0, action_high=1.0)
     parts = split(bare, DynamicsSettings())
     assert len(parts.ends) > 5 and bare.columns["terminations"][parts.ends].all() and not bare.columns["terminations"][parts.train].any()
     run = trained(tmp_path, bare, steps=300, **{"algo.epoch": 300, "algo.learning_rate": 1e-2, "algo.hidden": [32, 32]})

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from offrl.data import Dataset, DatasetConfig, load_dataset
-from offrl.data.assemble import RawData, assemble
+from offrl.data.assemble import assemble
 from offrl.data.formats import hdf5_sink as sink
 from offrl.data.formats import read_raw
 from offrl.data.formats.hdf5_sink import Sink
 from offrl.data.formats.write import write_data
 from offrl.data.memory import Memory
+from offrl.data.raw import RawData
 from offrl.data.tools.convert import read_whole
 from offrl.errors import UserError
 from offrl.tasks.task import Task

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.data.assemble import RawData, fitting_task
 from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
+from offrl.data.infer import fitting_task
 from offrl.data.memory import Memory
+from offrl.data.raw import RawData
 from offrl.data.text import files as text
 from offrl.data.text import minari as minari_text
 from offrl.errors import UserError, nearest

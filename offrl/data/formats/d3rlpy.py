@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.data.assemble import RawData, canonical
 from offrl.data.formats.files import open_hdf5, read_hdf5
 from offrl.data.memory import Memory
+from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 

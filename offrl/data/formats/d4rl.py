@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from offrl import registry
-from offrl.data.assemble import FLAGS, RawData
 from offrl.data.formats.download import fetch
 from offrl.data.formats.files import finish, hdf5_keys, open_hdf5, read_hdf5
 from offrl.data.formats.provenance import Record, fits, restore
 from offrl.data.memory import Memory, chunks
+from offrl.data.raw import FLAGS, RawData
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import FLAGS, RawData, canonical, ends_from, refuse_gaps
 from offrl.data.memory import Memory, chunks
+from offrl.data.raw import FLAGS, RawData, canonical, ends_from, refuse_gaps
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import RawData
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
 from offrl.data.memory import Memory, chunks
+from offrl.data.raw import RawData
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.task import Task

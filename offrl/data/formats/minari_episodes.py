@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import RawData, canonical
 from offrl.data.formats.files import arrow_values, open_hdf5
 from offrl.data.memory import Memory
+from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
 
 Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, and the space there

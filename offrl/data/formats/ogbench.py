@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import RawData, canonical
 from offrl.data.formats.download import fetch
 from offrl.data.formats.files import Npz
 from offrl.data.memory import Memory
+from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import RawData, canonical
 from offrl.data.formats.files import Npz, file_type, hdf5_keys, open_hdf5
 from offrl.data.memory import Memory
+from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 

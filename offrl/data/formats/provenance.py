@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import FLAGS, RawData, action_range, fitting_task, starts_elsewhere
 from offrl.data.dataset import DataSpec
+from offrl.data.infer import action_range, fitting_task, starts_elsewhere
 from offrl.data.memory import chunks
+from offrl.data.raw import FLAGS, RawData
 from offrl.errors import UserError
 from offrl.tasks.task import Task
 

@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import RawData, canonical, find_ends, fingerprint
+from offrl.data.assemble import fingerprint
 from offrl.data.formats import d4rl, minari
 from offrl.data.formats import write_minari as minari_layout
 from offrl.data.formats.hdf5_sink import Sink, new_hdf5
 from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
+from offrl.data.infer import find_ends
 from offrl.data.memory import Memory, chunks
+from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 

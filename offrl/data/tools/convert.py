@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.data.assemble import CORE, RawData, action_range, find_ends, fingerprint
+from offrl.data.assemble import fingerprint
 from offrl.data.checks import find_faults, form_faults, refuse
 from offrl.data.formats import Source, read_raw, resolve
 from offrl.data.formats import d4rl as d4rl_source
@@ -20,7 +20,9 @@ from offrl.data.formats import minari as minari_source
 from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.formats.write import D4RL_SUFFIX, TEXT_SUFFIX, Progress, destination, write_data
+from offrl.data.infer import action_range, find_ends
 from offrl.data.memory import Memory, affordable, chunks
+from offrl.data.raw import CORE, RawData
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offrl.data.assemble import RawData, find_ends
 from offrl.data.checks import Fault, find_faults
+from offrl.data.infer import find_ends
 from offrl.data.memory import chunks
+from offrl.data.raw import RawData
 from offrl.settings.dataset import DatasetConfig
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.assemble import CORE, FLAGS, RawData, action_range, find_ends, starts_elsewhere
 from offrl.data.formats.provenance import INFOS
+from offrl.data.infer import action_range, find_ends, starts_elsewhere
 from offrl.data.memory import Memory
+from offrl.data.raw import CORE, FLAGS, RawData
 from offrl.data.tools.subset import point_elsewhere
 from offrl.errors import UserError
 

@@ -10,6 +10,7 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.world_models.dynamics import DynamicsSettings, data_range
 from offrl.world_models.model import WorldModel, load, save
@@ -25,7 +26,7 @@ def dataset(**columns: Any) -> Dataset:
     ends, cuts = np.arange(ROWS) == 29, np.arange(ROWS) % 15 == 14
     options: dict[str, Any] = {"rewards": g.normal(size=ROWS), "action_low": [-1.0] * A, "action_high": [1.0] * A, **columns}
     rewards = options.pop("rewards")
-    return Dataset.from_arrays(g.normal(size=(ROWS, OBS)), g.uniform(-1, 1, (ROWS, A)), rewards, ends, cuts & ~ends, **options)
+    return from_arrays(g.normal(size=(ROWS, OBS)), g.uniform(-1, 1, (ROWS, A)), rewards, ends, cuts & ~ends, **options)
 
 
 def world_model(

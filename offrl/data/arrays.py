@@ -1,0 +1,82 @@
+"""Datasets from arrays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.data.assemble import assemble
+from offrl.data.dataset import Dataset
+from offrl.data.raw import RawData, canonical, ends_from, join_observations
+from offrl.errors import UserError
+from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.task import Task
+
+
+def from_arrays(
+    observations: Any,
+    actions: Any,
+    rewards: Any,
+    terminations: Any = None,
+    truncations: Any = None,
+    next_observations: Any = None,
+    episode_ends: Any = None,
+    *,
+    action_low: float | Sequence[float] | None = None,
+    action_high: float | Sequence[float] | None = None,
+    num_actions: int | None = None,
+    name: str = "arrays",
+    task: Task | None = None,
+    env: str | None = None,
+    clip_actions: bool = False,
+    check: bool = True,
+    **extra: Any,
+) -> Dataset:
+    """A data set from arrays with one row per step, in time order, episode after episode.
+
+    observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a discrete action space
+    of `num_actions`; rewards [R]; terminations, truncations [R] flags; next_observations like observations. `episode_ends` marks the
+    last row of each episode, as flags [R] or as row numbers, where the flags do not. With none of the three there is one episode.
+    `action_low`, `action_high`: the environment's range. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows.
+    Raises UserError, naming column, episode and row, when the data would corrupt training.
+    """
+    values = {
+        "observations": observations,
+        "actions": actions,
+        "rewards": rewards,
+        "terminations": terminations,
+        "truncations": truncations,
+        "next_observations": next_observations,
+        **extra,
+    }
+    raw = raw_from_arrays({k: v for k, v in values.items() if v is not None}, episode_ends, name)
+    raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
+    raw.action_low, raw.action_high = action_low, action_high
+    raw.num_actions = num_actions or 0
+    return assemble(raw, DatasetConfig(name=name, clip_actions=clip_actions, check=check))
+
+
+def raw_from_arrays(values: Mapping[str, Any], episode_ends: Any, name: str) -> RawData:
+    """Copies of a user's arrays. A dict of observations is joined, and its achieved_goal and desired_goal become columns as well."""
+    columns: dict[str, np.ndarray] = {}
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor):
+            value = (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+        if isinstance(value, Mapping):
+            for goal in ("achieved_goal", "desired_goal"):
+                if goal in value and key == "observations":
+                    columns[goal + "s"] = canonical(goal + "s", np.array(value[goal]), name)
+            value = join_observations(value, where=name)
+        try:
+            array = np.array(value)
+            if not array.ndim:
+                raise UserError(f"{name}: column '{key}' is a single value; it needs one for each row")
+            columns[key] = canonical(key, array, name)
+        except ValueError:
+            raise UserError(f"{name}: column '{key}' is not a rectangular array of numbers") from None
+    raw = RawData(columns, name=name, source="arrays")
+    raw.episode_ends = ends_from(episode_ends, raw.rows, name)
+    return raw

@@ -1,0 +1,158 @@
+"""Inference of what raw columns leave open: the ends of episodes, the range of actions, the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from offrl.data.memory import chunks
+from offrl.data.raw import RawData
+from offrl.errors import UserError
+from offrl.tasks.task import Task
+
+MANY_JUMPS = 0.1  # share of the rows  # that a file may have: more, and it is the stored successors that are wrong
+UNBOUNDED = 1e30  # bounds beyond this are no range: some Boxes have float32's largest number
+
+
+def _limit(task: Task | None) -> int | None:
+    """Steps after which the task's environment stops an episode."""
+    if task is None or task.max_episode_steps is not None or task.env_id is None:
+        return task.max_episode_steps if task else None
+    try:
+        import gymnasium
+
+        return gymnasium.spec(task.env_id).max_episode_steps
+    except Exception:  # an environment that is not installed
+        return None
+
+
+def jumps(raw: RawData) -> np.ndarray:
+    """Rows i whose stored successor is not observation i + 1; bool [R], False on the last row."""
+    observations, successors = raw.columns["observations"], raw.columns["next_observations"]
+    found = np.zeros(len(observations), bool)
+    for part in chunks(len(observations) - 1):
+        a, b = successors[part], observations[part.start + 1 : part.stop + 1]
+        if not np.array_equal(a, b):
+            a, b = a.reshape(len(a), -1).astype(np.float32), b.reshape(len(b), -1).astype(np.float32)
+            found[part] = (np.abs(a - b) > 1e-6 * np.maximum(1.0, np.abs(b))).any(1)
+    return found
+
+
+def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
+    """The last rows of the episodes, bool [R]. Notes what had to be inferred; sets `raw.last_complete` and `raw.jump_rows`.
+
+    `split_jumps`: an unmarked jump ends an episode, too. Reports of faults count episodes as the file marks them.
+    """
+    columns, rows = raw.columns, raw.rows
+    ends = np.zeros(rows, bool)
+    for flags in (raw.episode_ends, columns.get("terminations"), columns.get("truncations")):
+        if flags is not None:
+            ends |= flags
+    if raw.episode_ends is None and "truncations" not in columns:  # D4RL's first files: time-outs are not marked
+        marked = int(ends.sum())
+        if "next_observations" in columns:
+            ends |= jumps(raw)
+        limit = _limit(raw.task)
+        if limit:
+            bounds = np.flatnonzero(np.concatenate([[True], ends[:-1], [True]])) if rows else np.zeros(1, np.int64)
+            for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+                ends[start + limit - 1 : stop : limit] = True
+        if int(ends.sum()) > marked:
+            reason = " and ".join(
+                r for r, used in (("jumps", "next_observations" in columns), (f"the limit of {limit} steps", limit)) if used
+            )
+            raw.note(f"no time-outs in the file: {int(ends.sum()) - marked} episode ends inferred from {reason}")
+    elif "next_observations" in columns:
+        found = np.flatnonzero(jumps(raw) & ~ends)
+        raw.jump_rows = found
+        if split_jumps and len(found) <= MANY_JUMPS * rows:  # more than that, and it is the stored successors that are wrong
+            ends[found] = True
+    raw.last_complete = bool(rows and ends[-1])
+    if rows:
+        ends[-1] = True
+    return ends
+
+
+def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
+    """The environment's range of each action dimension, lowest and highest, [A] float32.
+
+    Where nobody knows it: [-1, 1] if the data fit, else the data's own range, with a note.
+    """
+    actions = raw.columns["actions"]
+    width = actions.shape[1] if actions.ndim > 1 else 1
+    if raw.action_low is not None and raw.action_high is not None:
+        ranges = []
+        for key, value in (("action_low", raw.action_low), ("action_high", raw.action_high)):
+            array = np.asarray(value, np.float32).reshape(-1)
+            if array.size not in (1, width):
+                raise UserError(f"{raw.where}: {key} has {array.size} values but the actions have {width} dimensions")
+            ranges.append(np.broadcast_to(array, (width,)).copy())
+        low, high = ranges
+    else:
+        low, high = np.full(width, -np.inf, np.float32), np.full(width, np.inf, np.float32)
+        space = None
+        if raw.task is not None and (raw.task.env_id or raw.task.env_factory):
+            space = environment_range(raw.task)
+        if space is not None and len(space[0]) == width:
+            low, high = space
+    open_ends = ~((np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED))
+    if open_ends.any() and len(actions):
+        smallest, largest = np.full(width, np.inf, np.float32), np.full(width, -np.inf, np.float32)
+        for part in chunks(len(actions)):  # fmin and fmax pass over NaN, which is reported elsewhere
+            smallest = np.fmin(smallest, np.fmin.reduce(actions[part], 0))
+            largest = np.fmax(largest, np.fmax.reduce(actions[part], 0))
+        smallest, largest = np.nan_to_num(smallest, posinf=-1.0, neginf=-1.0), np.nan_to_num(largest, posinf=1.0, neginf=1.0)
+        if (smallest[open_ends] >= -1.0001).all() and (largest[open_ends] <= 1.0001).all():
+            smallest, largest = np.full(width, -1.0, np.float32), np.full(width, 1.0, np.float32)
+        else:
+            flat = largest - smallest < 1e-6  # a constant dimension has no range to scale by
+            smallest, largest = np.where(flat, smallest - 1.0, smallest), np.where(flat, largest + 1.0, largest)
+            pairs = ", ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(smallest[:4], largest[:4], strict=True)) + (
+                ", ..." if width > 4 else ""
+            )
+            raw.note(f"the action range is not known; taking the data's own: {pairs} (or set dataset.action_low and dataset.action_high)")
+        low, high = np.where(open_ends, smallest, low), np.where(open_ends, largest, high)
+    if not (low < high).all():
+        raise UserError(f"{raw.where}: action_low must be below action_high in every dimension")
+    raw.action_low, raw.action_high = low, high
+    return low, high
+
+
+def environment_range(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
+    """Bounds of the environment's Box of actions, or None when it cannot be made here or has no such space."""
+    try:
+        from offrl.tasks.environments import make_env
+
+        env = make_env(task)
+        space: Any = env.action_space
+        env.close()
+        return space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
+    except Exception:  # not installed, or discrete: the data's own range has to do
+        return None
+
+
+def starts_elsewhere(raw: RawData, last: np.ndarray) -> np.ndarray:
+    """Of all episodes, with these `last` rows, those whose last stored successor is the next one's first observation, bool [E]: nobody
+    knows what followed there. After the last episode that is perhaps row 0.
+
+    Of terminations all or none: a task may now and then end where another episode begins.
+    """
+    observations, successors = raw.columns["observations"], raw.columns["next_observations"]
+    same = (successors[last] == observations[(last + 1) % raw.rows]).reshape(len(last), int(np.prod(observations.shape[1:]))).all(1)
+    ended = raw.columns.get("terminations", np.zeros(raw.rows, bool))[last]
+    judged = same[:-1][ended[:-1]]
+    return np.asarray(same if len(judged) >= 2 and judged.all() else same & ~ended)
+
+
+def fitting_task(raw: RawData) -> Task | None:
+    """The task, unless the data's shapes say that the guess was wrong."""
+    task, width = raw.task, int(np.prod(raw.columns["observations"].shape[1:]))
+    if task is None:
+        return None
+    actions = 1 if raw.discrete else raw.columns["actions"].shape[1]
+    for what, ours, theirs in (("observations", width, task.observation_dim), ("actions", actions, task.action_dim)):
+        if theirs is not None and theirs != ours:
+            raw.note(f"taken for no known task: '{task.name}' has {theirs}-dimensional {what}, the data {ours}")
+            return None
+    return task

@@ -1,0 +1,116 @@
+"""Raw columns as a source reads them, unchecked, in the dtypes and ranks of a `Dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.errors import UserError, warn
+from offrl.tasks.task import Task
+
+FLAGS = ("terminations", "truncations")
+CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
+
+
+@dataclass
+class RawData:
+    """What a source read, unchecked: columns by canonical name, whose lengths may disagree, and what the source knows about them."""
+
+    columns: dict[str, np.ndarray]
+    episode_ends: np.ndarray | None = None  # bool [R], True on each episode's last row; None: the flags say it
+    name: str = ""
+    source: str = "file"  # d4rl | minari | ogbench | d3rlpy | file | arrays | builtin
+    path: str = ""
+    version: str = ""
+    task: Task | None = None
+    action_low: Any = None  # the environment's range, a number or one per dimension; None: unknown
+    action_high: Any = None
+    discrete: bool | None = None  # None: the dtype of the actions says it
+    num_actions: int = 0  # 0: the largest action seen, plus 1
+    final_observations: np.ndarray | None = None  # [E, *O], the successor of each episode's last row
+    final_known: np.ndarray | None = None  # bool [E]: False where `final_observations` merely repeats the last one; None: all are known
+    jump_rows: np.ndarray | None = None  # filled by `find_ends`: rows whose stored successor is not the next row's, though no end is marked
+    last_complete: bool | None = None  # filled by `find_ends`: False when the data stop inside the last episode
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what `warn` printed
+    about: dict[str, Any] = field(default_factory=dict)  # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
+    final_columns: dict[str, np.ndarray] = field(default_factory=dict)  # [E, ...] an extra column after each episode's last row, if known
+
+    @property
+    def rows(self) -> int:
+        return len(self.columns["observations"]) if "observations" in self.columns else 0
+
+    def note(self, text: str) -> None:
+        """Remember, once, what a person should know about how these data were read."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning about these data, and remember it."""
+        self.warnings.append(f"{self.where}: {text}")
+        warn(self.warnings[-1])
+
+    @property
+    def where(self) -> str:
+        return self.path or self.name
+
+
+def join_observations(values: Mapping[str, Any], keys: list[str] | tuple[str, ...] = (), where: str = "") -> np.ndarray:
+    """Dict observations as one float32 array [R, O]: the entries `keys`, by default all of them sorted, flattened and joined."""
+    for key in keys:
+        if key not in values:
+            raise UserError(f"{where}: the observations have no entry '{key}'; they have {', '.join(sorted(values))}")
+    entries = [values[k] for k in keys or sorted(values)]
+    parts = [join_observations(v, where=where) if isinstance(v, Mapping) else np.asarray(v) for v in entries]
+    return np.concatenate([p.reshape(len(p), -1).astype(np.float32, copy=False) for p in parts], axis=1)
+
+
+def canonical(name: str, values: Any, where: str = "", discrete: bool | None = None) -> np.ndarray:
+    """An array of the dtype and rank the column has in a `Dataset`. Copies only where the dtype changes."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{where}: column '{name}' holds {array.dtype} values, not numbers")
+    if name in (*FLAGS, "rewards"):
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = array[:, 0]
+        if name in FLAGS:
+            refuse_gaps(name, array, where)
+        return array.astype(bool if name in FLAGS else np.float32, copy=False)
+    if name == "actions":
+        if discrete is None:
+            discrete = array.dtype.kind in "biu" and (array.ndim == 1 or array.shape[1:] == (1,))
+        if discrete:
+            return array.reshape(len(array)).astype(np.int64, copy=False) if array.size == len(array) else array
+        return (array[:, None] if array.ndim == 1 else array).astype(np.float32, copy=False)
+    if name in ("observations", "next_observations") and array.ndim == 1:
+        array = array[:, None]
+    if array.dtype.kind == "f" or (name in ("observations", "next_observations") and (array.dtype != np.uint8 or array.ndim < 3)):
+        return array.astype(np.float32, copy=False)
+    return array.astype({"i": np.int64, "u": array.dtype if array.dtype == np.uint8 else np.int64, "b": bool}[array.dtype.kind], copy=False)
+
+
+def refuse_gaps(name: str, values: np.ndarray, where: str) -> None:
+    """Raises UserError where a column of flags or numbers of episodes has no value in some row: NaN would count as True."""
+    if values.dtype.kind == "f" and not (there := np.isfinite(values)).all():
+        row = int(np.argmin(there.reshape(len(values), -1).all(1)))
+        raise UserError(
+            f"{where}: column '{name}' has no value in row {row} ({int((~there).sum()):,} such rows): write 0 or 1, or a number"
+        )
+
+
+def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
+    """Flags [R] from flags or from the row numbers of the last rows."""
+    if values is None:
+        return None
+    ends = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if ends.dtype == bool or (len(ends) == rows and rows > 1 and np.isin(ends, (0, 1)).all()):
+        return ends.reshape(-1).astype(bool)
+    if ends.ndim != 1 or not np.equal(np.mod(ends, 1), 0).all() or (len(ends) and (ends.min() < 0 or ends.max() >= rows)):
+        raise UserError(f"{where}: episode_ends must be flags, one per row, or row numbers from 0 to {rows - 1}")
+    flags = np.zeros(rows, bool)
+    flags[ends.astype(np.int64)] = True
+    return flags
