@@ -140,6 +140,14 @@ class Algorithm(ABC):
         with torch.random.fork_rng(devices=[]):
             self.networks = self.modules()  # only their structure is used: `apply` is handed the parameters
 
+    def __copy__(self) -> Algorithm:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pretrained": {}}  # other processes are handed the states and the source that were made of it
+
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """`config` with what it leaves to be found from the data; called once, before anything is built.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -507,6 +509,7 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     fitted, pretrained = stages.ready(run, dataset)
     config = fitted.algo
     algorithm = kind(config, dataset.spec, pretrained)
+    assert copy.copy(algorithm).pretrained and not pickle.loads(pickle.dumps(algorithm)).pretrained, "other processes are not sent the run"
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
     assert not policy.uses_rewards, "no token holds a reward"
     policy.save(tmp_path / "policy.safetensors")
