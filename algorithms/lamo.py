@@ -47,7 +47,7 @@ class LaMoConfig(SequenceSettings):
         "weights, with the settings width, layers, heads and activation",
         place=True,
     )
-    lm_id: str = setting("", "which model that is; filled in")
+    lm_id: str = setting("", "which model that is", filled=True)
     lm_fallback: bool = setting(False, "take lm=scratch where the language model cannot be had", place=True)
     tune: str = setting("adapters", "what learns in the language model: LoRA beside its attention, or all but its words", choices=TUNE)
     rank: int = setting(16, "of LoRA's matrices", low=1)
@@ -62,7 +62,7 @@ class LaMoConfig(SequenceSettings):
         place=True,
     )
     text: str = setting("", "a text file: the model goes on learning language beside acting; empty: it does not", place=True)
-    text_id: str = setting("", "which text that is; filled in")
+    text_id: str = setting("", "which text that is", filled=True)
     language_weight: float = setting(0.1, "text: weight of the loss on it", low=0.0)
     text_length: int = setting(1024, "text: tokens in a window, at most as many as the model looks back", low=2)
     text_batch: int = setting(2, "text: windows in an update", low=1)

@@ -79,7 +79,7 @@ class MBRCSLConfig(OutcomeSettings):
         low=0.0, high=1.0, shared=True
     )  # fmt: skip
     imagined: str = setting("", "a file of such episodes that an earlier run kept; empty: they are played first", place=True)
-    imagined_id: str = setting("", "which episodes those are; filled in")
+    imagined_id: str = setting("", "which episodes those are", filled=True)
     real_share: float = setting(0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
 
 

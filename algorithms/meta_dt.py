@@ -61,8 +61,8 @@ class MetaDTConfig(SequenceSettings):
         0.1, "share of the windows without a prompt after that, as in the first episode of a new task", low=0.0, high=1.0
     )
     task_model: str = setting("", "a run of algo=task_model; empty: one is trained first", place=True)
-    task_model_id: str = setting("", "which one that is; filled in")
-    task_model_settings: dict[str, Any] = setting({}, "its settings; filled in")
+    task_model_id: str = setting("", "which one that is", filled=True)
+    task_model_settings: dict[str, Any] = setting({}, "its settings", filled=True)
     task_model_steps: int = setting(20_000, "updates of the task model that is trained first", low=1, place=True)
     history: int = setting(4, "the same task model: transitions that tell the task", low=1)
     predicts: str = setting("reward", "the same task model: what differs between tasks", choices=("reward", "observation", "both"))

@@ -66,7 +66,7 @@ class PETSConfig(PlanSettings, DynamicsSettings):
         1.0, "plans' observations are cut off where they leave the data's range by so many times its width", low=0.0, acting=True
     )
     world_model: str = setting("", "a trained model: a run of algo=dynamics, or a file in its models/; empty: it is trained", place=True)
-    world_model_id: str = setting("", "which model that is; filled in")
+    world_model_id: str = setting("", "which model that is", filled=True)
 
 
 class PlanCarry(NamedTuple):

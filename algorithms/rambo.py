@@ -45,11 +45,11 @@ class RAMBOConfig(ModelBasedSettings):
     model_learning_rate: float = setting(3e-4, "Adam's, for the model while the policy learns; 0: it stays as it is", low=0.0)
     bounds_weight: float = setting(0.001, "weight of the distance between the bounds of the log variance, meanwhile", low=0.0)
     behaviour: str = setting("", "a trained run of bc that the actor begins as; empty: one is trained first", place=True)
-    behaviour_id: str = setting("", "which one that is; filled in")
+    behaviour_id: str = setting("", "which one that is", filled=True)
     clone_epochs: int = setting(50, "times through the data of that training; 0: the actor begins as it is", low=0)
     clone_learning_rate: float = setting(1e-4, "Adam's, meanwhile", low=0.0, shared=True)
     world_model_shape: list[int] = setting(
-        [], "the world model's members, history, 1 where it learns terminations, hidden widths; filled in", place=True
+        [], "the world model's members, history, 1 where it learns terminations, hidden widths", place=True, filled=True
     )
 
 

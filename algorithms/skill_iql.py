@@ -44,8 +44,8 @@ class SkillIQLConfig(InSampleSettings):
     prior_weight: float = setting(0.1, "weight of KL(high level || the skills' prior): larger stays nearer to the data", low=0.0)
     discount_within: bool = setting(False, "rewards within a skill are discounted too; false, as published: they are summed")
     skills: str = setting("", "a run of algo=skills; empty: one is trained first", place=True)
-    skills_id: str = setting("", "which one that is; filled in")
-    skills_settings: dict[str, Any] = setting({}, "its settings; filled in")
+    skills_id: str = setting("", "which one that is", filled=True)
+    skills_settings: dict[str, Any] = setting({}, "its settings", filled=True)
     skill_steps: int | None = setting(
         None, "updates of the skills that are trained first; null: as many as this run has", low=1, place=True
     )

@@ -41,7 +41,7 @@ class ModelBasedSettings(SoftSettings):
     world_model: str = setting(
         "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
     )
-    world_model_id: str = setting("", "which model that is; filled in")
+    world_model_id: str = setting("", "which model that is", filled=True)
     members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
     horizon: int = setting(5, "steps of a roll-out", low=1)
     rollouts: int = setting(50_000, "roll-outs each time, from states of the data", low=1)

@@ -53,7 +53,7 @@ class DynamicsSettings:
         choices=("likelihood", "squared", "value_gradient"),
     )
     value_run: str = setting("", "loss=value_gradient: a run whose critics say what matters", place=True)
-    value_run_id: str = setting("", "which critics those are; filled in")
+    value_run_id: str = setting("", "which critics those are", filled=True)
     value_quantile: float = setting(
         0.95,
         "loss=value_gradient: gradients longer than this quantile of their lengths are shortened to it; 1: none",

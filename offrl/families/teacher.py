@@ -27,8 +27,8 @@ class ValuedSettings:
     """Where values come from."""
 
     values: str = setting("", "a trained run whose values are used; empty: one is trained first", place=True)
-    values_id: str = setting("", "which one that is; filled in")
-    values_settings: dict[str, Any] = setting({}, "its algorithm's settings; filled in")
+    values_id: str = setting("", "which one that is", filled=True)
+    values_settings: dict[str, Any] = setting({}, "its algorithm's settings", filled=True)
     values_steps: int | None = setting(
         None,
         "updates of the run that is trained first; null: in the published proportion to this run's (vadt: 10 times as many, qdt: 5, "

@@ -52,9 +52,9 @@ class TextSettings:
         "GPT-2 of random weights, with the settings width, layers and heads",
         place=True,
     )
-    lm_id: str = setting("", "which model that is; filled in")
+    lm_id: str = setting("", "which model that is", filled=True)
     tokenizer: str = setting("characters", "lm=scratch: tokens are characters, words or bytes", choices=tokenizing.KINDS)
-    vocabulary: list[str] = setting([], "the characters or words that there are; filled in")
+    vocabulary: list[str] = setting([], "the characters or words that there are", filled=True)
     width: int = setting(64, "lm=scratch: width of the transformer", low=1)
     layers: int = setting(2, "lm=scratch: blocks", low=1)
     heads: int = setting(4, "lm=scratch: attention heads", low=1)

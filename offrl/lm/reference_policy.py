@@ -33,8 +33,8 @@ class ClonedSettings(TextSettings):
     """Settings of policies that build on a cloned one."""
 
     policy: str = setting("", "a trained run of lm_bc to build on; empty: one is trained first", place=True)
-    policy_id: str = setting("", "which one that is; filled in")
-    policy_settings: dict[str, Any] = setting({}, "its settings; filled in")
+    policy_id: str = setting("", "which one that is", filled=True)
+    policy_settings: dict[str, Any] = setting({}, "its settings", filled=True)
     policy_steps: int | None = setting(None, "updates of the lm_bc that is trained first; null: as many as this run has", low=1, place=True)
     observation_weight: float = setting(0.0, "of the lm_bc that is trained first: weight of the loss on tokens of observations", low=0.0)
 

@@ -22,6 +22,7 @@ def setting(
     structural: bool = False,
     shared: bool = False,
     acting: bool = False,
+    filled: bool = False,
 ) -> Any:
     """A dataclass field with its documentation and, if given, its inclusive range or its allowed values.
 
@@ -31,11 +32,12 @@ def setting(
     - structural: a number that decides shapes, modules or branches of Python, so that no grid can vary it
     - shared: a number of what the replicas of a run have in common (batches, a model, a run trained first): no grid can vary it either
     - acting: only acting looks at it, so that a trained policy can act with another value
+    - filled: the library fills it in, with what identifies a model or a run that came first, say; help leaves it out
 
     A grid varies real numbers alone, so that settings of other types need neither of the two.
     """
     metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices) if choices else None, "shown": shown}
-    metadata |= {"place": place, "structural": structural, "shared": shared, "acting": acting}
+    metadata |= {"place": place, "structural": structural, "shared": shared, "acting": acting, "filled": filled}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -73,7 +75,7 @@ def check(config: Any, prefix: str = "") -> None:
 
 
 def describe(config: Any, prefix: str = "") -> list[str]:
-    """One line for each setting of a dataclass and the dataclasses in it: name=default, and what it means."""
+    """One line for each setting of a dataclass and the dataclasses in it that a user may give: name=default, and what it means."""
     lines: list[str] = []
     classes = [vars(kind).get("__annotations__", {}) for kind in type(config).__mro__]
     # its own before those that it shares with its relatives
@@ -81,7 +83,7 @@ def describe(config: Any, prefix: str = "") -> list[str]:
         value, name = getattr(config, spec.name), prefix + spec.name
         if dataclasses.is_dataclass(value):
             lines += describe(value, name + ".")
-        elif spec.metadata.get("help"):
+        elif spec.metadata.get("help") and not spec.metadata.get("filled"):
             lines.append(f"  {name + '=' + (spec.metadata.get('shown') or shown_value(value)):<40} {spec.metadata['help']}")
     return lines
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from offrl import registry
 from offrl.runs import record as runs
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose
+from offrl.settings.field import describe
 
 OLD = Path(__file__).parents[1] / "data" / "run-0.1"
 
@@ -42,3 +44,8 @@ def test_a_run_made_before_a_setting_was_there_had_its_default() -> None:
 def test_what_a_grid_varies_is_not_completed() -> None:
     identity = runs.identity(compose({"algo": "iql", "grid.temperature": [1, 3]}))
     assert "temperature" not in identity["algo"] and runs.complete(identity) == identity
+
+
+def test_help_leaves_out_what_the_library_fills_in() -> None:
+    text = "\n".join(describe(registry.get("algo", "vadt").Config(), "algo."))
+    assert "algo.values=" in text and "algo.values_id" not in text and "algo.values_settings" not in text
