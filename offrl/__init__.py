@@ -17,18 +17,17 @@ if TYPE_CHECKING:
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset
     from offrl.data.load import load_dataset
-    from offrl.errors import UserError
+    from offrl.errors import Interrupted, UserError
     from offrl.evaluation.policy import TrainedPolicy
     from offrl.registry import register
     from offrl.tasks.task import Task
-    from offrl.training.loop import Interrupted
 
 __all__ = ["Dataset", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "from_arrays",
            "load", "load_dataset", "register", "train"]  # fmt: skip
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
-    "Interrupted": ("offrl.training.loop", "Interrupted"),
+    "Interrupted": ("offrl.errors", "Interrupted"),
     "ModelEnv": ("offrl.world_models.environment", "ModelEnv"),
     "ModelVectorEnv": ("offrl.world_models.environment", "ModelVectorEnv"),
     "Run": ("offrl.api", "Run"),

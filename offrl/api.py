@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,21 +177,36 @@ def train(
 
 def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None) -> list[Run]:
     """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first."""
-    config = compose(values) if values.get("resume") is None else run_settings(values["resume"], values)
-    result = [_train_one(config, dataset, env)]
-    for name in config.compare if result[0].acts else []:  # a model of the world has no score to compare
-        if name != config.label:
-            # what was asked for, without what belongs to the main algorithm
-            own = ("algo", "grid")
-            kept = {k: v for k, v in config.given.items() if k.partition(".")[0] not in own and (k != "experiment" or v == "none")}
-            main = {k: getattr(config, k) for k in ("seeds", "steps", "runs_dir", "quiet")}
-            result.append(_train_one(compose({**kept, **main, "algo": name, "compare": []}), dataset, env))
+    main = compose(values) if values.get("resume") is None else run_settings(values["resume"], values)
+    result: list[Run] = []
+    for config in itertools.chain([main], _compared(main)):
+        config, data, pretrained = _prepare(config, dataset, env)
+        run_dir = runs.directory(config, data)
+        run_training(config, data, run_dir, pretrained)
+        run = Run(run_dir)
+        if distributed.world().first and run.acts:
+            run.plot()
+        result.append(run)
     if len(result) > 1 and distributed.world().first:
         result[0].plot(result[1:])
     return result
 
 
-def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], Any] | None) -> Run:
+def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
+    """The settings of the algorithms that a run's scores are compared with; a world model has no score to compare."""
+    if not registry.get("algo", main.algo.name).traits.policy_modules:
+        return
+    for name in main.compare:
+        if name != main.label:
+            # what was asked for, without what belongs to the main algorithm
+            own = ("algo", "grid")
+            kept = {k: v for k, v in main.given.items() if k.partition(".")[0] not in own and (k != "experiment" or v == "none")}
+            shared = {k: getattr(main, k) for k in ("seeds", "steps", "runs_dir", "quiet")}
+            yield compose({**kept, **shared, "algo": name, "compare": []})
+
+
+def _prepare(config: TrainConfig, dataset: Dataset | None, env: Callable[[], Any] | None) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:
+    """The data of a run, its settings with what the data decide, and the runs that its algorithm builds on; see `stages.ready`."""
     if dataset is None and config.resume and Run(config.resume).record["spec"]["source"] == "arrays" and not _registered(config):
         raise UserError(
             f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it"
@@ -204,12 +220,7 @@ def _train_one(config: TrainConfig, dataset: Dataset | None, env: Callable[[], A
         task = with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
     config, pretrained = ready(config, data)
-    run_dir = runs.directory(config, data)
-    run_training(config, data, run_dir, pretrained)
-    run = Run(run_dir)
-    if distributed.world().first and run.acts:
-        run.plot()
-    return run
+    return config, data, pretrained
 
 
 def _registered(config: TrainConfig) -> bool:

@@ -11,6 +11,10 @@ class UserError(Exception):
     """A mistake in the input. The command line prints it as one line and exits with status 2; the message must stand on its own."""
 
 
+class Interrupted(Exception):
+    """Training was asked to stop; everything is saved."""
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the option most like `name`, or an empty string when none is."""
     options = [str(o) for o in options]

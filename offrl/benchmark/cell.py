@@ -57,7 +57,7 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
     settings: `values` for `compose` and `dataset`, the label. token: names the command that asked for it. apart: other cells train beside
     it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is saved.
     """
-    from offrl.training.loop import Interrupted
+    from offrl.errors import Interrupted
 
     with plan.hold(plan.cell_lock(folder, run), patience=2.0) as mine:
         if not mine:

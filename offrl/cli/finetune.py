@@ -24,10 +24,10 @@ def run(arguments: list[str]) -> int:
 
     values = parse([a for a in arguments if "=" in a])
     from offrl.api import finetune_from
+    from offrl.errors import Interrupted
     from offrl.finetuning.summary import FILE, PICTURE, outcomes, report
     from offrl.runs.record import CONFIG
     from offrl.system.signals import terminable
-    from offrl.training.loop import Interrupted
 
     try:
         with terminable():

@@ -6,7 +6,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from offrl.cli import NAMES
 from offrl.errors import UserError, nearest
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 faults found or training failed, 2 a mistake in the input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(arguments)
+        command, rest = _command(arguments)
+        return command(rest)
     except UserError as error:
         return _fail(str(error))
     except OSError as error:
@@ -75,21 +76,24 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _run(arguments: list[str]) -> int:
+def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
+    """The function of a command, and the arguments it is given. Raises UserError for a command that there is not."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return 0
+        return _show, [HELP.removesuffix("\n")]
     if arguments[0] in ("-V", "--version", "version"):
         from importlib.metadata import version
 
-        print(f"offrl {version('offrl')}")
-        return 0
+        return _show, [f"offrl {version('offrl')}"]
     arguments = [a for a in arguments if a]
     name, rest = arguments[0], arguments[1:]
     if name not in NAMES:
         raise UserError(f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help")
-    command = importlib.import_module(f"offrl.cli.{name}")
-    if hasattr(command, "USAGE") and any(a in ("-h", "--help") for a in rest):
-        print(command.USAGE)
-        return 0
-    return command.run(rest)
+    module = importlib.import_module(f"offrl.cli.{name}")
+    if hasattr(module, "USAGE") and any(a in ("-h", "--help") for a in rest):
+        return _show, [module.USAGE]
+    return module.run, rest
+
+
+def _show(lines: list[str]) -> int:
+    print("\n".join(lines))
+    return 0

@@ -18,10 +18,10 @@ def run(arguments: list[str]) -> int:
 
     values = parse(arguments)
     from offrl.api import train_from
+    from offrl.errors import Interrupted
     from offrl.runs.tables import final_table
     from offrl.system.signals import terminable
     from offrl.training.distributed import world
-    from offrl.training.loop import Interrupted
 
     try:
         with terminable():

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
-import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from offrl.algorithm import TrainState
 from offrl.data.samplers.transitions import TransitionSampler
-from offrl.errors import UserError, warn
+from offrl.errors import Interrupted, UserError, warn
 from offrl.evaluation.background import Scorer
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
@@ -28,25 +22,21 @@ from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
 from offrl.finetuning.setup import Start
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.runs.log import RunLog
-from offrl.runs.tables import score_text
 from offrl.settings.evaluation import worker_count
 from offrl.system import backend
-from offrl.system import files as checkpoint
 from offrl.system.devices import pick_device
+from offrl.system.locks import exclusive
 from offrl.system.progress import Progress
-from offrl.system.signals import handled
+from offrl.system.signals import StopSignals
+from offrl.training.checkpoints import Checkpoints, Saved, part
 from offrl.training.engine import Plan, first_state, policies_of
-from offrl.training.loop import Interrupted
-from offrl.training.loop import lock as lock
+from offrl.training.scores import Scores
 from offrl.training.setup import PAYS_FROM, choose_mode
-from offrl.training.updates import metric_means
+from offrl.training.updates import finite, metric_means, rows, warn_diverged
 
 SLICE = 16  # updates between two looks at signals
 EVALUATIONS = 20  # of a run, unless eval.every says otherwise
-
-
-class _CutShort(Exception):
-    """An evaluation was abandoned because of a signal."""
+CURE = "A smaller algo.learning_rate or utd often helps"  # of replicas that diverge
 
 
 def finetune(start: Start, run_dir: Path) -> None:
@@ -63,7 +53,7 @@ def finetune(start: Start, run_dir: Path) -> None:
         seeds = [r.seed for r in start.replicas]
         margin = 0.0 if start.data is None else start.data.action_margin
         play = stack.enter_context(Play(start.task, start.spec, seeds, config.envs, config.seed, config.eval.max_steps, margin))
-        stack.enter_context(lock(run_dir))
+        stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, math.ceil(config.steps * config.utd), start.algorithm)
         if not start.algorithm.traits.vectorized:
             mode = "eager"
@@ -87,7 +77,7 @@ class _Loop:
         self.eval_every = self.steps if every == 0 else _whole(every or math.ceil(self.steps / EVALUATIONS), self.envs)
         self.log_every = _whole(config.log_every, self.envs)
         self.save_every = _whole(config.checkpoint.every, self.envs) if config.checkpoint.every else self.eval_every
-        self.stop = 0
+        self.signals = StopSignals()
         self.t, self.lined, self.scored, self.saved = 0, 0, -1, -1
         self.line_updates = 0  # updates at the last line of metrics
         self.ended = np.zeros(self.many, bool)  # an episode has ended since the last updates
@@ -95,7 +85,6 @@ class _Loop:
         self.warmup = config.warmup or 0
         self.episodes = torch.zeros(3, self.many, dtype=torch.float64)  # since the last line: number, sums of returns and of lengths
         self.recent: deque[float] = deque(maxlen=20)
-        self.last_score = ""
 
         algorithm = start.algorithm
         sampler = algorithm.sampler()
@@ -108,17 +97,16 @@ class _Loop:
         capacity = min(config.capacity or self.steps, self.steps)
         self.ring = Ring(columns, self.many, capacity, device)
         self.replay = Replay(run_dir, self.ring)
-        found = checkpoint.load_latest(run_dir)
+        self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, algorithm.config.name, self.replicas)
         state = first_state(algorithm, self.replicas) if start.state is None else start.state
-        good: TrainState = state
-        sums: dict[str, Tensor] = {}
+        saved = self.checkpoints.load(state)
         self.first = self.goal = self.updates = int(state.step[0])
         lost: list[int] = []
-        if found is None:
+        if saved is None:
             self.replay.discard(0)
             play.begin()
         else:
-            state, good, sums, lost = self._restore(state, *found)
+            lost = self._restore(saved)
         source = None
         if start.dataset is not None:
             data = start.dataset if start.dataset.mapped else start.dataset.to(device)
@@ -126,11 +114,11 @@ class _Loop:
         self.batches = MixedBatches(self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing)
         plan = Plan(algorithm, algorithm.config.batch_size, mode, config.precision, self.many)
         self.learner = Learner(plan, self.batches, self.replicas, device, start.fixed, start.anneal)
-        self.learner.load(state, good, sums)
+        self.learner.load(*((state, state, {}) if saved is None else (saved.state, saved.good, saved.sums)))
         self.log = RunLog(
             run_dir,
-            resume_step=None if found is None else self.t - (self.lined != self.t),
-            unscored=found is not None and self.lined == self.t and self._due(self.eval_every) and self.scored != self.t,
+            resume_step=None if saved is None else self.t - (self.lined != self.t),
+            unscored=saved is not None and self.lined == self.t and self._due(self.eval_every) and self.scored != self.t,
             quiet=True,
             total_steps=self.steps,
             replicas=self.replicas,
@@ -138,8 +126,9 @@ class _Loop:
         )
         self.bar = Progress(f"{start.label} in {play.name}", self.steps, "steps", config.quiet, self.t)
         brief = config.eval.workers is None and self.steps * config.utd < PAYS_FROM
-        self.scorer = Scorer(evaluator, 0 if brief else worker_count(config.eval))
-        self._introduce(found is not None, mode, arithmetic, lost)
+        scorer = Scorer(evaluator, 0 if brief else worker_count(config.eval))
+        self.scores = Scores(scorer, self.log, self.replicas, start.spec.name, self.signals, self._show)
+        self._introduce(saved is not None, mode, arithmetic, lost)
 
     def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
         """The first lines for the reader."""
@@ -174,7 +163,7 @@ class _Loop:
 
     def run(self) -> None:
         """To the end, or raise Interrupted or UserError."""
-        with self.log, self.bar, self._signals():
+        with self.log, self.bar, self.signals.handled(self.bar.say):
             try:
                 while True:
                     self._learn()
@@ -187,27 +176,14 @@ class _Loop:
                 for replica, policy in zip(self.replicas, self._policies(), strict=True):
                     policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
             finally:
-                self.scorer.close()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM saves and stops; a second one quits at once."""
-
-        def handler(number: int, frame: Any) -> None:
-            self.stop += 1
-            if self.stop > 1:
-                os._exit(128 + number)
-            self.bar.say("stopping: saving a checkpoint (once more quits without)")
-
-        with handled(handler, signal.SIGINT, signal.SIGTERM):
-            yield
+                self.scores.close()
 
     def _due(self, every: int) -> bool:
         return self.t % every == 0 or self.t >= self.steps
 
     def _look(self) -> None:
         """Metrics, scores and checkpoints that are due at this step, if they were not there before the run was stopped here."""
-        if self.stop:
+        if self.signals.count:
             self._interrupt()
         if self._due(self.log_every) and self.lined != self.t:
             self._line()
@@ -239,7 +215,7 @@ class _Loop:
             self.ended[replica] = True
             self.recent.append(total)
             self.episodes[:, replica] += torch.tensor([1.0, total, float(length)], dtype=torch.float64)
-        self.bar.update(self.t, "  ".join(x for x in (f"return {np.mean(self.recent):.1f}" if self.recent else "", self.last_score) if x))
+        self.bar.update(self.t, "  ".join(x for x in (f"return {np.mean(self.recent):.1f}" if self.recent else "", self.scores.text) if x))
         if config.update_every == "episode":
             moment = bool(self.ended.all())
         else:
@@ -265,7 +241,7 @@ class _Loop:
             if good.all():
                 return actions.reshape(-1, *actions.shape[2:])
             for n in np.flatnonzero(~good & self.alive.numpy()).tolist():
-                self._diverged(n, "its actions are not finite")
+                warn_diverged(self.replicas[n], self.lined, self.t, "its actions are not finite", CURE)
             self.alive &= torch.from_numpy(good)
             self.learner.freeze(self.alive)
         self._save()
@@ -273,17 +249,13 @@ class _Loop:
         raise UserError(f"the policy of {lost} gives actions that are not finite for observations of {self.play.name} at step {self.t:,}: "
                         "it had diverged before, or the observations are far outside the data's")  # fmt: skip
 
-    def _diverged(self, n: int, why: str) -> None:
-        warn(f"{self.replicas[n]} diverged between step {self.lined:,} and {self.t:,} ({why}): its parameters stay as they were at step "
-             f"{self.lined:,}; the others go on. A smaller algo.learning_rate or utd often helps")  # fmt: skip
-
     # ---- learn
 
     def _learn(self) -> None:
         """The updates that are due, less those that a signal puts off."""
         self.learner.progress(min(1.0, self.t / self.steps))
         period = self.start.algorithm.traits.period
-        while self.updates < self.goal and not self.stop:
+        while self.updates < self.goal and not self.signals.count:
             end = min(self.goal, self.updates + SLICE * period)
             end -= end % period
             self.learner.run(self.updates, end - self.updates)
@@ -293,21 +265,19 @@ class _Loop:
 
     def _line(self) -> None:
         """Write the means since the last line, and freeze every replica whose losses are no longer finite."""
-        rows: dict[str, list[float]] = {}
+        means: dict[str, list[float]] = {}
         if self.updates > self.line_updates:
             values = metric_means(self.learner.sums(), self.updates - self.line_updates)
-            finite = torch.stack([v.isfinite() for v in values.values()]).all(0)
-            for n in torch.nonzero(self.alive & ~finite).squeeze(-1).tolist():
-                self._diverged(n, "a loss is not finite")
-            self.alive &= finite
-            rows = {k: v.tolist() for k, v in values.items()}
+            alive = finite(values, self.alive)
+            for n in torch.nonzero(self.alive & ~alive).squeeze(-1).tolist():
+                warn_diverged(self.replicas[n], self.lined, self.t, "a loss is not finite", CURE)
+            self.alive = alive
+            means = rows(values, alive)
         self.learner.settle(self.alive)
         count, total, length = self.episodes
-        rows["online/episodes"] = count.tolist()
-        rows["online/length"], rows["online/return"] = (length / count).tolist(), (total / count).tolist()  # none: NaN, null in the file
-        dead = (~self.alive).tolist()
-        kept = {k: [math.nan if d and not k.startswith("online/") else x for x, d in zip(v, dead, strict=True)] for k, v in rows.items()}
-        self.log.metrics(self.t, dict(sorted(kept.items())))
+        # NaN, null in the file, where no episode ended
+        played = {"online/episodes": count, "online/length": length / count, "online/return": total / count}
+        self.log.metrics(self.t, dict(sorted({**means, **{k: v.tolist() for k, v in played.items()}}.items())))
         self.episodes.zero_()
         self.lined, self.line_updates = self.t, self.updates
         self.saved = min(self.saved, self.t - 1)  # a checkpoint of this step does not know of the line
@@ -317,77 +287,46 @@ class _Loop:
 
     def _score(self) -> None:
         """Score the policies as they are; raises Interrupted where a signal cuts that short."""
-
-        def heed(done: int, total: int) -> None:
-            if self.stop:
-                raise _CutShort
-
-        began = time.monotonic()
-        self.scorer.begin(self.t, self._policies(), self.replicas)
-        try:
-            found = self.scorer.fetch(heed)
-        except _CutShort:
-            self.scorer.cancel()
+        self.scores.begin(self.t, self._policies)
+        self.scores.wait()
+        if self.scores.step is not None:
+            self.scores.cancel()
             self._interrupt()
-        assert found is not None
-        result = found[1]
-        names = {"return": "return_mean", "length": "length_mean", "discounted": "discounted_mean"}
-        rows = [{names.get(k, k): v for k, v in row.items()} for row in result.rows()]
-        self.log.scores(self.t, [{**row, "dataset": self.start.spec.name, "environment": result.label} for row in rows], result.returns)
-        self.log.timing(self.t, evaluation=time.monotonic() - began)
-        word = "score" if result.scores is not None else "return"
-        self.last_score = score_text(word, result.per_seed().tolist(), self.replicas)
-        self.bar.say(f"step {self.t:,}: {self.last_score}")
         self.scored = self.t
         self.saved = min(self.saved, self.t - 1)
+
+    def _show(self, scores: str) -> None:
+        self.bar.say(f"step {self.t:,}: {scores}")
 
     # ---- checkpoints
 
     def _save(self) -> None:
         files = self.replay.save()
         self.log.sync()
-        self.learner.freeze(self.alive)
-        between = self.updates != self.line_updates
-        tree = {
-            "state": self.learner.state(),
-            "good": self.learner.good(),
-            "alive": self.alive,
-            "sums": self.learner.sums() if between else {},
-            "play": self.play.state(),
-            "ended": torch.from_numpy(self.ended.copy()),
-            "episodes": self.episodes,
-        }
+        tree = {"play": self.play.state(), "ended": torch.from_numpy(self.ended.copy()), "episodes": self.episodes}
         meta = {
             **{k: getattr(self, k) for k in ("lined", "scored", "line_updates", "updates", "goal", "first")},
             "files": files,
             "rows": self.ring.total.tolist(),
-            "algorithm": self.start.algorithm.config.name,
-            "seeds": [r.seed for r in self.replicas],
         }
-        checkpoint.save(self.run_dir, self.t, checkpoint.flatten(tree), meta, self.config.checkpoint.keep)
+        self.checkpoints.save(self.t, self.learner, self.alive, self.updates == self.line_updates, tree, meta)
         self.saved = self.t
 
-    def _restore(
-        self, template: TrainState, tensors: dict[str, Tensor], meta: dict[str, Any]
-    ) -> tuple[TrainState, TrainState, dict[str, Tensor], list[int]]:
-        """(state, good state, sums, environments that did not come back) of a checkpoint."""
-        self.t = self.saved = meta["step"]
-        where = f"the checkpoint of step {self.t:,} in {self.run_dir}"
+    def _restore(self, saved: Saved) -> list[int]:
+        """Go on from a checkpoint; the environments that did not come back to where they were."""
+        self.t = self.saved = saved.step
         for name in ("lined", "scored", "line_updates", "updates", "goal", "first"):
-            setattr(self, name, meta[name])
-        states = checkpoint.unflatten({"state": template, "good": template}, tensors, where)
-        self.alive, self.episodes, self.ended = tensors["alive"], tensors["episodes"], tensors["ended"].numpy().copy()
-        self.replay.load(meta["files"], meta["rows"])
-        over = self.t >= self.steps  # nothing more is played
-        turns, lost = (
-            ([], []) if over else self.play.resume({k.removeprefix("play/"): v for k, v in tensors.items() if k.startswith("play/")})
-        )
+            setattr(self, name, saved.meta[name])
+        self.alive, self.episodes, self.ended = saved.alive, saved.tensors["episodes"], saved.tensors["ended"].numpy().copy()
+        self.replay.load(saved.meta["files"], saved.meta["rows"])
+        if self.t >= self.steps:  # nothing more is played
+            return []
+        turns, lost = self.play.resume(part(saved.tensors, "play"))
         for turn in turns:
             self.rows.take(turn)
         for k in lost:
             self.rows.drop(k)
-        sums = {k.removeprefix("sums/"): v for k, v in tensors.items() if k.startswith("sums/")}
-        return states["state"], states["good"], sums, lost
+        return lost
 
 
 def _whole(count: int, envs: int) -> int:

@@ -20,15 +20,13 @@ from offrl.nn import MLP, EnsembleMLP
 from offrl.ope.config import FQEConfig, validate
 from offrl.ope.problem import FLOOR, Estimates, Problem, make_problem
 from offrl.optim import Adam, Params
-from offrl.settings.replicas import Replica
 from offrl.statistics.intervals import student_t
-from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.setup import choose_mode, default_group
+from offrl.training.engine import LocalEngine
+from offrl.training.fit import Progress
+from offrl.training.fit import fit as train_replicas
 from offrl.training.updates import metric_means
 
 PAIRS = 65_536  # rows times candidates whose values are computed at once
-SLICE = 0.5  # seconds between two looks at the progress
-Progress = Callable[[int, float], None]  # updates done, updates per second
 
 
 @dataclass(frozen=True)
@@ -202,44 +200,38 @@ def fit(
     algorithm = FQE(settings, dataset, scale, len(problem.names))
     sampler = algorithm.sampler()
     source = sampler.prepare(standardised(problem, scale).to(where))
-    them = [Replica(settings.seed + n) for n in range(settings.seeds)]
-    mode = choose_mode(settings.compile, where, settings.updates)
-    if mode.startswith("compiled"):
-        from offrl.system import backend
+    seeds = [settings.seed + n for n in range(settings.seeds)]
+    late, began = settings.updates - max(1, settings.updates // 10), time.monotonic()
 
-        backend.cache_compiled()
-    plan = Plan(algorithm, settings.batch_size, mode, "float32", len(them))
-    plan = replace(plan, group=default_group(len(them), 1, plan, source, where))
-    engine = LocalEngine(plan, source, them, where)
-    state = first_state(algorithm, them)
-    if start is not None:
+    def warm(state: TrainState) -> TrainState:
+        if start is None:
+            return state
         critic = {k: torch.stack([c[k].cpu() for c in start.critics]) for k in start.critics[0]}
-        state = state._replace(params={"critic": critic}, target={"critic": {k: v.clone() for k, v in critic.items()}})
-    engine.load(state, state, {})
-    began = time.monotonic()
-    step, size, late = 0, 1, settings.updates - max(1, settings.updates // 10)
-    tick, first = began, 0
-    alive = torch.ones(len(them), dtype=torch.bool)
-    while step < settings.updates:
-        count = min(size, (late if step < late else settings.updates) - step)
-        now = time.monotonic()
-        engine.run(step, count)
-        step += count
-        if step == late:
-            engine.settle(alive)
-        seconds = time.monotonic() - now
-        if first == 0:  # compiling is no measure of speed
-            tick, first = time.monotonic(), step
-        size = max(1, min(4 * size, int(count * SLICE / max(seconds, 1e-9))))
-        if progress is not None:
-            progress(step, (step - first) / max(time.monotonic() - tick, 1e-9))
+        return state._replace(params={"critic": critic}, target={"critic": {k: v.clone() for k, v in critic.items()}})
+
+    def settle(engine: LocalEngine, step: int) -> bool:
+        engine.settle(torch.ones(len(seeds), dtype=torch.bool))
+        return False
+
+    engine = train_replicas(
+        algorithm,
+        source,
+        seeds,
+        settings.updates,
+        settings.batch_size,
+        where,
+        compile=settings.compile,
+        start=warm,
+        stops=[late],
+        look=settle,
+        progress=progress,
+    )
     metrics = {k: v.numpy() for k, v in metric_means(engine.sums(), settings.updates - late).items()}
-    lost = [them[n].seed for n in range(len(them)) if not np.isfinite(metrics["critic/loss"][n])]
+    lost = [seed for n, seed in enumerate(seeds) if not np.isfinite(metrics["critic/loss"][n])]
     if lost:
         warn(f"fitted Q evaluation diverged for seed {', '.join(map(str, lost))} (a loss is not finite): its values are missing")
     target = engine.state().target["critic"]
-    critics = [{k: v[n].to(where, copy=True) for k, v in target.items()} for n in range(len(them))]
-    engine.close()
+    critics = [{k: v[n].to(where, copy=True) for k, v in target.items()} for n in range(len(seeds))]
     return Fitted(algorithm, critics, problem, metrics, time.monotonic() - began)
 
 

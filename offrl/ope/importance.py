@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,9 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.nn.policies import Deterministic, Gaussian, TanhGaussian, gaussian_log_prob
 from offrl.ope.config import OPEConfig
-from offrl.ope.fqe import SLICE, Progress, Scale, standardised
+from offrl.ope.fqe import Scale, standardised
 from offrl.ope.problem import Estimates, Problem, raw_observations
-from offrl.settings.replicas import Replica
-from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.setup import choose_mode
+from offrl.training.fit import Progress, fit
 
 MARGIN = 1e-4  # actions are clipped to +-(1 - MARGIN), where a tanh-Gaussian's density is finite
 NEGLIGIBLE = 1e-9  # rewards discounted below this share are left out
@@ -41,18 +38,16 @@ def behavior_log_prob(problem: Problem, settings: OPEConfig, device: str = "cpu"
     inputs = _bounded(inputs)
     algorithm: Algorithm = bc(config, dataset.spec)
     source = algorithm.sampler().prepare(inputs.to(where))
-    mode = choose_mode(settings.compile, where, settings.behavior_updates)
-    engine = LocalEngine(Plan(algorithm, settings.batch_size, mode, "float32", 1), source, [Replica(settings.seed)], where)
-    state = first_state(algorithm, [Replica(settings.seed)])
-    engine.load(state, state, {})
-    step, size, began = 0, 1, time.monotonic()
-    while step < settings.behavior_updates:
-        count, now = min(size, settings.behavior_updates - step), time.monotonic()
-        engine.run(step, count)
-        step += count
-        size = max(1, min(4 * size, int(count * SLICE / max(time.monotonic() - now, 1e-9))))
-        if progress is not None:
-            progress(step, step / max(time.monotonic() - began, 1e-9))
+    engine = fit(
+        algorithm,
+        source,
+        [settings.seed],
+        settings.behavior_updates,
+        settings.batch_size,
+        where,
+        compile=settings.compile,
+        progress=progress,
+    )
     params = {k: v[0] for k, v in engine.state().params["actor"].items()}
     with torch.no_grad():
         found = []

@@ -20,7 +20,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
 from offrl.ope.config import METHOD_NAMES, OPEConfig, validate
 from offrl.ope.doubly_robust import doubly_robust
-from offrl.ope.fqe import Fitted, Progress, fit, summarise
+from offrl.ope.fqe import Fitted, fit, summarise
 from offrl.ope.importance import behavior_log_prob, wis
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
 from offrl.ope.model_based import model_values
@@ -28,6 +28,7 @@ from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_pro
 from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import files as checkpoint
+from offrl.training.fit import Progress
 
 Interval = tuple[float, float, float]
 Stage = Callable[[str, int], Progress]  # a long piece of work begins: its title and its number of updates

@@ -1,4 +1,4 @@
-"""Something slow to compute and small to keep: made once, by one process, and found by all others."""
+"""Locks between processes: what is slow to compute is made once, and a run directory has one trainer."""
 
 from __future__ import annotations
 
@@ -56,4 +56,23 @@ def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
                 print(f"waiting for another process, which makes {what}", flush=True)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def exclusive(run_dir: Path) -> Iterator[None]:
+    """Only one process may train in a run directory. The system drops the lock with the process, however it ends.
+
+    Raises UserError where another one does, or it cannot be written to.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = open(run_dir / ".lock", "w")  # noqa: SIM115 - held until the end
+    except OSError as error:
+        raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir=") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is training in {run_dir}; wait for it, or choose another name=") from None
         yield

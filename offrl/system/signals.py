@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 
@@ -37,3 +38,23 @@ def terminable() -> Iterator[None]:
 def heeded(number: int) -> bool:
     """Whether a signal is to be handled: not where it is ignored, or handled by code that is not Python's."""
     return signal.getsignal(number) not in (signal.SIG_IGN, None)
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM since training began: the first asks to save and stop, a second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextlib.contextmanager
+    def handled(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Count signals meanwhile. say: tells the user."""
+
+        def handler(number: int, frame: object) -> None:
+            self.count += 1
+            if self.count > 1:
+                os._exit(128 + number)
+            say("stopping: saving a checkpoint (once more quits without)")
+
+        with handled(handler, signal.SIGINT, signal.SIGTERM):
+            yield

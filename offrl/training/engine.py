@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,9 +14,12 @@ from torch.utils import _pytree as pytree
 
 from offrl.algorithm import Algorithm, Metrics, TrainState, select, stack, with_settings
 from offrl.settings.replicas import Replica, hyper
+from offrl.system.progress import Pace
 from offrl.training.compiled import Hyper
 from offrl.training.distributed import World
 from offrl.training.step import Batches, Step, make_step
+
+SLICE_SECONDS = 0.5  # the longest that an interrupt waits
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,47 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release what it holds."""
+
+
+class Slices:
+    """Updates in slices of about SLICE_SECONDS, between which signals, scores and the progress bar are looked at, and their speed."""
+
+    def __init__(self, period: int = 1) -> None:
+        """period: of the algorithm. A slice ends with a whole pattern: parts of one round differently, and where it ends depends on the
+        clock."""
+        self.period = self.size = period
+        self.rate, self.recent = 0.0, 0.0  # updates per second: since `begin`, of late
+        self._pace = Pace()
+        self._first = self._step = 0
+        self._tick = self._began = self._mark = 0.0  # times; no mark: something else came between
+        self._warm = False
+
+    def begin(self, step: int) -> None:
+        """Measure `rate` from here."""
+        self._first, self._tick = step, time.monotonic()
+
+    def pause(self) -> None:
+        """Something else takes time before the next slice."""
+        self._mark = 0.0
+
+    def next(self, step: int, last: int) -> int:
+        """The end of the slice from `step`, `last` at most."""
+        self._step, self._began = step, time.monotonic()
+        end = min(step + self.size, last)
+        return end - end % self.period if end < last else end
+
+    def done(self, step: int) -> float | None:
+        """The slice up to `step` is over. The first one gives its seconds, as tracing and compiling are no measure of speed."""
+        now, count = time.monotonic(), step - self._step
+        seconds = now - self._began
+        if not self._warm:
+            self._warm, self._tick, self._first = True, now, step
+            return seconds
+        self.size = max(self.period, min(4 * self.size, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
+        self.rate = (step - self._first) / max(now - self._tick, 1e-9)
+        self.recent = self._pace.add(count, now - (self._mark or self._began))
+        self._mark = now
+        return None
 
 
 def group_sizes(replicas: int, largest: int) -> list[int]:

@@ -2,31 +2,145 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import importlib.util
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import Algorithm
+from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
+from offrl.data.fit import check_fit
+from offrl.data.prefetch import Prefetcher
 from offrl.errors import UserError, first_line, warn
+from offrl.evaluation.evaluator import Evaluator
+from offrl.runs import record as runs
 from offrl.settings.evaluation import cores
-from offrl.settings.replicas import Replica
+from offrl.settings.replicas import Replica, replicas
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
+from offrl.system.devices import pick_device
+from offrl.system.locks import exclusive
+from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
-from offrl.training.engine import Plan, first_state
+from offrl.training.engine import Engine, LocalEngine, Plan, first_state
+from offrl.training.grid import try_update
 from offrl.training.step import make_step
+from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
 
 PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
 SHARE = 0.8  # of a GPU's free memory that replicas may take
 STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the graph
 CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that is decided before a run's first update."""
+
+    replicas: list[Replica]
+    devices: list[torch.device]  # a process trains on each
+    plan: Plan
+    source: Any  # what the algorithm's sampler prepared: on the only device, or on the CPU
+    evaluator: Evaluator | None  # None: there is no environment, or nothing that acts
+    arithmetic: str  # in words
+
+    def title(self, config: TrainConfig, dataset: Dataset, run_dir: Path, processes: str) -> str:
+        """The first lines of a run's log. processes: words on how many train."""
+        seeds = len({r.seed for r in self.replicas})
+        count = f"{seeds} seed{'s' if seeds > 1 else ''}" + (f" of {len(self.replicas) // seeds} settings" if config.grid else "")
+        row = f" ({config.match[0]})" if len(config.match) == 1 else ""  # of the experiment's table
+        return (
+            f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, {count}, "
+            f"{config.steps:,} updates\n{self.arithmetic}; step {self.plan.mode}{processes}; settings {config.experiment}{row}; {run_dir}"
+        )
+
+
+def set_up(
+    config: TrainConfig, dataset: Dataset, run_dir: Path, pretrained: Mapping[str, Any] | None, resources: contextlib.ExitStack
+) -> Setup:
+    """Claim `run_dir` for this run and decide how it trains.
+
+    config, pretrained: as `stages.ready` gives them. resources: close what is opened here. Raises UserError for settings that do not fit
+    the data, the environment or the run in `run_dir`.
+    """
+    crowd = replicas(config)
+    device = distributed.own_device(pick_device(config.device))
+    world = distributed.join(device, len(crowd), config.algo.batch_size)
+    resources.callback(distributed.leave)
+    arithmetic = backend.configure(device, config.threads, config.precision)
+    algorithm = make_algorithm(config, dataset, pretrained)
+    if not algorithm.traits.vectorized and len(crowd) > 1 and config.group not in (None, 1):
+        raise UserError(f"{config.algo.name} trains one replica at a time: leave out group=")
+    if algorithm.every and world.size > 1:
+        raise UserError(f"{config.algo.name} trains in one process; start it without torchrun")
+    evaluator = None
+    if world.first and algorithm.traits.policy_modules:
+        task = resolve_task(dataset.spec.task, config.eval, algorithm.traits.goal_conditioned)
+        if task is not None:
+            evaluator = resources.enter_context(Evaluator(task, config.eval))
+            check_fit(dataset.spec, task, evaluator.envs[0])
+    if world.first:
+        resources.enter_context(exclusive(run_dir))
+    devices = training_devices(config, device, len(crowd), dataset.mapped)
+
+    @functools.cache
+    def source() -> Any:  # each of several processes moves it to its own device
+        home = devices[0] if len(devices) == 1 else torch.device("cpu")
+        return algorithm.sampler().prepare(dataset if dataset.mapped else dataset.to(home))
+
+    plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, len(crowd), world)
+
+    def choose() -> tuple[str, int]:
+        mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps, algorithm)
+        if dataset.mapped or config.group:
+            return mode, config.group or len(crowd)
+        group = default_group(len(crowd), len(devices), plan, backend.move(source(), device) if device.type == "cuda" else None, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # other processes may train there
+        return mode, group
+
+    mode, group = runs.prepare(run_dir, config, dataset, choose, device) if world.first else choose()
+    if dataset.mapped:
+        group = len(crowd)  # batches are read ahead for all replicas together
+    return Setup(crowd, devices, dataclasses.replace(plan, mode=mode, group=group), source(), evaluator, arithmetic)
+
+
+def make_engine(
+    config: TrainConfig, dataset: Dataset, setup: Setup, state: TrainState, step: int, trains: bool, resources: contextlib.ExitStack
+) -> tuple[Engine, str]:
+    """The engine that trains the replicas from update number `step`, to be loaded with `state`, and words for the log on its processes.
+
+    trains: there are updates to make. resources: close what is opened here.
+    """
+    plan, source, device = setup.plan, setup.source, setup.devices[0]
+    if plan.mode.startswith("compiled"):
+        backend.cache_compiled()
+    if config.grid:
+        try_update(plan, source, setup.replicas, device if len(setup.devices) == 1 else torch.device("cpu"))
+    processes = len(shares(len(setup.replicas), plan.group, len(setup.devices)))
+    if processes > 1 and trains:
+        try:
+            workers = WorkerEngine(plan, source, setup.replicas, setup.devices, config.threads)
+            resources.callback(workers.close)
+            return workers, f" in {processes} processes"
+        except WorkersUnavailable as error:
+            warn(f"training in one process: {error}")
+            source = backend.move(source, device)
+    prefetcher = None
+    if dataset.mapped and trains:
+        prefetcher = Prefetcher(plan.algorithm.sampler(), source, state.key, config.algo.batch_size, step, device)
+        resources.callback(prefetcher.close)
+    engine = LocalEngine(plan, source, setup.replicas, device, prefetcher)
+    return engine, f" in {len(engine.parts)} groups" if len(engine.parts) > 1 else ""
 
 
 def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any] | None = None) -> Algorithm:

@@ -377,9 +377,8 @@ def _command(name: str, options: argparse.Namespace) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from offrl.errors import UserError
+    from offrl.errors import Interrupted, UserError
     from offrl.settings.compose import parse
-    from offrl.training.loop import Interrupted
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=[*PARTS, "all"])

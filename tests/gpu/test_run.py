@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,9 @@ def left(run: offrl.Run) -> dict[str, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("algo", ["iql", *(pytest.param(a, marks=pytest.mark.slow) for a in ("dt", "dynamics"))])
 def test_a_run_and_its_resume(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(tmp_path, algo, 20, "cpu", device="cpu", compile="eager")
-    loop, api = sys.modules["offrl.training.loop"], sys.modules["offrl.api"]
-    for module in (loop, api):
-        monkeypatch.setattr(module, "pick_device", lambda name: META)
-    monkeypatch.setattr(loop, "choose_mode", lambda *a: "cudagraph")
+    for module in ("offrl.training.setup", "offrl.api"):
+        monkeypatch.setattr(f"{module}.pick_device", lambda name: META)
+    monkeypatch.setattr("offrl.training.setup.choose_mode", lambda *a: "cudagraph")
     monkeypatch.setattr("offrl.system.backend.configure", lambda *a: "imitated")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with imitated(), Machine():

@@ -1,0 +1,92 @@
+"""Scores of a run's policies: one evaluation at a time, of a copy of the policies, written down when it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from offrl.evaluation.background import Scorer
+from offrl.runs.log import NoLog, RunLog
+from offrl.runs.tables import score_text
+from offrl.settings.replicas import Replica
+from offrl.system.signals import StopSignals
+
+COLUMNS = {"return": "return_mean", "length": "length_mean", "discounted": "discounted_mean"}  # where scores.csv has another name
+
+
+class _CutShort(Exception):
+    """A signal came while an evaluation was waited for."""
+
+
+class Scores:
+    """The evaluations of a run, from their beginning to the line in its log. Without a `Scorer` nothing is ever scored."""
+
+    def __init__(
+        self,
+        scorer: Scorer | None,
+        log: RunLog | NoLog,
+        replicas: Sequence[Replica],
+        dataset: str,
+        signals: StopSignals,
+        show: Callable[[str], None],
+    ) -> None:
+        """dataset: its name, for scores.csv. signals: end the waiting for scores. show: called with new scores in words."""
+        self.scorer, self.log, self.replicas, self.dataset, self.signals, self.show = scorer, log, replicas, dataset, signals, show
+        self.text = ""  # the last scores in words
+        self.seconds_waited = 0.0
+
+    @property
+    def step(self) -> int | None:
+        """The step of the policies whose evaluation runs; None where none does."""
+        return None if self.scorer is None else self.scorer.step
+
+    def policies(self) -> list[Any]:
+        """The policies whose evaluation runs."""
+        return [] if self.scorer is None else self.scorer.policies
+
+    def begin(self, step: int, policies: Callable[[], list[Any]]) -> None:
+        """Score the policies of `step`, when the evaluation that runs is over: a checkpoint holds the policies of one only.
+
+        Returns at once where worker processes evaluate, unless an earlier evaluation still runs.
+        """
+        if self.scorer is None:
+            return
+        self.wait(heed_signals=False)
+        self.scorer.begin(step, policies(), self.replicas)
+        if self.scorer.pool is None:
+            self.wait()
+
+    def wait(self, heed_signals: bool = True) -> None:
+        """Until the evaluation that runs, if any, is over, or a signal came."""
+        started = time.monotonic()
+        with contextlib.suppress(_CutShort):
+            self.poll(self._look if heed_signals else lambda done, total: None)
+        self.seconds_waited += time.monotonic() - started
+
+    def poll(self, wait: Callable[[int, int], None] | None = None) -> None:
+        """Write the scores if they are there; with `wait`, which is called meanwhile and may raise, wait for them."""
+        scored = None if self.scorer is None else self.scorer.fetch(wait)
+        if scored is None:
+            return
+        step, result, seconds = scored
+        rows = [{COLUMNS.get(k, k): v for k, v in row.items()} for row in result.rows()]
+        self.log.scores(step, [{**row, "dataset": self.dataset, "environment": result.label} for row in rows], result.returns)
+        self.log.timing(step, evaluation=seconds)
+        self.text = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
+        self.show(self.text)
+
+    def cancel(self) -> None:
+        """Abandon the evaluation that runs."""
+        if self.scorer is not None:
+            self.scorer.cancel()
+
+    def close(self) -> None:
+        """Stop the processes that evaluate."""
+        if self.scorer is not None:
+            self.scorer.close()
+
+    def _look(self, done: int, total: int) -> None:
+        if self.signals.count:
+            raise _CutShort
