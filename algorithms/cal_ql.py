@@ -13,7 +13,7 @@ from torch import Tensor
 from offrl.algorithm import Metrics
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 from offrl.families.conservative import Conservative, ConservativeSettings
 from offrl.registry import register
 from offrl.settings.field import setting

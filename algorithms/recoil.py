@@ -13,8 +13,8 @@ from torch import Tensor
 from offrl import losses, rng
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.demonstrations import ExpertSampler
 from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.data.transforms.demonstrations import ExpertSampler
 from offrl.families.critics import Target
 from offrl.families.dual import DualQ, DualSettings
 from offrl.nn import Bootstrap

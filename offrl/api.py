@@ -11,8 +11,8 @@ from typing import Any
 from offrl import registry, video
 from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
-from offrl.data.reward_labels import Labeller
-from offrl.data.transforms import apply_transforms
+from offrl.data.transforms.apply import apply_transforms
+from offrl.data.transforms.reward_labels import Labeller
 from offrl.errors import UserError
 from offrl.evaluation import reward_inference
 from offrl.evaluation.evaluator import Evaluation

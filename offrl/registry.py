@@ -23,7 +23,7 @@ _BUILTIN = {
     "task_names": "offrl.envs",
     "published": "offrl.envs",
     "transform": "offrl.relabel",
-    "reward_labels": "offrl.data.reward_labels offrl.relabel",
+    "reward_labels": "offrl.data.transforms.reward_labels offrl.relabel",
     "world_model": "offrl.algorithms",
     "stop": "offrl.ope.stopping",
     "termination": "offrl.world_models.known.terminations offrl.envs",

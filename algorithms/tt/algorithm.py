@@ -24,7 +24,7 @@ from offrl.algorithms.tt.model import TokenModel, weighted_loss
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.optim import Adam, Params
 from offrl.registry import register

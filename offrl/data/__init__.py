@@ -9,10 +9,10 @@ from offrl.settings.dataset import DatasetConfig
 if TYPE_CHECKING:
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset, DataSpec
-    from offrl.data.demonstrations import append_expert
     from offrl.data.load import load_dataset
-    from offrl.data.reward_labels import label_rewards
-    from offrl.data.weights import weight_episodes
+    from offrl.data.transforms.demonstrations import append_expert
+    from offrl.data.transforms.reward_labels import label_rewards
+    from offrl.data.transforms.weights import weight_episodes
 
 __all__ = [
     "DataSpec",
@@ -27,11 +27,11 @@ __all__ = [
 _WHERE = {
     "Dataset": "offrl.data.dataset",
     "DataSpec": "offrl.data.dataset",
-    "append_expert": "offrl.data.demonstrations",
+    "append_expert": "offrl.data.transforms.demonstrations",
     "from_arrays": "offrl.data.arrays",
-    "label_rewards": "offrl.data.reward_labels",
+    "label_rewards": "offrl.data.transforms.reward_labels",
     "load_dataset": "offrl.data.load",
-    "weight_episodes": "offrl.data.weights",
+    "weight_episodes": "offrl.data.transforms.weights",
 }
 
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from offrl.data import cache as flat
-from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
-from offrl.data.formats import Source, load_text, read_raw, resolve
+from offrl.data.formats import Source, resolve
 from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
-from offrl.data.raw import RawData
+from offrl.data.read import load_one
 from offrl.data.text.dataset import refuse_settings
-from offrl.data.transforms import apply_transforms
-from offrl.errors import UserError, warn
+from offrl.data.transforms.apply import apply_transforms
+from offrl.data.transforms.reward_labels import labeller
+from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import without_places
 from offrl.system.files import cache_dir
@@ -71,62 +67,11 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", qui
         memory.discard()
 
 
-def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
-    """One source, read and checked, with nothing done to it."""
-    if source.loader is not None:
-        made = source.loader(config)
-        if isinstance(made, RawData):
-            _add_rewards(made, config)
-            return assemble(made, config, memory)
-        if not isinstance(made, Dataset):
-            raise UserError(f"the registered data set '{source.name}' returned {type(made).__name__}, not a Dataset or RawData")
-        return made
-    if source.text:
-        return load_text(source, config).dataset
-    folder = flat.entry(source, config) if config.cache != "never" else None
-    if folder is not None and (found := flat.read(folder, memory)):
-        for text in found[1]:
-            warn(text)
-        return found[0]
-    began = time.perf_counter()
-    raw = read_raw(source.name, config, memory, source, ("rewards",) if _rewardless(config) else ())
-    bare = _add_rewards(raw, config)
-    dataset = assemble(raw, config, memory)
-    slow = time.perf_counter() - began > flat.SLOW
-    # What went into mapped files is kept by those; and a file that changed while it was read is read again the next time.
-    if (
-        folder is not None
-        and not bare
-        and (slow or config.cache == "always")
-        and memory.folder is None
-        and flat.entry(source, config) == folder
-    ):
-        problem = flat.write(folder, dataset, raw.warnings, config.cache_limit_gb * 1e9)
-        if problem and config.cache == "always":
-            warn(f"{raw.where}: not kept in {folder.parent}: {problem}")
-    return dataset
-
-
-def _rewardless(config: DatasetConfig) -> bool:
-    """Whether data may lack rewards: a function will give them, or an expert is to be imitated."""
-    return config.reward_labels is not None or config.expert is not None
-
-
-def _add_rewards(raw: RawData, config: DatasetConfig) -> bool:
-    """Zeros for rewards that the file lacks, where that is no fault; whether it lacked them."""
-    bare = _rewardless(config) and "rewards" not in raw.columns
-    if bare:
-        raw.columns["rewards"] = np.zeros(raw.rows, np.float32)
-    return bare
-
-
 def _key(config: DatasetConfig, sources: list[Source]) -> str:
     """Names the memory-mapped form of these files under these settings."""
     plain = without_places(replace(config, concatenate=[]))
     about = [LAYOUT, plain, [s.identity() for s in sources]]
     if config.reward_labels is not None:
-        from offrl.data.reward_labels import labeller
-
         about.append(labeller(config.reward_labels)[1])
     text = json.dumps(about, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

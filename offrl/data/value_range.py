@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 
 MARGIN = 0.1  # of the range, beyond both ends: a policy may be better than any episode in the data
 EQUAL = 1e-4  # a spread of returns below this share of their size is rounding, which float32 bins could not tell apart either

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.reward_labels import Labeller, call_labeller, label_rewards, labeller
+from offrl.data.transforms.reward_labels import Labeller, call_labeller, label_rewards, labeller
 from offrl.evaluation.evaluator import Evaluation, Evaluator
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.settings.evaluation import EvalConfig

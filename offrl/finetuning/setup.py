@@ -15,7 +15,7 @@ from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
-from offrl.data.transforms import apply_transforms
+from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.transitions import columns_for

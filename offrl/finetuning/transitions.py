@@ -10,7 +10,7 @@ import torch
 
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import TransitionSampler
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.finetuning.environments import Turn
 from offrl.finetuning.replay_buffer import Column

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.reward_labels import episode_columns
+from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError, warn
 from offrl.labelling import parse
 from offrl.labelling.cache import Answers, Counts, Labeller, ask

@@ -86,7 +86,7 @@ class Renderer:
             raise UserError(f"action_names= has {len(self.actions)} names; {self.spec.name} has {wanted} {kind}")
 
     def __call__(self, columns: Mapping[str, np.ndarray]) -> str:
-        """columns: of T rows, as `offrl.data.reward_labels.episode_columns` gives them. Raises UserError for what the user's function
+        """columns: of T rows, as `episode_columns` gives them. Raises UserError for what the user's function
         does."""
         if self.function is not None:
             text = guarded(self.where, self.function, {name: column.copy() for name, column in columns.items()})

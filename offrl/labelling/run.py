@@ -105,7 +105,7 @@ def run(names: list[str], settings: list[str]) -> int:
             [("pairs left out", f"{_left_out(counts, own):,}"), ("held-out accuracy", f"{model.accuracy:.3f}")],
         )
         return 0
-    from offrl.data.reward_labels import RewardLabels
+    from offrl.data.transforms.reward_labels import RewardLabels
 
     rewards, counts = _rewards(dataset, labeller, task, render, answers, own)
     RewardLabels.of(dataset, rewards, {**about, "unparsable": counts.unparsable}).save(target)

@@ -22,7 +22,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Episodes, alias_table
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.lm.models.tokenizer import Tokenizer
 from offrl.system.files import cache_dir

@@ -18,7 +18,7 @@ from offrl import rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 from offrl.lm.algorithm import SHARE, chosen, language_model, noise_of
 from offrl.lm.models.causal_lm import LM, Size, value_mlp
 from offrl.lm.models.pretrained import SCRATCH

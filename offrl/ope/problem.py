@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.data.memory import free_bytes
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.interop.policies import reseeded
 from offrl.tasks.episodes import observe_reward

@@ -19,7 +19,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.formats import read_raw, resolve
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
-from offrl.data.transforms import concatenate, keep_episodes
+from offrl.data.transforms.episodes import concatenate, keep_episodes
 from offrl.errors import UserError
 from offrl.registry import register
 from offrl.relabel.inverse_dynamics import InverseSettings, learn

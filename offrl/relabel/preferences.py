@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.reward_labels import episode_columns
 from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.optim import Params
@@ -89,7 +89,7 @@ class PreferenceModel:
     negative: an episode is then never the better for having ended early. (With rewards between -1 and 1 the labelled returns of D4RL's
     hopper-medium-replay had a correlation of -0.91 with the recorded ones, because its best episodes are its longest.)
 
-    Called with an episode's columns it gives its rewards, as `offrl.data.reward_labels.label_rewards` wants it.
+    Called with an episode's columns it gives its rewards, as `offrl.data.transforms.reward_labels.label_rewards` wants it.
     """
 
     spec: DataSpec

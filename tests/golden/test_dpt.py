@@ -15,7 +15,7 @@ from offrl.algorithm import TrainState
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import ContextSampler
-from offrl.data.transforms import scale_rewards
+from offrl.data.transforms.columns import scale_rewards
 from tests.support.reference.transformer import affine, numpy_of, transformer
 
 OBS, A, K, LAYERS, HEADS = 3, 2, 4, 2, 2

@@ -19,7 +19,7 @@ from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, stack
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.prefetch import Prefetcher
+from offrl.data.samplers.prefetch import Prefetcher
 from offrl.data.samplers.transitions import COIN, Batch, TransitionSampler, alias_table, pack
 from offrl.errors import UserError
 from offrl.training.step import make_step

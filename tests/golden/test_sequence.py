@@ -21,7 +21,7 @@ from offrl.algorithms.qdt import relabel
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import SequenceSampler, windows
-from offrl.data.transforms import scale_rewards
+from offrl.data.transforms.columns import scale_rewards
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn import Transformer

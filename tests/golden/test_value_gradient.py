@@ -15,7 +15,7 @@ from offrl.algorithm import select, stack
 from offrl.algorithms.dynamics import Dynamics
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import apply_transforms
+from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError
 from offrl.runs.record import directory
 from offrl.settings.compose import compose

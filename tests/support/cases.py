@@ -22,7 +22,7 @@ from offrl.actor import Actor
 from offrl.algorithm import Algorithm, TrainState, select, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import normalize_observations
+from offrl.data.transforms.columns import normalize_observations
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
 from offrl.training.stages import ready

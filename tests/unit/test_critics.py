@@ -17,7 +17,7 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState, select, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.transforms import add_returns_to_go
+from offrl.data.transforms.columns import add_returns_to_go
 from offrl.errors import UserError
 from offrl.nn import HEADS, MLP, EnsembleMLP
 from offrl.system import files as checkpoint

@@ -13,7 +13,7 @@ from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data.formats import read_raw
 from offrl.data.tools.convert import convert, merge, subset
 from offrl.data.tools.subset import Choice
-from offrl.data.transforms import subsample, top_fraction
+from offrl.data.transforms.episodes import subsample, top_fraction
 from offrl.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

@@ -20,7 +20,7 @@ from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data import cache as flat
 from offrl.data.arrays import from_arrays
 from offrl.data.memory import MANIFEST, Memory
-from offrl.data.transforms import normalize_observations
+from offrl.data.transforms.columns import normalize_observations
 from offrl.tasks.task import Task
 
 N = 600
@@ -65,7 +65,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the file was read again")
 
-    return lambda: monkeypatch.setattr("offrl.data.load.read_raw", refuse)
+    return lambda: monkeypatch.setattr("offrl.data.read.read_raw", refuse)
 
 
 def test_the_second_load_is_the_same_without_the_file(file: Path, no_reading: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +130,7 @@ def test_other_code_reads_the_file_again(file: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import offrl.data.load as module
+    import offrl.data.read as module
 
     read = module.read_raw
 

@@ -13,8 +13,8 @@ import torch
 from offrl import rng
 from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
-from offrl.data.imagined import append_imagined, share_draws
 from offrl.data.samplers.transitions import TransitionSampler
+from offrl.data.transforms.imagined import append_imagined, share_draws
 from offrl.errors import UserError
 
 N, T, D, A = 4, 5, 3, 2

@@ -16,7 +16,7 @@ import torch
 from offrl.cli import main as cli
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
-from offrl.data.reward_labels import RewardLabels
+from offrl.data.transforms.reward_labels import RewardLabels
 from offrl.errors import UserError
 from offrl.labelling import Answers, Endpoint, Renderer, ask, label_by_score, label_subgoals, parse
 from offrl.labelling.preferences import compare
@@ -254,7 +254,7 @@ def test_rows_in_words() -> None:
     data = from_arrays(
         np.array([[1.23456, -2.0], [0.0, 1e-9], [5.0, 6.0]]), np.array([1, 0, 1]), np.zeros(3), num_actions=2, terminations=[0, 0, 1]
     )
-    from offrl.data.reward_labels import episode_columns
+    from offrl.data.transforms.reward_labels import episode_columns
 
     columns = episode_columns(data, 0, 3)
     assert (

@@ -270,7 +270,7 @@ def test_a_report_is_made_once_for_the_same_models(tmp_path, capsys, monkeypatch
 
 
 def test_data_take_the_units_of_the_models():
-    from offrl.data.transforms import normalize_observations, scale_rewards
+    from offrl.data.transforms.columns import normalize_observations, scale_rewards
 
     data = episodes()
     there = normalize_observations(scale_rewards(data, 2.0, 1.0))

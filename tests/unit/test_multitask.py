@@ -15,7 +15,7 @@ from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.fit import check_fit
 from offrl.data.samplers.contexts import ContextSampler, FreshContexts, episode_tasks, optimal_actions
-from offrl.data.transforms import normalize_observations, scale_rewards
+from offrl.data.transforms.columns import normalize_observations, scale_rewards
 from offrl.envs import bandits, darkroom, point_robot
 from offrl.errors import UserError
 from offrl.tasks.environments import make_env

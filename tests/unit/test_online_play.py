@@ -13,7 +13,7 @@ from gymnasium import spaces
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import TransitionSampler
-from offrl.data.transforms import add_returns_to_go
+from offrl.data.transforms.columns import add_returns_to_go
 from offrl.errors import UserError
 from offrl.finetuning.environments import Play, start_seed
 from offrl.finetuning.transitions import Rows, columns_for, returns_of

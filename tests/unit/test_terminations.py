@@ -20,7 +20,7 @@ from offrl import registry
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
-from offrl.data.transforms import normalize_observations
+from offrl.data.transforms.columns import normalize_observations
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.environments import make_env

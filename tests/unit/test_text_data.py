@@ -21,7 +21,7 @@ from offrl.data.text.dataset import from_episodes, shared_strings, to_episodes
 from offrl.data.tools.convert import convert, merge, subset
 from offrl.data.tools.inspect import inspect_dataset
 from offrl.data.tools.subset import Choice
-from offrl.data.transforms import concatenate
+from offrl.data.transforms.episodes import concatenate
 from offrl.errors import UserError
 from offrl.report.dataset import doctor
 from offrl.settings.dataset import DatasetConfig

@@ -8,19 +8,16 @@ import torch
 
 from offrl.data import Dataset, DatasetConfig
 from offrl.data.arrays import from_arrays
-from offrl.data.transforms import (
+from offrl.data.transforms.apply import apply_transforms
+from offrl.data.transforms.columns import (
     add_returns_to_go,
-    apply_transforms,
     clip_to_margin,
-    concatenate,
     normalize_observations,
     returns_to_go,
     scale_by_return_range,
     scale_rewards,
-    subsample,
-    terminated_only,
-    top_fraction,
 )
+from offrl.data.transforms.episodes import concatenate, subsample, terminated_only, top_fraction
 from offrl.errors import UserError
 
 

@@ -14,7 +14,7 @@ from offrl import registry
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import apply_transforms
+from offrl.data.transforms.apply import apply_transforms
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
 from offrl.families.critics import CriticAlgorithm

@@ -12,8 +12,8 @@ import torch
 from offrl.data import Dataset, DatasetConfig, load_dataset, weight_episodes
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import effective_episodes
-from offrl.data.transforms import concatenate, keep_episodes
-from offrl.data.weights import advantages
+from offrl.data.transforms.episodes import concatenate, keep_episodes
+from offrl.data.transforms.weights import advantages
 from offrl.errors import UserError
 
 LENGTHS = [2, 5, 3, 4, 1, 6]

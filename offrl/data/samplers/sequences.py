@@ -12,7 +12,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Episodes, Packed, alias_table, pack
-from offrl.data.transforms import returns_to_go
+from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 
 RETURNS = "returns_to_go"

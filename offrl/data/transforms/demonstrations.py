@@ -11,8 +11,9 @@ from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.formats import resolve
 from offrl.data.memory import Memory
+from offrl.data.read import load_one
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, pack
-from offrl.data.transforms import concatenate, keep_episodes
+from offrl.data.transforms.episodes import concatenate, keep_episodes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -26,8 +27,6 @@ def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory | None = 
 
     Raises UserError where there are too few episodes, or where the two do not fit together.
     """
-    from offrl.data.load import load_one
-
     memory, config = memory or Memory(), replace(config, name=str(config.expert))
     expert = load_one(resolve(config.name, config), config, memory)
     return append_expert(dataset, expert, config.expert_episodes, config.expert_choice, config.expert_unmarked, memory)

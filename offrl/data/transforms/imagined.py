@@ -10,7 +10,8 @@ import torch
 from offrl.data.dataset import Dataset
 from offrl.data.formats import resolve
 from offrl.data.memory import Memory
-from offrl.data.transforms import concatenate
+from offrl.data.read import load_one
+from offrl.data.transforms.episodes import concatenate
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -22,8 +23,6 @@ def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None 
 
     Raises UserError where one cannot be read, or does not fit.
     """
-    from offrl.data.load import load_one
-
     memory = memory or Memory()
     others = []
     for name in config.imagined:

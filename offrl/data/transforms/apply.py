@@ -1,0 +1,65 @@
+"""The transforms that a dataset's settings ask for, in their fixed order: pure functions from `Dataset` to `Dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offrl import registry
+from offrl.data.dataset import Dataset
+from offrl.data.memory import Memory
+from offrl.data.text.dataset import refuse_settings
+from offrl.data.transforms.columns import add_returns_to_go, clip_to_margin, normalize_observations, scale_by_return_range, scale_rewards
+from offrl.data.transforms.demonstrations import add_expert
+from offrl.data.transforms.episodes import concatenate, subsample, terminated_only, top_fraction
+from offrl.data.transforms.imagined import add_imagined, share_draws
+from offrl.data.transforms.reward_labels import label_rewards
+from offrl.data.transforms.weights import weight_episodes
+from offrl.settings.dataset import DatasetConfig
+
+
+def apply_transforms(
+    datasets: Sequence[Dataset],
+    config: DatasetConfig,
+    memory: Memory | None = None,
+    owned: bool = False,
+    device: str = "cpu",
+    quiet: bool = False,
+) -> Dataset:
+    """Concatenate, subsample, label actions, append, label rewards, keep the best, weights, rewards, returns to go, action margin,
+    observation normalisation: as far as `config` asks.
+
+    `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label data.
+    """
+    memory = memory or Memory()
+    for text in (d for d in datasets if d.spec.text):
+        refuse_settings(config, text.spec.name)
+    dataset = concatenate(datasets, memory) if len(datasets) > 1 else datasets[0]
+    if config.subsample < 1.0:
+        dataset = subsample(dataset, config.subsample, config.subsample_seed, memory)
+    if config.labelled_fraction < 1.0 or config.action_free:
+        dataset = registry.get("transform", "label_actions")(dataset, config, memory, device, quiet)
+    if config.expert is not None:
+        dataset = add_expert(dataset, config, memory)
+    if config.imagined:
+        dataset = add_imagined(dataset, config, memory)
+    if config.reward_labels is not None:
+        dataset = label_rewards(dataset, config.reward_labels)
+    if config.terminated_only:
+        dataset = terminated_only(dataset, memory)
+    if config.top_fraction < 1.0:
+        dataset = top_fraction(dataset, config.top_fraction, memory)
+    if config.weighting != "none":
+        dataset = weight_episodes(dataset, config.weighting, config.weighting_temperature, config.weighting_fraction)
+    if config.imagined_share is not None:
+        dataset = share_draws(dataset, config.imagined_share)
+    if config.reward_by_return_range:
+        dataset = scale_by_return_range(dataset, config.reward_by_return_range)
+    if config.reward_scale != 1.0 or config.reward_shift != 0.0:
+        dataset = scale_rewards(dataset, config.reward_scale, config.reward_shift)
+    if config.discount_returns is not None:
+        dataset = add_returns_to_go(dataset, config.discount_returns)
+    if config.action_margin:
+        dataset = clip_to_margin(dataset, config.action_margin)
+    if config.normalize_observations:
+        dataset = normalize_observations(dataset, memory, owned)
+    return dataset

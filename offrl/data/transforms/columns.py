@@ -1,0 +1,93 @@
+"""Datasets of other columns: rewards rescaled, returns to go added, actions clipped, observations normalised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl.data.dataset import Dataset
+from offrl.data.memory import Memory, chunks
+from offrl.errors import UserError
+
+EPSILON = 1e-3  # added to the standard deviation of observations, as TD3+BC and CORL do
+
+
+def _with(dataset: Dataset, note: str, **columns: Tensor) -> Dataset:
+    return replace(dataset, columns=dataset.columns | columns, transforms=(*dataset.transforms, note))
+
+
+def scale_by_return_range(dataset: Dataset, size: float) -> Dataset:
+    """r * size / (largest - smallest return over whole episodes) (IQL, arXiv 2110.06169, appendix). Raises UserError when all are equal."""
+    returns = dataset.episode_returns()
+    if dataset.complete.any():
+        returns = returns[dataset.complete]
+    span = float(returns.max() - returns.min())
+    if span <= 0.0:
+        raise UserError(f"{dataset.spec.name}: all episodes have the same return, so that dataset.reward_by_return_range has no range")
+    return _rescale(dataset, size / span, 0.0, f"reward_by_return_range {size:g} / {span:.9g}")
+
+
+def scale_rewards(dataset: Dataset, scale: float, shift: float) -> Dataset:
+    """r * scale + shift."""
+    return _rescale(dataset, scale, shift, f"rewards * {scale:g} + {shift:g}")
+
+
+def _rescale(dataset: Dataset, scale: float, shift: float, note: str) -> Dataset:
+    rewards = (dataset.columns["rewards"].double() * scale + shift).float()
+    spec = replace(dataset.spec, reward_scale=dataset.spec.reward_scale * scale, reward_shift=dataset.spec.reward_shift * scale + shift)
+    return replace(_with(dataset, note, rewards=rewards), spec=spec)
+
+
+def returns_to_go(rewards: np.ndarray, terminations: np.ndarray, start: np.ndarray, end: np.ndarray, discount: float) -> np.ndarray:
+    """G_t = r_t + discount (1 - d_t) G_{t+1} inside each episode, float64 [R]: all episodes at once, step by step from their ends."""
+    out = rewards.astype(np.float64)
+    carry = discount * (1.0 - terminations)
+    order = np.argsort(start - end, kind="stable")  # longest first, so that the episodes still running are a prefix
+    last, lengths = end[order] - 1, (end - start)[order]
+    alive = np.searchsorted(-lengths, -np.arange(int(lengths[0])), side="left")  # alive[k]: how many are longer than k steps
+    for back in range(1, int(lengths[0])):
+        rows = last[: alive[back]] - back
+        out[rows] += carry[rows] * out[rows + 1]
+    return out
+
+
+def add_returns_to_go(dataset: Dataset, discount: float) -> Dataset:
+    """Adds the column returns_to_go, float32. A time-out cuts the sum: what would have followed is not in the data."""
+    rewards, terminations = dataset.columns["rewards"].numpy(), dataset.columns["terminations"].numpy()
+    values = returns_to_go(rewards, terminations, dataset.episode_start.numpy(), dataset.episode_end.numpy(), discount)
+    return _with(dataset, f"returns_to_go {discount:g}", returns_to_go=torch.from_numpy(values.astype(np.float32)))
+
+
+def clip_to_margin(dataset: Dataset, margin: float) -> Dataset:
+    """Actions in [-1 + margin, 1 - margin]. Discrete actions, which have no margin, stay: IQL's settings ask for one on any data."""
+    if dataset.spec.discrete:
+        return dataset
+    return _with(dataset, f"action_margin {margin:g}", actions=dataset.columns["actions"].clamp(-1.0 + margin, 1.0 - margin))
+
+
+def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_place: bool = False) -> Dataset:
+    """(s - mean) / (std + 1e-3) for observations and their successors, with mean and standard deviation over the rows' observations.
+
+    `in_place`: overwrite the columns of `dataset`, which then takes no second copy of them.
+    """
+    memory = memory or Memory()
+    observations = dataset.columns["observations"].numpy()
+    if observations.dtype != np.float32:
+        raise UserError(f"dataset.normalize_observations applies to float observations; these are {observations.dtype}")
+    rows, flat = len(observations), observations.reshape(len(observations), -1)
+    mean = sum((flat[p].sum(0, dtype=np.float64) for p in chunks(rows)), np.zeros(flat.shape[1])) / rows
+    square = sum((((flat[p] - mean) ** 2).sum(0) for p in chunks(rows)), np.zeros(flat.shape[1])) / rows
+    low, high = mean.astype(np.float32), (np.sqrt(square) + EPSILON).astype(np.float32)
+    columns = {}
+    for name in ("observations", "next_observations"):
+        source = dataset.columns[name].numpy()
+        out = source if in_place and source.flags.writeable else memory.empty(name, source.shape, np.float32)
+        for part in chunks(rows):
+            block = source[part].reshape(-1, flat.shape[1])
+            out[part] = ((block - low) / high).reshape(source[part].shape)
+        columns[name] = torch.from_numpy(out)
+    spec = replace(dataset.spec, observation_mean=tuple(low.tolist()), observation_std=tuple(high.tolist()))
+    return replace(_with(dataset, "normalize_observations", **columns), spec=spec)

@@ -1,0 +1,148 @@
+"""Datasets of other episodes: several joined, or some of them kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl.data.dataset import Dataset
+from offrl.data.memory import Memory, chunks
+from offrl.data.text.dataset import shared_strings
+from offrl.errors import UserError
+
+
+def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Dataset:
+    """One data set after the other. Raises UserError when shapes, action kinds or columns differ.
+
+    Where the action ranges differ, because each was taken from the data, actions are rescaled to the range that covers all.
+    """
+    memory, first = memory or Memory(), datasets[0]
+    kinds = {d.spec.text: d.spec.name for d in datasets}
+    if len(kinds) > 1:
+        raise UserError(f"cannot append data of numbers and of texts to each other: {kinds[True]} holds texts, {kinds[False]} does not")
+    if first.spec.text:
+        datasets = shared_strings(datasets)
+        first = datasets[0]
+    for other in datasets[1:]:
+        for what, a, b in (
+            ("observations of shape", list(first.spec.observation_shape), list(other.spec.observation_shape)),
+            (
+                "actions",
+                "discrete" if first.spec.discrete else first.spec.action_dim,
+                "discrete" if other.spec.discrete else other.spec.action_dim,
+            ),
+            ("the columns", sorted(first.columns), sorted(other.columns)),
+        ):
+            if a != b:
+                raise UserError(f"cannot append {other.spec.name} to {first.spec.name}: {what} {b} instead of {a}")
+    columns = {}
+    for name, column in first.columns.items():
+        out = memory.empty(name, (sum(len(d) for d in datasets), *column.shape[1:]), column.numpy().dtype)
+        at = 0
+        for dataset in datasets:
+            for part in chunks(len(dataset)):
+                out[at + part.start : at + part.stop] = dataset.columns[name][part].numpy()
+            at += len(dataset)
+        columns[name] = torch.from_numpy(out)
+    spec = replace(first.spec, num_actions=max(d.spec.num_actions for d in datasets))
+    if not spec.discrete:
+        lows, highs = (np.array([getattr(d.spec, k) for d in datasets]) for k in ("action_low", "action_high"))
+        low, high = lows.min(0), highs.max(0)
+        at = 0
+        for dataset, own_low, own_high in zip(datasets, lows, highs, strict=True):
+            if (own_low != low).any() or (own_high != high).any():
+                for part in chunks(len(dataset)):
+                    actions = columns["actions"][at + part.start : at + part.stop].numpy()
+                    raw = own_low + (actions + 1.0) * (own_high - own_low) / 2.0
+                    actions[:] = np.clip(2.0 * (raw - low) / (high - low) - 1.0, -1.0, 1.0)
+            at += len(dataset)
+        spec = replace(spec, action_low=tuple(low.tolist()), action_high=tuple(high.tolist()))
+    offsets = np.cumsum([0, *(len(d) for d in datasets[:-1])]).tolist()
+    return replace(
+        first,
+        columns=columns,
+        episode_start=torch.cat([d.episode_start + o for d, o in zip(datasets, offsets, strict=True)]),
+        episode_end=torch.cat([d.episode_end + o for d, o in zip(datasets, offsets, strict=True)]),
+        spec=spec,
+        fingerprint=hashlib.sha256(" ".join(d.fingerprint for d in datasets).encode()).hexdigest(),
+        raw_returns=torch.cat([d.raw_returns for d in datasets]),
+        complete=torch.cat([d.complete for d in datasets]),
+        transforms=(*first.transforms, *(f"concatenate {d.spec.name}" for d in datasets[1:])),
+        notes=tuple(n for d in datasets for n in d.notes),
+        mapped=False,
+        weights=_joined_weights(datasets),
+    )
+
+
+def _joined_weights(datasets: Sequence[Dataset]) -> Tensor | None:
+    """Each part keeps its share of the draws, which is that of its rows: weights have mean 1 over a part's rows."""
+    if all(d.weights is None for d in datasets):
+        return None
+    return torch.cat([torch.ones(d.num_episodes, dtype=torch.float64) if d.weights is None else d.weights for d in datasets])
+
+
+def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory | None = None) -> Dataset:
+    """The episodes with the given numbers (int64), in that order."""
+    memory = memory or Memory()
+    lengths = dataset.episode_lengths()[episodes]
+    ends = torch.cumsum(lengths, 0)
+    starts = ends - lengths
+    shift = dataset.episode_start[episodes] - starts
+    rows = torch.arange(int(lengths.sum())) + torch.repeat_interleave(shift, lengths)
+    index = rows.numpy()
+    columns = {}
+    for name, column in dataset.columns.items():
+        source = column.numpy()
+        out = memory.empty(name, (len(index), *source.shape[1:]), source.dtype)
+        for part in chunks(len(index)):
+            out[part] = source[index[part]]
+        columns[name] = torch.from_numpy(out)
+    return replace(
+        dataset,
+        columns=columns,
+        episode_start=starts,
+        episode_end=ends,
+        raw_returns=dataset.raw_returns[episodes],
+        complete=dataset.complete[episodes],
+        transforms=(*dataset.transforms, note),
+        mapped=False,
+        weights=_kept_weights(dataset, episodes, lengths),
+    )
+
+
+def _kept_weights(dataset: Dataset, episodes: Tensor, lengths: Tensor) -> Tensor | None:
+    """The weights of some episodes, of mean 1 over their rows again. Raises UserError where none of them would be drawn."""
+    if dataset.weights is None:
+        return None
+    weights = dataset.weights[episodes]
+    total = (weights * lengths).sum()
+    if not float(total) > 0.0:
+        raise UserError(f"{dataset.spec.name}: the weighting of these data draws none of the episodes that are to be kept")
+    return weights * (lengths.sum() / total)
+
+
+def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory | None = None) -> Dataset:
+    """max(1, floor(fraction * episodes)) episodes drawn at random, in their old order. The same on every machine."""
+    count = max(1, int(fraction * dataset.num_episodes + 1e-9))
+    chosen = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(dataset.num_episodes)[:count])
+    return keep_episodes(dataset, torch.from_numpy(chosen), f"subsample {fraction:g} seed {seed}", memory)
+
+
+def terminated_only(dataset: Dataset, memory: Memory | None = None) -> Dataset:
+    """The episodes whose last step is terminal. Raises UserError where there is none."""
+    kept = torch.nonzero(dataset.columns["terminations"].cpu()[dataset.episode_end.cpu() - 1]).squeeze(-1)
+    if not len(kept):
+        raise UserError(f"dataset.terminated_only=true: no episode of {dataset.spec.name} terminates; leave it out")
+    return keep_episodes(dataset, kept, "terminated_only", memory)
+
+
+def top_fraction(dataset: Dataset, fraction: float, memory: Memory | None = None) -> Dataset:
+    """The best max(1, floor(fraction * episodes)) episodes by undiscounted return, in their old order; of equals the earlier one."""
+    count = max(1, int(fraction * dataset.num_episodes + 1e-9))
+    order = torch.argsort(dataset.episode_returns(), descending=True, stable=True)
+    return keep_episodes(dataset, torch.sort(order[:count]).values, f"top_fraction {fraction:g}", memory)
