@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +22,6 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.settings.replicas import Replica
 from offrl.world_models import uncertainty
 from offrl.world_models.dynamics import Dynamics, DynamicsSampler, DynamicsSettings, DynamicsSource, data_range
 from offrl.world_models.model import Prediction, Trained, WorldModel, required
@@ -215,9 +213,9 @@ class PETS(Dynamics):
         params = {"dynamics": filled(state.params["dynamics"], source.params)}
         return state._replace(params=params, extra=filled(state.extra, {**source.extra, "best": source.params}))
 
-    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
-        if not self.config.world_model:
-            super().deliver(run_dir, replicas, state, dataset, quiet)
+    @property
+    def trains_model(self) -> bool:  # type: ignore[override]
+        return not self.config.world_model
 
     # ---- acting
 

@@ -7,7 +7,6 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
@@ -23,7 +22,6 @@ from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
 if TYPE_CHECKING:
-    from offrl.settings.replicas import Replica
     from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]
@@ -199,12 +197,6 @@ class Algorithm(ABC):
     def finished(self, state: TrainState) -> Tensor | None:
         """[] bool: training this replica further changes nothing that counts; a run ends early when all of them say so. None: never."""
         return None
-
-    def deliver(  # noqa: B027 - most algorithms leave nothing but policies
-        self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool
-    ) -> None:
-        """Write what a finished run leaves besides its policies, unless it is there. state: of those `replicas`, which did not diverge,
-        on the CPU."""
 
     def actor(self, state: TrainState) -> Actor:
         """The policy with these parameters: by default the mode, or a sample, of the module "actor". state: what acting needs of it."""

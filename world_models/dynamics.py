@@ -22,7 +22,7 @@ from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.replicas import Replica
-from offrl.world_models import ensemble, starts, value_gradient
+from offrl.world_models import ensemble, quality, starts, value_gradient
 from offrl.world_models.known import terminations
 from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save
 
@@ -336,18 +336,16 @@ class Dynamics(Algorithm):
             "elites": extra["error"].topk(self.config.elites, largest=False).indices,
         }
 
-    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
-        from offrl.world_models import quality
+    trains_model = True
 
-        dataset = dataset.to("cpu")
+    def save_models(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+        """See `offrl.world_models.model.ModelTrainer`."""
         parts = split(dataset, self.config)
-        reports = []
         for i, replica in enumerate(replicas):
             path = run_dir / FOLDER / f"{replica.name}.safetensors"
             mine = select(state, i)
             there = load(path) if path.exists() else None
             if there is not None and there.meta["updates"] == int(mine.step):  # policies may have learnt in this very file
-                reports.append((replica, there.tree))
                 continue
             if int(mine.step) and not torch.isfinite(mine.extra["error"]).any():  # shorter than an epoch
                 source = self.sampler().prepare(dataset)
@@ -364,8 +362,6 @@ class Dynamics(Algorithm):
                 "longest": int(dataset.episode_lengths().max()),
             }
             save(path, self.model, tree, meta)
-            reports.append((replica, tree))
-        quality.report(run_dir, self.model, reports, dataset, parts, quiet)
 
 
 def data_range(dataset: Dataset) -> Tree:

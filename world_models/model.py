@@ -11,17 +11,18 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from offrl import registry, rng
-from offrl.algorithm import Requirement
+from offrl.algorithm import Requirement, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
 from offrl.optim import Params
+from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.world_models.ensemble import GaussianEnsemble, Raw
 
@@ -325,6 +326,21 @@ def _short(value: Any) -> str:
     if isinstance(value, Sequence):
         return f"[{', '.join(f'{x:.4g}' for x in value[:3])}{', ...' if len(value) > 3 else ''}]"
     return "none" if value is None else f"{value:g}"
+
+
+@runtime_checkable
+class ModelTrainer(Protocol):
+    """An algorithm whose runs hold world models, as files beside their policies."""
+
+    config: Any
+    model: Any
+
+    @property
+    def trains_model(self) -> bool:
+        """Whether this run does: one that was given a model trains none."""
+
+    def save_models(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+        """Write models/REPLICA.safetensors of each replica, unless it is there. state: of the replicas, on the CPU, as the dataset."""
 
 
 def save(path: Path, model: Any, tree: Tree, meta: Mapping[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +10,6 @@ from torch import Tensor
 
 from offrl import registry, rng
 from offrl.data.dataset import Dataset
-from offrl.settings.replicas import Replica
 from offrl.world_models.model import Prediction, Tree, past_at
 from offrl.world_models.uncertainty import fault, measure, names, prepare
 
@@ -365,10 +362,3 @@ def measured(model: Any, tree: Tree, dataset: Dataset, chosen: Sample) -> dict[s
 
 def dimensions(model: Any) -> list[str]:
     return [*(f"obs[{i}]" for i in range(model.out_dim - 1)), "reward"]
-
-
-def report(run_dir: Path, model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, parts: Any, quiet: bool) -> None:
-    """See `offrl.report.world_model.report`."""
-    from offrl.report import world_model as quality_report
-
-    quality_report.report(run_dir, model, models, dataset, parts, quiet)

@@ -8,9 +8,8 @@ one for each module: each loss looks at the others' parameters of before the upd
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from offrl import losses
 from offrl.actor import Actor, Carry
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
@@ -28,7 +26,7 @@ from offrl.optim import Params
 from offrl.settings.field import setting
 
 if TYPE_CHECKING:
-    from offrl.settings.replicas import Replica
+    pass
 
 LEARNERS = ("auto", "ddpg_bc", "awr")
 
@@ -156,14 +154,6 @@ class GoalConditioned(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return GoalActor(self, state)
-
-    # ---- what a run leaves
-
-    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
-        from offrl.figures import goal_map
-        from offrl.training.engine import policies_of
-
-        goal_map.deliver(run_dir, self, replicas, state, dataset, policies_of(self, state, replicas[:1]))
 
     # ---- what policies learn from
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.goals import ACHIEVED
-from offrl.errors import UserError, warn
+from offrl.errors import UserError
 from offrl.figures import style
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task, time_limit
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from offrl.algorithm import TrainState
     from offrl.evaluation.policy import TrainedPolicy
     from offrl.families.goal_conditioned import GoalConditioned
-    from offrl.settings.replicas import Replica
 
 PICTURE = "goal_map.png"
 MAZE = re.compile("maze", re.IGNORECASE)
@@ -67,26 +66,6 @@ def is_maze(spec: DataSpec) -> bool:
     task = spec.task
     names = f"{spec.name} {task.name} {task.env_id}" if task is not None else ""
     return len(spec.observation_shape) == 1 and spec.observation_dim >= 2 and MAZE.search(names) is not None
-
-
-def deliver(
-    run_dir: Path, algorithm: GoalConditioned, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, policies: Sequence[Any]
-) -> None:
-    """Draw the first of the replicas to goal_map.png where the data are of a maze. A warning, and no error, where it cannot be drawn.
-
-    state: of `replicas`, on the CPU; policies: theirs.
-    """
-    if not replicas or not is_maze(dataset.spec):
-        return
-    from offrl.algorithm import select
-    from offrl.runs.record import read_record
-
-    try:
-        env = str(read_record(run_dir).get("env", "auto"))
-        draw(run_dir / PICTURE, algorithm, select(state, 0), policies[0], dataset, str(replicas[0]), env)
-    except Exception as error:  # whatever the environment, the fonts or the disk do: the run is finished and stays so
-        text = " ".join(str(error).split())
-        warn(f"no {PICTURE}: {text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'}")
 
 
 @torch.no_grad()

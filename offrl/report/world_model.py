@@ -7,25 +7,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from offrl import registry
+from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.errors import UserError
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import recorded
+from offrl.registry import register
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
+from offrl.training.artifacts import FinishedRun
 from offrl.world_models.dynamics import Split, split
-from offrl.world_models.model import FOLDER, Trained, Tree, WorldModel, load
+from offrl.world_models.model import FOLDER, ModelTrainer, Trained, Tree, WorldModel, load
 from offrl.world_models.quality import LEVELS, Sample, dimensions, measured, ood, own_deviations, sample
 
 NUMBERS, PICTURE = "model.json", "model.png"
@@ -53,6 +56,23 @@ def report(
         show(result)
         print(f"{run_dir / PICTURE}", flush=True)
     return result
+
+
+@register("artifact", "world_model_report")
+class WorldModelReport:
+    """model.json and model.png of a run that trains world models."""
+
+    after: ClassVar[tuple[str, ...]] = ("world_model",)
+
+    @staticmethod
+    def applies(algorithm: Algorithm, spec: DataSpec) -> bool:
+        return isinstance(algorithm, ModelTrainer) and algorithm.trains_model
+
+    @staticmethod
+    def make(run: FinishedRun) -> None:
+        dataset, config = run.dataset.to("cpu"), run.algorithm.config
+        models = [(replica, load(run.dir / FOLDER / f"{replica.name}.safetensors").tree) for replica in run.replicas]
+        report(run.dir, run.algorithm.model, models, dataset, split(dataset, config), run.quiet)
 
 
 def about_of(identities: Sequence[str | None], dataset: Dataset) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path, pretrained: Mapp
             raise run.interrupted()
         if run.rescored or (run.step < run.end and not run.alive.any()):
             run.save()
-        run.deliver()
+        run.write_results()
         if trains or run.rescored:
             log.hparams({**vars(config.algo), "dataset": dataset.spec.name, "steps": run.step})
         if trains:

@@ -22,6 +22,7 @@ from offrl.settings.train import TrainConfig
 from offrl.system import backend, files
 from offrl.system.signals import StopSignals
 from offrl.training import distributed
+from offrl.training.artifacts import FinishedRun, make_artifacts
 from offrl.training.checkpoints import Checkpoints, Saved
 from offrl.training.engine import Slices, first_state, policies_of
 from offrl.training.scores import Scores
@@ -194,17 +195,20 @@ class Session:
         if cut_short:
             scores.cancel()
 
-    def deliver(self) -> None:
-        """Write what a finished run leaves: its policies, and what its algorithm adds."""
+    def write_results(self) -> None:
+        """Write the policies and the artifacts of a finished run."""
         if not self.world.first:
             return
         if self.algorithm.traits.policy_modules:
             for replica, policy in zip(self.replicas, self.policies(), strict=True):
                 policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
-        if type(self.algorithm).deliver is not Algorithm.deliver:  # most leave nothing, and then no state is gathered for it
-            good = torch.nonzero(self.alive).squeeze(-1)
-            states = pytree.tree_map(lambda x: x[good], self.engine.state())
-            self.algorithm.deliver(self.run_dir, [self.replicas[i] for i in good.tolist()], states, self.dataset, self.config.quiet)
+        make_artifacts(self.algorithm, self.dataset.spec, self._finished_run)
+
+    def _finished_run(self) -> FinishedRun:
+        good = torch.nonzero(self.alive).squeeze(-1)
+        state = pytree.tree_map(lambda x: x[good], self.engine.state())
+        replicas = [self.replicas[i] for i in good.tolist()]
+        return FinishedRun(self.run_dir, self.algorithm, self.dataset, replicas, state, self.config.eval.env, self.config.quiet)
 
     def _policies_of(self, saved: Saved, step: int) -> list[Any]:
         """The policies of a checkpoint whose evaluation was cut short: its own, or those of an earlier `step` that it holds."""

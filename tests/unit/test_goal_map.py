@@ -24,6 +24,7 @@ from offrl.figures import goal_map
 from offrl.settings.replicas import Replica
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import Task
+from offrl.training.artifacts import FinishedRun, make_artifacts
 from offrl.training.engine import policies_of
 
 
@@ -107,19 +108,19 @@ def stacked(state: Any) -> Any:
 def test_a_picture_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = walks()
     algorithm, state = trained("gcbc", data)
-    (tmp_path / "run.json").write_text("{}")
+    run = FinishedRun(tmp_path, algorithm, data, [Replica(0)], stacked(state), "auto", True)
     for error, words in ((UserError("disk\nfull"), "no goal_map.png: disk full"), (ValueError("odd"), "ValueError: odd")):
 
         def fail(*x: Any, error: Exception = error) -> None:
             raise error
 
         monkeypatch.setattr(goal_map, "draw", fail)
-        algorithm.deliver(tmp_path, [Replica(0)], stacked(state), data, True)
+        make_artifacts(algorithm, data.spec, lambda: run)
         printed = capsys.readouterr().err
         assert words in printed and printed.count("\n") == 1
-    algorithm.deliver(tmp_path, [], stacked(state), data, True)  # all diverged
+    make_artifacts(algorithm, data.spec, lambda: dataclasses.replace(run, replicas=[]))  # all diverged
     other = dataclasses.replace(data, spec=dataclasses.replace(data.spec, name="hopper", task=None))
-    algorithm.deliver(tmp_path, [Replica(0)], stacked(state), other, True)
+    make_artifacts(algorithm, other.spec, lambda: dataclasses.replace(run, dataset=other))
     assert not capsys.readouterr().err
 
 

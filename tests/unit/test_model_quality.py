@@ -221,7 +221,7 @@ def wide():
 def test_every_kind_of_ensemble_has_a_report(data, settings, tmp_path, capsys):
     data = data()
     model, tree = ensemble(data, **settings)
-    quality.report(tmp_path, model, [(Replica(0), tree)], data, split(data, DynamicsSettings()), quiet=False)
+    quality_report.report(tmp_path, model, [(Replica(0), tree)], data, split(data, DynamicsSettings()), quiet=False)
     found = json.loads((tmp_path / "model.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
     assert (
         found["dimensions"][0] == "obs[0]" and found["dimensions"][-1] == "reward" and "that it was not trained on" in found["measured_on"]
@@ -259,7 +259,7 @@ def test_a_report_is_made_once_for_the_same_models(tmp_path, capsys, monkeypatch
 
     def write():
         save(tmp_path / FOLDER / f"{Replica(0).name}.safetensors", model, replicas[0][1], {})
-        quality.report(tmp_path, model, replicas, data, parts, quiet=False)
+        quality_report.report(tmp_path, model, replicas, data, parts, quiet=False)
         return capsys.readouterr().out
 
     assert write() and not write()

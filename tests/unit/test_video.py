@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +17,11 @@ from gymnasium import spaces
 
 from offrl.data.dataset import DataSpec
 from offrl.evaluation.evaluator import Evaluation, evaluate
+from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, expand
 from offrl.tasks.episodes import reset_seed
-from offrl.tasks.task import Task
+from offrl.tasks.task import Task, with_factory
 from offrl.video import NoVideo, film, prepare
 from offrl.video import frames as picture
 from offrl.video.frames import Reel, pictures
@@ -72,19 +73,18 @@ class Stop:
         return np.full((len(observations), 1), 1.0 if t + 1 == self.at else -1.0, np.float32), None
 
 
-def run_of(tmp_path: Path, stops: list[int], env: Callable[[], Any] | None = Counter, task: Task | None = None) -> Any:
+def run_of(tmp_path: Path, stops: list[int]) -> Any:
     """What `film` takes of a run."""
-    spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,), name="counted", task=task)
+    spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,), name="counted")
     seeds = list(range(len(stops)))
     return SimpleNamespace(
-        goal_conditioned=False,
         dir=tmp_path,
         replicas=expand({}, seeds),
         record={"spec": spec.to_json()},
         algorithm="stop",
         dataset="counted",
-        _load=lambda replica: Stop(stops[replica.seed]),
-        env=env,
+        load_policy=lambda replica: Stop(stops[replica.seed]),
+        task=lambda env: with_factory(None, env, "counted"),
     )
 
 
@@ -226,10 +226,11 @@ from types import SimpleNamespace
 from offrl.video import film, prepare, NoVideo
 prepare()
 from offrl.data.dataset import DataSpec
+from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
 from offrl.evaluation.evaluator import evaluate
 from offrl.settings.replicas import expand
-from offrl.tasks.task import Task
+from offrl.tasks.task import Task, with_factory
 
 class Wave:
     def start(self, episodes):
@@ -241,7 +242,7 @@ task = Task("hop", sys.argv[2])
 spec = DataSpec((11,), 3, action_low=(-1.0,) * 3, action_high=(1.0,) * 3, name="hop", task=task)
 config = EvalConfig(episodes=2, max_steps=6)
 run = SimpleNamespace(dir=Path(sys.argv[1]), replicas=expand({}, [0, 1]), record={"spec": spec.to_json()}, algorithm="wave", dataset="hop",
-                      goal_conditioned=False, _load=lambda replica: Wave())
+                      task=lambda env: task, load_policy=lambda replica: Wave())
 scored = evaluate([Wave(), Wave()], [0, 1], task, config)
 try:
     look = {"size": 700, "fps": 30} if len(sys.argv) > 3 else {"size": 64, "fps": 125}
@@ -295,15 +296,16 @@ def test_a_full_disk_costs_only_the_video(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_environment_that_the_run_was_scored_in(tmp_path: Path) -> None:
-    from offrl.video.record import _task
-
     low, high = (-1.0,) * 3, (1.0,) * 3
     spec = DataSpec((11,), 3, action_low=low, action_high=high, name="hop", task=Task("hop", "Hopper-v4"))
-    run = SimpleNamespace(goal_conditioned=False, dir=tmp_path, record={"spec": spec.to_json(), "env": "Hopper-v5"})
-    assert _task(run, EvalConfig(), None).env_id == "Hopper-v5"
-    assert _task(run, EvalConfig(), "auto").env_id == "Hopper-v4"
+    identity = {"seeds": [0], "algo": {"name": "bc"}}
+    record = {"identity": identity, "data": {"name": "hop"}, "spec": spec.to_json(), "env": "Hopper-v5"}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    run = SavedRun(tmp_path)
+    recorded, own = run.task(), run.task("auto")
+    assert recorded is not None and recorded.env_id == "Hopper-v5" and own is not None and own.env_id == "Hopper-v4"
     with pytest.raises(NoVideo, match="has no environment"):
-        _task(run, EvalConfig(), "none")
+        film(run, EvalConfig(), env="none")
 
 
 def test_the_camera_follows_the_robot() -> None:

@@ -19,7 +19,7 @@ from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
-from offrl.world_models import starts
+from offrl.world_models import quality, starts
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, Split, data_range, split
 from offrl.world_models.model import FOLDER, Outcome, Prediction, WorldModel, load, save
 from offrl.world_models.sindy import regression as sindy
@@ -105,7 +105,7 @@ class _Nothing:
 
 
 class Sindy(Algorithm):
-    """Sparse equations of the environment. The run's updates do nothing; `deliver` fits the model of each seed."""
+    """Sparse equations of the environment. The run's updates do nothing; `save_models` fits the model of each seed."""
 
     Config = SindySettings
     traits = Traits(policy_modules=(), cuda_graph=False)
@@ -136,11 +136,11 @@ class Sindy(Algorithm):
     def finished(self, state: TrainState) -> Tensor:
         return torch.ones_like(state.step, dtype=torch.bool)
 
-    def deliver(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
-        from offrl.world_models import quality
+    trains_model = True
 
-        dataset = dataset.to("cpu")
-        parts, reports, lines = split(dataset, self.config), [], []
+    def save_models(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
+        """Fit a model for each seed, and write its equations; see `offrl.world_models.model.ModelTrainer`."""
+        parts, lines = split(dataset, self.config), []
         for replica in replicas:
             path = run_dir / FOLDER / f"{replica.name}.safetensors"
             if not path.exists():
@@ -148,16 +148,12 @@ class Sindy(Algorithm):
             trained = load(path)
             found = [*(f"  note: {n}" for n in trained.meta["notes"]), *(f"  {e}" for e in sindy.equations(trained.tree))]
             lines += [f"seed {replica.seed}", *found, ""]
-            reports.append((replica, trained.tree))
         checkpoint.write_text(run_dir / EQUATIONS, "\n".join(lines))
         if not quiet:
             print("\n".join(lines), flush=True)
-        quality.report(run_dir, self.model, reports, dataset, parts, quiet)
 
     def write(self, path: Path, replica: Replica, dataset: Dataset, parts: Split) -> None:
         """Fit the model of one seed and keep it."""
-        from offrl.world_models import quality
-
         model, actions = self.model, dataset.columns["actions"]
         flat = {k: dataset.columns[k].reshape(len(dataset), -1).float() for k in ("observations", "next_observations")}
         s, a, nexts = model.recorded(flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train])
