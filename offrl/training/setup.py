@@ -19,7 +19,7 @@ from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.fit import check_fit
-from offrl.data.prefetch import Prefetcher
+from offrl.data.samplers.prefetch import Prefetcher
 from offrl.errors import UserError, first_line, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.runs import record as runs
