@@ -104,7 +104,7 @@ def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
     source = algorithm.sampler().prepare(data(algorithm.spec.discrete))
     step = make_step(algorithm, source, batch_size=BATCH, replicas=2, hyper=hyper)
     begun = stack([algorithm.init(0), with_settings(algorithm, other).init(0)])
-    alone = type(algorithm)(dataclasses.replace(algorithm.config, **other), algorithm.spec)
+    alone = type(algorithm)(dataclasses.replace(algorithm.config, **other), algorithm.spec, algorithm.pretrained)
     updates = algorithm.traits.period
     _, among_sums = step.run(begun, {}, 0, updates)
     _, alone_sums = train(alone, [0], updates)
