@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -37,7 +36,6 @@ class AWAC(CriticAlgorithm):
     """
 
     Config = AWACConfig
-    online: ClassVar[dict[str, Any] | None] = {"mixing": None}  # the union, as in the paper
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,7 +59,6 @@ class CalQL(Conservative):
 
     Config = CalQLConfig
     traits = replace(Conservative.traits, actions=("continuous",))
-    online: ClassVar[dict[str, Any] | None] = {"mixing": 0.5, "update_every": "episode"}  # the bound stays
 
     def sampler(self) -> ReturnsSampler:
         return ReturnsSampler(discount=self.config.discount)

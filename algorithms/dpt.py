@@ -118,7 +118,6 @@ class DPT(Algorithm):
     """
 
     Config = DPTConfig
-    online = None  # what it learns is what to do in tasks of which the best actions are known
     headline = "actor/loss"
 
     @classmethod

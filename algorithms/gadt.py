@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +73,6 @@ class GADT(Valued, WindowAlgorithm):
 
     Config = GADTConfig
     traits = replace(Valued.traits, goal_conditioned=True)
-    online: ClassVar[dict[str, Any] | None] = None
     teacher = "hiql"
     suitable = "hiql, ota, gcivl or gciql"
 

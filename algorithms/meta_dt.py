@@ -114,7 +114,6 @@ class MetaDT(SequenceAlgorithm):
     """
 
     Config = MetaDTConfig
-    online = None
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

@@ -52,7 +52,6 @@ class ReCOIL(DualQ):
     """
 
     Config = ReCOILConfig
-    online = None  # an environment has rewards, and no demonstrations
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,6 @@ class SkillIQL(InSampleQ):
     """
 
     Config = SkillIQLConfig
-    online: ClassVar[dict[str, Any] | None] = None
     traits = replace(InSampleQ.traits, critic_modules=())  # Q is of skills, not of actions
 
     @classmethod

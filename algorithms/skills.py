@@ -69,7 +69,6 @@ class Skills(Algorithm):
 
     Config = SkillsConfig
     traits = Traits(policy_modules=())
-    online = None
     headline = "skills/error"
 
     def modules(self) -> dict[str, nn.Module]:

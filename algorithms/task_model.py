@@ -87,7 +87,6 @@ class TaskModel(Algorithm):
 
     Config = TaskModelConfig
     traits = Traits(policy_modules=())
-    online = None
     headline = "model/loss"
 
     def modules(self) -> dict[str, nn.Module]:

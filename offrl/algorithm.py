@@ -122,8 +122,6 @@ class Algorithm(ABC):
 
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
-    online: ClassVar[dict[str, Any] | None] = {}  # settings that change in `offrl finetune`, and its own; None: it cannot be fine-tuned
-    anneal: ClassVar[dict[str, tuple[float, float, float]]] = {}  # setting -> its factor at first, at last, and from which share of that on
     headline: ClassVar[str] = ""  # the metric that the progress bar shows
     notes: Sequence[str] = ()  # what a person should know about how it was set up
     watched: Mapping[str, str] = {}  # metric -> what to say of a replica that is stopped because this one is not finite

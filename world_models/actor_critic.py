@@ -138,7 +138,6 @@ class ModelBased(SoftActorCritic):
     """
 
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
-    online = None
     dynamics: ClassVar[dict[str, Any]] = {}  # settings of the model that is trained where none is given
 
     @classmethod

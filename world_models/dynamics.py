@@ -176,7 +176,6 @@ class Dynamics(Algorithm):
 
     Config = DynamicsSettings
     traits = Traits(policy_modules=())
-    online = None
     headline = "dynamics/held-out error"
 
     @classmethod

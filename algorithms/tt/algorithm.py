@@ -182,7 +182,6 @@ class TT(Algorithm):
 
     Config = TTConfig
     traits = Traits(policy_modules=("trajectory",), acts_on_device=True)
-    online = None
     headline = "trajectory/loss"
 
     @classmethod

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +64,6 @@ class ZeroShot(Algorithm):
     """
 
     traits = Traits(targets=("representation",), policy_modules=("actor", "representation"), actions=("continuous",))
-    online: ClassVar[dict[str, Any] | None] = None
 
     def __init__(self, config: Any, spec: Any, pretrained: Mapping[str, Any] | None = None) -> None:
         if config.task == "goal" and spec.goal_dim:

@@ -104,7 +104,6 @@ class GoalConditioned(Algorithm):
     """Base of algorithms that learn from goals drawn in hindsight. Module "actor" sees the observation and the goal side by side."""
 
     traits = Traits(goal_conditioned=True)
-    online: ClassVar[dict[str, Any] | None] = None
     states_as_goals: ClassVar[str] = ""  # why goals have to be observations; "": they need not
 
     def __init__(self, config: Any, spec: Any, pretrained: Mapping[str, Any] | None = None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -44,8 +43,6 @@ class InSampleSettings(CriticSettings):
 
 class InSampleQ(CriticAlgorithm):
     """No action outside the data is ever evaluated. A subclass gives the loss of V."""
-
-    online: ClassVar[dict[str, Any] | None] = {"actor_schedule": "constant", "mixing": None}  # the union, as in the paper
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -40,12 +39,6 @@ class PenalisedTD3(TD3):
 
     The authors move the actor's target towards the actor of before its step; here it is the one of after it, as in TD3.
     """
-
-    online: ClassVar[dict[str, Any] | None] = {
-        "critic_bc": 0.0,
-        "noise": 0.0,
-    }  # as published
-    anneal: ClassVar[dict[str, tuple[float, float, float]]] = {"actor_bc": (1.0, 0.5, 0.5)}
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

@@ -106,8 +106,6 @@ class OutcomeConditioned(ReturnConditioned):
     Episodes of which the data lack the end have no return, and are not learnt from.
     """
 
-    online = None
-
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         config = super().fit_config(config, dataset, grid)

@@ -13,7 +13,7 @@ from offrl.settings.field import setting
 from offrl.settings.train import CheckpointConfig
 
 FROM_SCRATCH_WARMUP = 1_000
-CONVENTIONS = ("mixing", "update_every", "noise")  # what `Algorithm.online` may say besides settings of the algorithm
+CONVENTIONS = ("mixing", "update_every", "noise")  # what an algorithm's `finetune` block may say besides settings of its own
 
 
 @dataclass

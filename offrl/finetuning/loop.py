@@ -23,6 +23,7 @@ from offrl.finetuning.setup import Start
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count
+from offrl.settings.presets import finetune_settings
 from offrl.system import backend
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
@@ -140,9 +141,8 @@ class _Loop:
             f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} steps each, "
             f"{mixing}, {config.utd:g} updates a step\n{arithmetic}; step {mode}; {self.run_dir}"
         )
-        changed = [
-            f"{k}={v}" for k, v in (type(start.algorithm).online or {}).items() if k in start.fixed or hasattr(start.algorithm.config, k)
-        ]
+        algo = start.algorithm.config
+        changed = [f"{k}={v}" for k, v in (finetune_settings(algo.name) or {}).items() if hasattr(algo, k)]
         changed += [f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps" for k, (a, b, c) in start.anneal.items()]
         if changed:
             say(f"online: {', '.join(changed)}")

@@ -26,7 +26,7 @@ from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import without_places
-from offrl.settings.presets import algorithm_group, base_algorithm, read_yaml
+from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings, read_yaml
 from offrl.settings.replicas import Replica, expand
 from offrl.settings.train import TrainConfig, seed_list
 from offrl.system import files as checkpoint
@@ -56,7 +56,7 @@ class Start:
     dataset: Dataset | None = None  # None where no batch needs it
     state: TrainState | None = None  # on the CPU; None: of the run's own checkpoint
     parent: dict[str, Any] | None = None  # the run that it began from; None: fresh parameters
-    fixed: dict[str, float] = field(default_factory=dict)  # `Algorithm.online`, where a grid has another value
+    fixed: dict[str, float] = field(default_factory=dict)  # settings that change online, where a grid has another value
     anneal: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -99,15 +99,15 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
     run = SavedRun(path)
     if run.record.get("kind") == KIND:
         raise UserError(f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more")
-    kind = _kind(run.record["identity"]["algo"]["name"], str(path))
+    kind, changes = _kind(run.record["identity"]["algo"]["name"], str(path))
     for name in other:
         if name.partition(".")[0] in ("algo", "seeds", "grid", "experiment") and not name.startswith("algo."):
             raise UserError(f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a setting")
     parent = run_settings(path, {k: v for k, v in other.items() if v is not None})
-    config = choose(config, kind.online or {}, fresh=False)
+    config = choose(config, changes, fresh=False)
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds")
-    algo, fixed, anneal = _online(kind, parent.algo, other)
+    algo, fixed, anneal = _online(changes, parent.algo, other)
     own = str(run.record.get("env", "auto"))
     record_spec = DataSpec.from_json(run.record["spec"])
     task = _task(record_spec, config, own, env, f"offrl finetune {path} env=ID")
@@ -178,14 +178,14 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     name = other.get("algo")
     if name is None:
         raise UserError("usage: offrl finetune RUN env=ID steps=N, or from fresh parameters: offrl finetune algo=sac_n dataset=NAME env=ID")
-    kind = _kind(base_algorithm(algorithm_group(str(name))), "")
-    config = choose(config, kind.online or {}, fresh=True)
+    kind, changes = _kind(base_algorithm(algorithm_group(str(name))), "")
+    config = choose(config, changes, fresh=True)
     named = other.get("dataset") is not None or dataset is not None
     if not named and config.mixing != 0.0:
         raise UserError(f"mixing={_word(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, mixing=0")
     extra = {"dataset": dataset.spec.name} if dataset is not None else {} if named else {"experiment": "none"}
     parent = compose({k: v for k, v in other.items() if v is not None} | extra)
-    algo, _, anneal = _online(kind, parent.algo, other)
+    algo, _, anneal = _online(changes, parent.algo, other)
     data = None
     if named:
         _one_kind_of_rewards(parent.dataset, config)
@@ -283,33 +283,35 @@ def _resumed(
 # ---- all three
 
 
-def _kind(name: str, where: str) -> type[Algorithm]:
-    """The algorithm's class. Raises UserError for one that cannot learn from an environment's rewards."""
-    kind = registry.get("algo", name)
+def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
+    """(the algorithm's class, what changes with it). Raises UserError for one that cannot learn from an environment's rewards."""
+    kind, changes = registry.get("algo", name), finetune_settings(name)
     able = ", ".join(
         n
         for n, k in registry.names("algo").items()
-        if k.traits.critic_modules and "actor" in k.traits.policy_modules and k.online is not None
+        if k.traits.critic_modules and "actor" in k.traits.policy_modules and finetune_settings(n) is not None
     )
     if "actor" not in kind.traits.policy_modules or not kind.traits.critic_modules:
         raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it nothing; "
                         f"those that can be fine-tuned: {able}")  # fmt: skip
-    if kind.online is None:
+    if changes is None:
         raise UserError(f"{where or name}: {name} learns from demonstrations, not from an environment's rewards; those that can be "
                         f"fine-tuned: {able}")  # fmt: skip
-    return kind
+    return kind, changes
 
 
 def _online(
-    kind: type[Algorithm], algo: Any, other: Mapping[str, Any]
+    changes: Mapping[str, Any], algo: Any, other: Mapping[str, Any]
 ) -> tuple[Any, dict[str, float], dict[str, tuple[float, float, float]]]:
     """(settings as they are online, those that a grid must not override, annealed ones). What the command names stays as it says."""
     fields = {f.name for f in dataclasses.fields(algo)}
-    for name in kind.online or {}:
-        if name not in fields and name not in CONVENTIONS:
-            raise UserError(f"{algo.name}.online names '{name}', which is no setting of it nor one of {', '.join(CONVENTIONS)}")
-    fixed = {k: v for k, v in (kind.online or {}).items() if k in fields and f"algo.{k}" not in other}
-    anneal = {k: v for k, v in kind.anneal.items() if k in fields and f"algo.{k}" not in other}
+    for name in changes:
+        if name not in fields and name not in (*CONVENTIONS, "anneal"):
+            raise UserError(
+                f"configs/algo/{algo.name}.yaml: finetune names '{name}', which is no setting nor one of {', '.join(CONVENTIONS)}"
+            )
+    fixed = {k: v for k, v in changes.items() if k in fields and f"algo.{k}" not in other}
+    anneal = {k: (first, last, until) for k, (first, last, until) in changes.get("anneal", {}).items() if f"algo.{k}" not in other}
     numbers = {k: float(v) for k, v in fixed.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     return dataclasses.replace(algo, **fixed), numbers, anneal
 

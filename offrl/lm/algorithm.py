@@ -103,7 +103,6 @@ class TextAlgorithm(Algorithm):
     """A policy is the module "policy", a language model, unless an algorithm says otherwise."""
 
     traits = Traits(actions=("text",), vectorized=False, cuda_graph=False, acts_on_device=True, policy_modules=("policy",))
-    online: ClassVar[dict[str, Any] | None] = None
     returns_discount: ClassVar[str] = ""  # the setting by which the batch's column "return" is discounted
     cut_contexts: int = 0  # histories that were too long when acting, of this copy
 

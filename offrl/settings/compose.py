@@ -258,15 +258,21 @@ def _hydra(dataset: str, algo: str, schema: type) -> Any:
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
 
     store = ConfigStore.instance()
-    store.store(name="offrl_schema", node=TrainConfig)
+    schema_of_run = OmegaConf.structured(TrainConfig)
+    OmegaConf.set_struct(schema_of_run, False)  # a file's `finetune`, which is no setting of a run
+    store.store(name="offrl_schema", node=schema_of_run)
     store.store(group="offrl_algo", name=base_algorithm(algo), node=schema)
     if algo not in config_names("algo"):  # a plugin's algorithm has no YAML file
         store.store(group="algo", name=algo, node={"algo": schema}, package="_global_")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3", job_name="offrl"):
-        return hydra_compose("train", overrides=[f"dataset={dataset}", f"algo={algo}"])
+        config = hydra_compose("train", overrides=[f"dataset={dataset}", f"algo={algo}"])
+    OmegaConf.set_struct(config, False)
+    config.pop("finetune", None)
+    return config
 
 
 def _plain(value: Any) -> Any:

@@ -81,6 +81,13 @@ def _fitting(dataset: str, patterns: Iterable[str]) -> str | None:
     return max((p for p in patterns if fnmatch.fnmatchcase(name, p)), key=len, default=None)
 
 
+def finetune_settings(algo: str) -> dict[str, Any] | None:
+    """The block `finetune` of a registered algorithm's file: settings that change in `offrl finetune`, of the algorithm and of the command,
+    and under `anneal` {setting: [its factor at first, at last, and from which share of the steps on]}. None: it cannot be fine-tuned."""
+    values = read_yaml(config_folder() / "algo" / f"{algo}.yaml") if algo in config_names("algo") else {}
+    return values.get("finetune", {})
+
+
 def base_algorithm(algo: str) -> str:
     """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc)."""
     if algo in registry.names("algo"):

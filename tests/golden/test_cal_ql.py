@@ -12,6 +12,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.settings.compose import compose
+from offrl.settings.presets import finetune_settings
 from tests.support.golden import KEY, A, spec
 
 
@@ -56,6 +57,6 @@ def test_a_grid_of_discounts_is_refused() -> None:
 
 def test_published_defaults() -> None:
     kind = registry.get("algo", "cal_ql")
-    assert kind.online == {"mixing": 0.5, "update_every": "episode"} and not kind.traits.discrete
+    assert finetune_settings("cal_ql") == {"mixing": 0.5, "update_every": "episode"} and not kind.traits.discrete
     c = kind.Config()
     assert c.actions == 10 and c.discount == 0.99 and c.importance

@@ -12,6 +12,7 @@ import torch
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
 from offrl.data.arrays import from_arrays
+from offrl.settings.presets import finetune_settings
 from offrl.training.step import make_step
 from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, single, spec, transitions
 from tests.support.reference import layer_norm as norm
@@ -199,5 +200,5 @@ def test_published_defaults_and_what_changes_online() -> None:
     assert {k: getattr(c, k) for k in published} == published
     assert c.hidden == [256, 256, 256] and c.layer_norm and not c.actor_layer_norm and c.init == "fixed_bias" and c.critics == 2
     names = {f.name for f in dataclasses.fields(kind.Config)}
-    assert kind.online == {"critic_bc": 0.0, "noise": 0.0} and kind.anneal == {"actor_bc": (1.0, 0.5, 0.5)}
+    assert finetune_settings("rebrac") == {"critic_bc": 0.0, "noise": 0.0, "anneal": {"actor_bc": [1.0, 0.5, 0.5]}}
     assert names >= {"critic_bc", "actor_bc"}

@@ -17,11 +17,11 @@ import torch
 from gymnasium import spaces
 
 import offrl
-from offrl import registry
 from offrl.api import Run
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
+from offrl.finetuning import setup
 from offrl.finetuning import summary as outcome
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches
@@ -234,9 +234,8 @@ def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = registry.get("algo", "td3_bc")
-    monkeypatch.setattr(kind, "online", {"noise_clip": 0.25, "mixing": None, "update_every": "episode"})
-    monkeypatch.setattr(kind, "anneal", {"alpha": (1.0, 0.5, 0.5)})
+    block = {"noise_clip": 0.25, "mixing": None, "update_every": "episode", "anneal": {"alpha": [1.0, 0.5, 0.5]}}
+    monkeypatch.setattr(setup, "finetune_settings", lambda name: block)
     run, seen = Learner.run, []
 
     def watched(self: Learner, step: int, count: int) -> None:

@@ -109,7 +109,6 @@ class Sindy(Algorithm):
 
     Config = SindySettings
     traits = Traits(policy_modules=(), cuda_graph=False)
-    online = None
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
