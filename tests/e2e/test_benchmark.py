@@ -165,6 +165,7 @@ def test_mistakes_end_before_anything_is_written(offrl: Offrl, tmp_path: Path) -
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeds_signals")
 def test_killed_and_started_again(serial: Path, data: Path, tmp_path: Path) -> None:
     """SIGKILL while the second cell trains, and Ctrl-C while the third one does."""

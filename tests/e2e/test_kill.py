@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 import torch
 
 from offrl.system import files as checkpoint
+
+from .conftest import Offrl
 
 STEPS, KILLS = 5_000, 4
 # from 5,000 updates on two processes train and a third one evaluates; how many replicas share a program is given, as it shows in last bits
@@ -112,6 +115,36 @@ def test_kills_at_any_time(whole: Path, tmp_path: Path) -> None:
     assert_same(run, whole)
 
 
+@pytest.mark.usefixtures("heeds_signals")
+def test_signals_in_this_process_leave_no_trace(offrl: Offrl) -> None:
+    """Ctrl-C and then SIGTERM, in one process and without workers: the run ends as one that nobody disturbed, and can be lengthened."""
+    command = "train algo=bc seeds=2 algo.batch_size=8 log_every=20 checkpoint.every=100 eval.every=500 compare=[]"
+    assert offrl(f"{command} steps=1000 name=whole").status == 0
+    run, expected = Path("runs/run"), Path("runs/whole")
+
+    def send(number: int, step: int) -> None:
+        while last_step(run) < step:
+            time.sleep(0.002)
+        os.kill(os.getpid(), number)
+
+    for number, step in ((signal.SIGINT, 100), (signal.SIGTERM, 300)):
+        sender = threading.Thread(target=send, args=(number, step))
+        sender.start()
+        result = offrl(f"{command} steps=600 name=run")
+        sender.join()
+        assert result.status == 130 and len(result.err.splitlines()) == 1
+        assert "all is saved" in result.err and "the same command continues" in result.err
+        assert f"step {checkpoint.steps(run)[-1]:,};" in result.err
+    assert offrl(f"{command} steps=600 name=run").status == 0 and checkpoint.steps(run)[-1] == 600
+    longer = offrl("train resume=runs/run steps=1000")
+    assert longer.status == 0 and "continuing from step 600" in longer.out
+    lines, whole = [(r / "metrics.jsonl").read_text().splitlines() for r in (run, expected)]
+    assert [json.loads(x) for x in lines] == [json.loads(x) for x in whole] and json.loads(lines[-1])["step"] == 1000
+    state, other = [checkpoint.read(r / checkpoint.FOLDER / "step_000001000.safetensors")[0] for r in (run, expected)]
+    assert list(state) == list(other) and all(torch.equal(state[k], other[k]) for k in state)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeds_signals")
 def test_signals_save_and_a_longer_run_continues(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
