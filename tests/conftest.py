@@ -1,12 +1,14 @@
 """Nothing that a test loads or compiles is left in the user's cache; a process takes one thread, for several of them run at a time; and
-`heeds_signals`, for tests that send some."""
+`heeds_signals`, for tests that send some; `pictures`, which keeps figures and spares rendering them."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +29,36 @@ def heeds_signals() -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and test cases stay until the end: the collector of garbage need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+BLANK = bytes.fromhex(  # a PNG of one white pixel
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+
+
+@pytest.fixture(autouse=True)
+def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The figures of the PNG files that a test of this process writes, by the file's name. Drawing one takes longer than most tests:
+    only those marked `rendered` do, the others' files are blank."""
+    figures: dict[str, Any] = {}
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:  # the extra `report` is not installed
+        return figures
+    rendered = request.node.get_closest_marker("rendered") is not None
+    render = Figure.savefig
+
+    def savefig(self: Any, target: Any, **options: Any) -> Any:
+        if not isinstance(target, Path):  # a page's, which is text
+            return render(self, target, **options)
+        figures[target.name.removesuffix(".part")] = self
+        return render(self, target, **options) if rendered else target.write_bytes(BLANK)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return figures

@@ -66,7 +66,7 @@ def test_doctor_writes_a_page_and_its_status_is_the_verdict(offrl: Offrl, write:
     good, bad = offrl("data doctor good.hdf5"), offrl("data doctor bad.hdf5 out=page")
     assert (good.status, bad.status) == (0, 1)
     assert "no fault that would corrupt training" in good.out and "1 fault(s)" in bad.out
-    assert Path("doctor-good/index.html").stat().st_size > 1000 and "NaN" in Path("page/index.html").read_text()
+    assert "no fault" in Path("doctor-good/index.html").read_text().lower() and "NaN" in Path("page/index.html").read_text()
 
 
 def test_help(offrl: Offrl) -> None:

@@ -86,6 +86,7 @@ def test_subgoals_lead_from_one_to_the_next_until_the_goal() -> None:
     assert goal_map.subgoals(OneStep(), Params(), start, torch.tensor([30.0, 0.0]), stuck, stuck) == [0]  # type: ignore[arg-type]
 
 
+@pytest.mark.rendered
 @pytest.mark.parametrize("normal", [False, True])
 def test_without_an_environment_long_episodes_are_shown(tmp_path: Path, normal: bool) -> None:
     data = walks(normal)

@@ -218,7 +218,7 @@ def wide():
         (discrete, {"termination": "learned", "history": 2}),
     ],
 )
-def test_every_kind_of_ensemble_has_a_report(data, settings, tmp_path, capsys):
+def test_every_kind_of_ensemble_has_a_report(data, settings, tmp_path, capsys, pictures):
     data = data()
     model, tree = ensemble(data, **settings)
     quality_report.report(tmp_path, model, [(Replica(0), tree)], data, split(data, DynamicsSettings()), quiet=False)
@@ -226,7 +226,11 @@ def test_every_kind_of_ensemble_has_a_report(data, settings, tmp_path, capsys):
     assert (
         found["dimensions"][0] == "obs[0]" and found["dimensions"][-1] == "reward" and "that it was not trained on" in found["measured_on"]
     )
-    assert (tmp_path / "model.png").stat().st_size > 10_000
+    explained, coverage, many, each, *_ = pictures["model.png"].axes
+    one = found["models"][0]["one_step"]
+    for line, key in zip(explained.lines, ("r2", "r2_change"), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), np.array(one[key], float).clip(min(line.get_ydata()), None))
+    assert len(coverage.lines) >= 3 and len(many.lines) == 3 and len(each.images) == 1
     assert found["models"][0]["termination"]["function"] == model.config.termination
     assert "many steps ahead" in capsys.readouterr().out
     areas = quality.ood(model, tree, data, data)

@@ -166,7 +166,8 @@ def test_what_came_after_a_checkpoint_is_played_again(tmp_path: Path, monkeypatc
         assert_same(tune(offline, tmp_path, f"killed-{moment}", steps=40), whole)
 
 
-def test_it_learns_from_play_and_data(tmp_path: Path) -> None:
+@pytest.mark.rendered
+def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) -> None:
     offline = trained(tmp_path)
     run = tune(offline, tmp_path)
     tensors, meta = last(run)
@@ -185,6 +186,11 @@ def test_it_learns_from_play_and_data(tmp_path: Path) -> None:
     assert outcome["unit"] == "return" and outcome["offline"][1] == score and outcome["regret"] is None
     assert outcome["online"][0] == pytest.approx(np.mean([r["return_mean"] for r in run.scores if r["seed"] == 0 and r["step"]]))
     assert (run.dir / "finetune.png").stat().st_size > 10_000
+    *seeds, mean, before = pictures["finetune.png"].axes[0].lines
+    curves = [[r["return_mean"] for r in run.scores if r["seed"] == seed] for seed in (0, 1)]
+    np.testing.assert_allclose([line.get_ydata() for line in seeds], curves)
+    np.testing.assert_allclose(mean.get_ydata(), np.mean(curves, 0))
+    np.testing.assert_allclose(before.get_ydata(), np.mean(curves, 0)[0])
     assert np.isfinite(run.policy(1).act(np.zeros(2, np.float32))).all()
     steps = Walk.steps
     again = tune(offline, tmp_path)

@@ -103,7 +103,7 @@ def test_readme_has_the_commands_that_ci_runs() -> None:
     blocks = dict(re.findall(r"<!-- (install|main|test) -->\n```\w*\n(.*?)\n```", text, re.S))
     assert 'pip install -e ".[dev]"' in blocks["install"]
     assert blocks["main"] == "offrl train"
-    assert blocks["test"] == 'pytest -n 2 -m "not learning and not slow"'
+    assert blocks["test"] == 'pytest -n 2 --dist worksteal -m "not learning and not slow"'
 
 
 def test_built_in_data_set_is_small() -> None:

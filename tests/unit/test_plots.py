@@ -7,6 +7,7 @@ import itertools
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from offrl.figures import style
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.tables import Result
 from offrl.settings.replicas import expand
+
+pytestmark = pytest.mark.rendered
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -57,12 +60,18 @@ def test_score_only_where_every_run_has_one(tmp_path: Path) -> None:
     assert plots.read_curves(without, "score") == {}
 
 
-def test_a_frozen_seed_leaves_the_others(tmp_path: Path) -> None:
+def test_a_frozen_seed_leaves_the_others(tmp_path: Path, pictures: dict[str, Any]) -> None:
     data = rows(3, 5)
     for row in data:
         if row["seed"] == 1 and int(str(row["step"])) > 2000:
             row["score"] = ""
     assert plots.learning_curve({"iql": write(tmp_path / "scores.csv", data)}, tmp_path / "curve.png")
+    *seeds, mean = [
+        dict(zip(line.get_xdata().tolist(), line.get_ydata().tolist(), strict=True)) for line in pictures["curve.png"].axes[0].lines
+    ]
+    steps = [1000, 2000, 3000, 4000, 5000]
+    assert seeds == [{s: 0.003 * s + seed for s in (steps[:2] if seed == 1 else steps)} for seed in range(3)]
+    assert mean == {s: 0.003 * s + 1.0 for s in steps}  # of two seeds, 0 and 2, from 3000 on
 
 
 GRIDS: dict[str, dict[str, list[float]]] = {

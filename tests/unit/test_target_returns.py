@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -91,7 +92,8 @@ def test_several_returns_at_once(run: Run) -> None:
     assert run.evaluate_target_returns(episodes=1).targets[-1] == pytest.approx(2.2)
 
 
-def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.rendered
+def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str], pictures: dict[str, Any]) -> None:
     assert main(["evaluate", str(run.dir), "target_returns=[0.5,2]", "episodes=1"]) == 0
     out = capsys.readouterr().out
     assert "target return" in out and "score [95% interval]" in out and out.count(".png") == 1
@@ -99,6 +101,11 @@ def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str]) -> None:
         rows = list(csv.DictReader(file))
     assert [(float(r["target_return"]), r["seed"]) for r in rows] == [(0.5, "0"), (0.5, "1"), (2.0, "0"), (2.0, "1")]
     assert (Path(run.dir) / "target_returns.png").stat().st_size > 10_000
+    mean, first, second, equal, _ = pictures["target_returns.png"].axes[0].lines
+    achieved = {seed: [float(r["return_mean"]) for r in rows if r["seed"] == seed] for seed in ("0", "1")}
+    np.testing.assert_allclose([first.get_ydata(), second.get_ydata()], [achieved["0"], achieved["1"]], rtol=1e-5)
+    np.testing.assert_allclose(mean.get_ydata(), np.mean([achieved["0"], achieved["1"]], 0), rtol=1e-5)
+    assert list(mean.get_xdata()) == list(equal.get_ydata()) == [0.5, 2.0]
     assert main(["evaluate", str(bc.dir), "target_returns=auto"]) == 2
     assert "cannot be asked for a return" in capsys.readouterr().err
     assert main(["evaluate", str(run.dir), "target_returns=[often]"]) == 2
