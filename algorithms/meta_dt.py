@@ -15,7 +15,8 @@ from offrl import registry, rng
 from offrl.actor import Actor, Carry
 from offrl.algorithm import Metrics, Pretrained, Requirement, TrainState, Tree
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.contexts import PROMPT, TASKS, PromptSampler, Windows, episode_tasks, prompt_windows, ranked_episodes
+from offrl.data.samplers.contexts import TASKS, episode_tasks, ranked_episodes
+from offrl.data.samplers.histories import PROMPT, PromptSampler, Windows, prompt_windows
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn

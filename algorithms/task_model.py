@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.contexts import HistorySampler
+from offrl.data.samplers.histories import HistorySampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear
 from offrl.nn.recurrent import GRU

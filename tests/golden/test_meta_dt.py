@@ -15,7 +15,7 @@ from offrl import registry, rng
 from offrl.algorithms.meta_dt import begin_logits, best_of
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.contexts import HistorySampler, prompt_windows
+from offrl.data.samplers.histories import HistorySampler, prompt_windows
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn.recurrent import GRU

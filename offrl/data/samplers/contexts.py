@@ -6,25 +6,22 @@ one that can be set to a task takes `task=NUMBER` (see `offrl.evaluation.in_cont
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, drawn_episodes, recorded_returns_to_go
-from offrl.data.samplers.transitions import COIN, Batch, Episodes, Packed, alias_table, by_weight, pack
+from offrl.data.samplers.sequences import drawn_episodes
+from offrl.data.samplers.transitions import Batch, Episodes, Packed, by_weight, pack
 from offrl.errors import UserError, nearest
 
 TASKS = "tasks"
 OPTIMAL = "optimal_actions"
 CONTEXT = ("observations", "actions", "next_observations", "rewards")
-PROMPT = "prompt_"  # before the names of a prompt's columns
 
 
 def episode_tasks(dataset: Dataset) -> Tensor:
@@ -193,154 +190,3 @@ class FreshContexts:
         if source:
             batch |= {name: (batch[name] - source["mean"]) / source["std"] for name in ("observations", "next_observations", "queries")}
         return {**batch, "rewards": batch["rewards"] * spec.reward_scale + spec.reward_shift}
-
-
-@dataclass(frozen=True)
-class Histories:
-    """What HistorySampler draws from."""
-
-    columns: dict[str, Tensor]  # of the data, all rows
-    step: Tensor  # [R] int64: the row's step within its episode
-    rows: Tensor  # [n] rows that may be drawn
-    weighted: Episodes | None = None
-
-
-@dataclass(frozen=True)
-class HistorySampler:
-    """Transitions with the `length` ones before them in their episode: past_observations [B, h, O], past_actions, past_rewards [B, h],
-    zeros where there are none, which past_valid [B, h] marks, always at the front."""
-
-    length: int
-
-    def prepare(self, dataset: Dataset) -> Histories:
-        """Raises UserError where there is no transition."""
-        weighted, rows, _ = by_weight(dataset, dataset.transition_rows(), None)
-        if not len(rows):
-            raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
-        whole = self.all_rows(dataset)
-        return Histories(whole.columns, whole.step, rows, weighted)
-
-    def all_rows(self, dataset: Dataset) -> Histories:
-        """All rows of the data, for `take`."""
-        columns = {name: dataset.columns[name] for name in CONTEXT}
-        starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
-        every = torch.arange(len(dataset), device=dataset.device)
-        return Histories(columns, every - starts, every)
-
-    def __call__(self, source: Histories, key: Tensor, batch_size: int) -> Batch:
-        if source.weighted is None:
-            pick = rng.randint(key, (batch_size,), len(source.rows))
-        else:
-            pick = source.weighted.draw(key, batch_size)
-        return self.take(source, source.rows[pick])
-
-    def take(self, source: Histories, rows: Tensor) -> Batch:
-        """The batch of these rows [B]."""
-        batch = {name: column[rows] for name, column in source.columns.items()}
-        back = torch.arange(-self.length, 0, device=rows.device)
-        valid = source.step[rows].unsqueeze(-1) + back >= 0
-        at = torch.where(valid, rows.unsqueeze(-1) + back, rows.unsqueeze(-1))
-        for name in ("observations", "actions", "rewards"):
-            column = source.columns[name][at]
-            mask = valid.reshape(*valid.shape, *[1] * (column.ndim - 2))
-            batch["past_" + name] = torch.where(mask, column, torch.zeros((), dtype=column.dtype, device=column.device))
-        return {**batch, "past_valid": valid}
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Where prompts may begin, by task, as Walker's tables."""
-
-    tasks: Tensor  # [R] int64: the number, among tasks, of each row's one
-    begin: Tensor  # [W] rows, task by task
-    last: Tensor  # [W] the last rows of their episodes
-    keep: Tensor  # [W] int64: window w stays with probability keep[w] / 2**53, else it is other[w]
-    other: Tensor  # [W] int64
-    first: Tensor  # [T] int64: each task's first window
-    size: Tensor  # [T] int64: how many it has
-
-    def draw(self, key: Tensor, tasks: Tensor) -> Tensor:
-        """Numbers of windows [B] of tasks [B]."""
-        keys = rng.split(key)
-        pick = self.first[tasks] + rng.randint(keys[0], tuple(tasks.shape), self.size[tasks])
-        return torch.where(rng.randint(keys[1], tuple(tasks.shape), COIN) < self.keep[pick], pick, self.other[pick])
-
-
-def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, history: int) -> Windows:
-    """`length` consecutive steps of the `episodes` best episodes, by return, of each task, among `ranked_episodes`.
-
-    Each such episode is as likely as another, and in it a window in proportion to the sum of `error` [R], not negative, over its rows. It
-    begins `history` steps after its episode at the earliest and ends within it; of an episode that is too short for that it is the
-    beginning.
-    """
-    start, lengths = dataset.episode_start.cpu().numpy(), dataset.episode_lengths().cpu().numpy()
-    tasks, whole = (x.cpu().numpy() for x in ranked_episodes(dataset))
-    returns = dataset.raw_returns.cpu().numpy()
-    total = np.concatenate([[0.0], error.double().cpu().numpy().cumsum()])
-    names, number = np.unique(tasks, return_inverse=True)
-    begin, last, keep, other, first = [], [], [], [], [0]
-    for task in range(len(names)):
-        own = np.flatnonzero((number == task) & whole)
-        own = own[np.argsort(-returns[own], kind="stable")][:episodes]
-        rows, shares, ends = [], [], []
-        for e in own:
-            steps = np.arange(history, lengths[e] - length + 1) if lengths[e] >= history + length else np.zeros(1, np.int64)
-            at = start[e] + steps
-            weight = total[np.minimum(at + length, start[e] + lengths[e])] - total[at] + 1e-12
-            rows.append(at)
-            shares.append(weight / weight.sum())
-            ends.append(np.full(len(at), start[e] + lengths[e] - 1))
-        kept, instead = alias_table(np.concatenate(shares))
-        begin.append(np.concatenate(rows))
-        last.append(np.concatenate(ends))
-        keep.append(kept)
-        other.append(instead + first[-1])
-        first.append(first[-1] + len(kept))
-    of_rows = torch.repeat_interleave(torch.from_numpy(number), torch.from_numpy(lengths))
-    parts = [np.concatenate(x) for x in (begin, last, keep, other)]
-    tables = [torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))]
-    return Windows(of_rows.to(dataset.device), *tables)
-
-
-@dataclass(frozen=True)
-class Prompted:
-    """What PromptSampler draws from."""
-
-    steps: Any  # what the sampler of the windows prepared
-    windows: Windows
-    columns: dict[str, Tensor]  # of prompts, all rows of the data
-
-
-@dataclass(frozen=True)
-class PromptSampler:
-    """The batches of `windows`, and before each of them `length` steps of another, or the same, episode of its task: prompt_observations,
-    prompt_actions, prompt_returns_to_go, prompt_timesteps and prompt_valid, [B, L, ...]. choose: what says where prompts may begin."""
-
-    windows: SequenceSampler
-    length: int
-    choose: Callable[[Dataset], Windows]
-
-    def prepare(self, dataset: Dataset) -> Prompted:
-        """Raises UserError where the data do not say which task an episode belongs to."""
-        chosen = self.choose(dataset)
-        base = self.windows.made
-
-        def made(data: Dataset) -> dict[str, Tensor]:
-            return {**(base(data) if base else {}), TASKS: chosen.tasks}
-
-        source = replace(self.windows, made=made).prepare(dataset)
-        starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
-        columns = {name: dataset.columns[name] for name in ("observations", "actions")}
-        columns |= {RETURNS: recorded_returns_to_go(dataset).to(dataset.device)}
-        columns |= {STEPS: torch.arange(len(dataset), device=dataset.device) - starts}
-        return Prompted(source, chosen, columns)
-
-    def __call__(self, source: Prompted, key: Tensor, batch_size: int) -> Batch:
-        keys = rng.split(key)
-        batch = self.windows(source.steps, keys[0], batch_size)
-        pick = source.windows.draw(keys[1], batch.pop(TASKS).amax(1))  # padding is 0
-        at = source.windows.begin[pick].unsqueeze(-1) + torch.arange(self.length, device=key.device)
-        valid = at <= source.windows.last[pick].unsqueeze(-1)
-        rows = at.minimum(source.windows.last[pick].unsqueeze(-1))
-        prompt = {PROMPT + name: column[rows] for name, column in source.columns.items()}
-        return {**batch, **prompt, PROMPT + VALID: valid}

@@ -18,8 +18,9 @@ from offrl.data.formats import d4rl as d4rl_source
 from offrl.data.formats import files as file_source
 from offrl.data.formats import minari as minari_source
 from offrl.data.formats.minari_infos import info_leaves
+from offrl.data.formats.place import D4RL_SUFFIX, TEXT_SUFFIX, destination
 from offrl.data.formats.provenance import INFOS, extra_columns
-from offrl.data.formats.write import D4RL_SUFFIX, TEXT_SUFFIX, Progress, destination, write_data
+from offrl.data.formats.write import Progress, write_data
 from offrl.data.infer import action_range, find_ends
 from offrl.data.memory import Memory, affordable, chunks
 from offrl.data.raw import CORE, RawData
