@@ -63,9 +63,10 @@ def test_random_numbers_are_no_index_arithmetic() -> None:
 
 
 FAMILIES = ("iql", "cql", "dt", "hiql", "dynamics", "tt")
-FIRST = [pytest.param(c, marks=() if c.name == "iql" else pytest.mark.slow) for c in cases.BASE if c.name in FAMILIES and not c.discrete]
+FIRST = [c for c in cases.BASE if c.name in FAMILIES and not c.discrete]
 
 
+@pytest.mark.slow
 @cases.each(FIRST)
 def test_updates_have_no_wide_index(case: Any, tmp_path: Path) -> None:
     """Each kernel of an update; where there is Triton, it compiles them for an H100."""
