@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
-from offrl.families.critics import CriticAlgorithm, CriticSettings
+from offrl.families import critics
+from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
 from offrl.nn import Categorical, Gaussian
-from offrl.optim import Params
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -29,13 +33,18 @@ class AWACConfig(CriticSettings):
 
 
 @register("algo", "awac")
-class AWAC(CriticAlgorithm):
+class AWAC(Algorithm):
     """SAC's critics without entropy, and a policy that imitates the data's actions weighted by exp(temperature * advantage).
 
     The value that an advantage is relative to is that of one action of the policy, or with discrete actions its exact mean.
     """
 
     Config = AWACConfig
+    traits = Traits(targets=("critic",), critic_modules=("critic",))
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_value_range(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -43,23 +52,28 @@ class AWAC(CriticAlgorithm):
             actor: nn.Module = Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
         else:
             actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, init=c.init)
-        return {"actor": actor, "critic": self.make_critic()}
+        self.critic = Critic(c, s)
+        return {"actor": actor, "critic": self.critic.network}
 
-    def policy_value(self, state: TrainState, critic: Params, observations: Tensor, key: Tensor) -> tuple[Tensor, Tensor | None]:
-        """V(s) of the policy by the smallest of these critics, [B], and the outputs that it came from where the head wants them."""
+    def optimizer(self, name: str) -> Adam:
+        return critics.optimizer(self.config, name)
+
+    def policy_value(self, state: TrainState, critic: Params, observations: Tensor, key: Tensor) -> Values:
+        """V(s) of the policy by the smallest of these critics, [B]."""
         dist = self.apply("actor", state.params["actor"], observations)
         if not self.spec.discrete:
-            return self.smallest(self.q(critic, observations, self.policy.sample(dist, key)))
-        return self.expected(critic, observations, dist[0])
+            return self.critic.min_q(critic, observations, self.policy.sample(dist, key))
+        return self.critic.expected_q(critic, observations, dist[0])
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        voters = self.voters(state, rng.fold_in(key, 100))
-        return self.td_loss(critic, batch, self.td_target(batch, *self.policy_value(state, voters, batch["next_observations"], key)), key)
+        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
+        next_value = self.policy_value(state, target_critics, batch["next_observations"], key)
+        return self.critic.loss(critic, batch, self.critic.td_target(batch, next_value), key)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         observations, critic = batch["observations"], state.params["critic"]
-        baseline, _ = self.policy_value(state, critic, observations, key)
-        advantage = self.values(critic, observations, batch["actions"]).amin(0) - baseline
+        baseline = self.policy_value(state, critic, observations, key).mean
+        advantage = self.critic.q(critic, observations, batch["actions"]).amin(0) - baseline
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
         dist = self.apply("actor", actor, observations)
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
@@ -67,6 +81,10 @@ class AWAC(CriticAlgorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         after, now = rng.split(key)
-        state, critic = self.train_critic(state, self.critic_loss, batch, after)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, after)
+        state = self.critic.regularised(state)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, now)  # with the new critics: algorithm 1
         return self.polyak(state, "critic", self.config.polyak), {**critic, **actor}
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.critic.q(state.params["critic"], observations, actions).amin(0)

@@ -68,7 +68,7 @@ class COMBO(ModelBased, SoftMaximum):
             up = taken[:, :real]
         else:
             level, _, metrics = self.soft_maximum(critic, state, {k: v[real:] for k, v in batch.items()}, key)
-            up = self.values(critic, batch["observations"][:real], batch["actions"][:real])
+            up = self.critic.q(critic, batch["observations"][:real], batch["actions"][:real])
         each = level.mean(-1) - up.mean(-1)  # of each critic
         loss = c.conservative_weight * each.sum()
         return loss, {**metrics, "cql/difference": each.mean(), "cql/q_data": up.mean(), "cql/penalty": loss}

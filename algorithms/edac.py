@@ -60,7 +60,7 @@ class EDAC(ManyCritics):
         target = self.target(state, state.params["actor"], batch, key)
         # one forward pass for both
         shared = logits if some is critic and not self.config.critic_dropout else None
-        loss, metrics = self.td_loss(critic, batch, target, key, shared)
+        loss, metrics = self.critic.loss(critic, batch, target, key, shared)
         metrics["critic/alignment"] = alignment = self.alignment(gradients)
         # equation 4 sums over N (N - 1) pairs and divides by N - 1; of a subset's pairs the mean has the same expectation
         return loss + self.config.eta * self.config.critics * alignment, metrics

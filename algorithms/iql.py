@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl import losses
-from offrl.families.in_sample import InSampleQ, InSampleSettings
-from offrl.nn import Bootstrap
+from offrl.actor import Actor
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch
+from offrl.families import in_sample
+from offrl.families.critics import Critic, Value, Values, fit_value_range
+from offrl.families.in_sample import InSampleSettings
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -18,15 +26,59 @@ class IQLConfig(InSampleSettings):
     """Settings of IQL; the defaults are the authors' for D4RL's locomotion tasks."""
 
     name: str = "iql"
-    expectile: float = setting(0.7, "0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
+    expectile: float = setting(0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
 
 
 @register("algo", "iql")
-class IQL(InSampleQ):
-    """V is an expectile of Q over the data's actions (equation 5)."""
+class IQL(Algorithm):
+    """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
 
     Config = IQLConfig
+    traits = Traits(targets=("critic",), critic_modules=("critic",))
 
-    def value_objective(self, logits: Tensor, q: Tensor, bootstrap: Bootstrap | None) -> Tensor:
-        weight = losses.expectile_weight(q - self.head.mean(logits), self.config.expectile)
-        return weight * self.head.loss(logits, q, bootstrap)
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_value_range(config, dataset, grid)
+
+    def modules(self) -> dict[str, nn.Module]:
+        self.value = Value(self.config, self.spec)
+        actor = in_sample.make_actor(self.config, self.spec)
+        self.critic = Critic(self.config, self.spec)
+        return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+
+    def optimizer(self, name: str) -> Adam:
+        return in_sample.optimizer(self.config, name)
+
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+        """E |tau - 1(Q - V < 0)| (Q - V)^2 (equation 5)."""
+        v = self.value(value, batch["observations"])
+        weight = losses.expectile_weight(q.mean - v.mean, self.config.expectile)
+        loss = (weight * self.value.objective(v, q)).mean()
+        return loss, {"value/loss": loss, "value/v": v.mean.mean()}
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (r + gamma V(s') - Q(s, a))^2 (equation 6)."""
+        next_v = self.value(state.params["value"], batch["next_observations"])
+        return self.critic.loss(critic, batch, self.critic.td_target(batch, next_v), key)
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+        """-E min(exp(beta (Q - V)), cap) log pi(a|s) (equation 7)."""
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
+        dist = self.apply("actor", actor, batch["observations"], key)
+        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
+        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
+        state, value = self.descend(state, "value", self.value_loss, batch, q)
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)  # with the new V, as the authors' code
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
+        state = self.critic.regularised(state)
+        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+
+    def actor(self, state: TrainState) -> Actor:
+        return in_sample.actor_of(self, state)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.critic.q(state.params["critic"], observations, actions).amin(0)

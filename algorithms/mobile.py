@@ -12,7 +12,7 @@ from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.critics import Target
+from offrl.families.critics import Target, Values
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -77,20 +77,20 @@ class MOBILE(ModelBased):
         following = mean + std * rng.normal(draw, (many, *mean.shape))
         following = following.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)  # as roll-outs are
         action, _ = self.sample(state.params["actor"], following, act)
-        value, _ = self.smallest(self.q(state.target["critic"], following, action))
+        value = self.critic.min_q(state.target["critic"], following, action).mean
         return value.reshape(many, *mean.shape[:2]).mean(0).std(0)
 
     def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, many: int) -> Target:
         """The target with, for V(s'), the smallest over critics of each one's best of `many` actions, as in the authors' code: the other
         order, that of CQL, is more cautious."""
-        observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
+        observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
         action, log_p = self.sample(actor, observations, key, many)
-        logits = self.q(voters, observations, action)  # [E, M, B, out_dim]
-        best = self.head.mean(logits).argmax(1)  # [E, B]
+        logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
+        best = self.critic.head.mean(logits).argmax(1)  # [E, B]
         own = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)  # [E, B, out_dim]
         bonus = self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best)
-        _, least = self.smallest(own)
-        return self.td_target(batch, (self.head.mean(own) - bonus).amin(0), least)
+        value = Values((self.critic.head.mean(own) - bonus).amin(0), self.critic.smallest(own).logits)
+        return self.critic.td_target(batch, value)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         c, real = self.config, self.real_rows
@@ -101,5 +101,5 @@ class MOBILE(ModelBased):
         if c.smallest_target is not None:
             metrics["mobile/clipped"] = (value < c.smallest_target).float().mean()
             value = value.clamp(min=c.smallest_target)
-        loss, more = self.td_loss(critic, batch, target._replace(value=value), key)
+        loss, more = self.critic.loss(critic, batch, target._replace(value=value), key)
         return loss, {**more, **metrics}

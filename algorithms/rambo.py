@@ -225,8 +225,8 @@ class RAMBO(ModelBased):
         """r + discount * V(s') - Q(s, a) with the smallest of the critics at the policy's mode, standardised over the batch: [B]."""
         critic, actor = state.params["critic"], state.params["actor"]
         mode = self.policy.mode(self.apply("actor", actor, following))
-        value = self.values(critic, following, mode).amin(0)
-        found = rewards + self.config.discount * (1.0 - ended.float()) * value - self.values(critic, observations, actions).amin(0)
+        value = self.critic.q(critic, following, mode).amin(0)
+        found = rewards + self.config.discount * (1.0 - ended.float()) * value - self.critic.q(critic, observations, actions).amin(0)
         return (found - found.mean()) / (found.std(unbiased=False) + 1e-6)
 
     def real(self, source: ModelSource, key: Tensor) -> Batch:

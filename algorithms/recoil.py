@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl import losses, rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.actor import Actor
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.data.transforms.demonstrations import ExpertSampler
-from offrl.families.critics import Target
-from offrl.families.dual import DualQ, DualSettings
-from offrl.nn import Bootstrap
-from offrl.optim import Params
+from offrl.families import in_sample
+from offrl.families.critics import Critic, Target, Value
+from offrl.families.in_sample import SteepValueSettings
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
 
 @dataclass
-class ReCOILConfig(DualSettings):
+class ReCOILConfig(SteepValueSettings):
     """Settings of ReCOIL; the defaults are the authors' for D4RL's locomotion tasks. `dataset.expert` says which rows are the expert's."""
 
     name: str = "recoil"
@@ -45,13 +46,14 @@ class ReCOILConfig(DualSettings):
 
 
 @register("algo", "recoil")
-class ReCOIL(DualQ):
+class ReCOIL(Algorithm):
     """Q is pulled to `value_gap` on the expert's transitions and falls, by Bellman's equation, away from them; V and the policy as in XQL.
 
     Rewards are never read. The data's batch, in which the expert's rows are as rare as they are in the data, trains V and the policy.
     """
 
     Config = ReCOILConfig
+    traits = Traits(targets=("critic",), critic_modules=("critic",))
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -62,33 +64,64 @@ class ReCOIL(DualQ):
         never = cost / (1.0 - discount) if discount < 1.0 else gap  # what it costs to stay away from the expert for ever
         return dataclasses.replace(config, value_range=[-1.1 * max(gap, never), 1.1 * gap])
 
+    def modules(self) -> dict[str, nn.Module]:
+        self.value = Value(self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True)  # as the authors' code
+        actor = in_sample.make_actor(self.config, self.spec)
+        self.critic = Critic(self.config, self.spec)
+        return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+
+    def optimizer(self, name: str) -> Adam:
+        return in_sample.optimizer(self.config, name)
+
     def sampler(self) -> Sampler:
         return ExpertSampler()
 
-    def value_error(self, difference: Tensor) -> Tensor:
-        c = self.config
-        if c.implicit_maximum == "expectile":
-            return losses.expectile(difference, c.expectile)
-        return losses.gumbel(difference, c.gumbel_temperature, c.gumbel_clip)
-
-    def value_loss(
-        self, value: Params, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
-        loss, metrics = super().value_loss(value, state, batch, q, q_logits)
-        if self.config.implicit_maximum == "expectile":
-            gap = metrics["value/v"] - self.v(value, batch["expert_observations"]).mean()
-            loss = loss + self.config.expert_weight * gap
-            metrics = {**metrics, "value/loss": loss}
-        return loss, metrics
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
+        """V as the largest Q of the data: Gumbel regression, or an expectile and expert_weight (E_data V - E_expert V)."""
+        c, v = self.config, self.value(value, batch["observations"]).mean
+        if c.implicit_maximum == "reverse_kl":
+            rows = losses.gumbel(q - v, c.gumbel_temperature, c.gumbel_clip)
+            return rows.mean(), in_sample.value_metrics(rows, q, v)
+        rows = losses.expectile(q - v, c.expectile)
+        gap = v.mean() - self.value(value, batch["expert_observations"]).mean.mean()
+        loss = rows.mean() + c.expert_weight * gap
+        return loss, {**in_sample.value_metrics(rows, q, v), "value/loss": loss}
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """Mean error on the data plus mean error on the expert's transitions (fixed targets as in LS-IQ, arXiv 2303.00599)."""
-        c, masks = self.config, batch["masks"]
-        logits = self.apply("value", state.params["value"], batch["next_observations"])
-        after = masks * self.head.mean(logits) - (1.0 - masks) * c.value_gap
-        bootstrap = Bootstrap(logits, c.discount * masks) if self.head.distributional else None
-        loss, metrics = self.td_loss(critic, batch, Target(c.discount * after - c.reward_gap, bootstrap), key)
+        c, masks, objective = self.config, batch["masks"], in_sample.huber_objective(self.config, self.critic)
+        next_v = self.value(state.params["value"], batch["next_observations"])
+        after = masks * next_v.mean - (1.0 - masks) * c.value_gap
+        target = Target(c.discount * after - c.reward_gap, self.critic.bootstrap(next_v, c.discount * masks))
+        loss, metrics = self.critic.loss(critic, batch, target, key, objective=objective)
         expert = {"observations": batch["expert_observations"], "actions": batch["expert_actions"]}
         best = Target(torch.ones_like(masks) * c.value_gap)
-        more, found = self.td_loss(critic, expert, best, rng.fold_in(key, 1))
-        return loss + more, {**metrics, "critic/expert_loss": more, "critic/expert_q": found["critic/q"]}
+        more, of_expert = self.critic.loss(critic, expert, best, rng.fold_in(key, 1), objective=objective)
+        return loss + more, {**metrics, "critic/expert_loss": more, "critic/expert_q": of_expert["critic/q"]}
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+        """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
+        dist = self.apply("actor", actor, batch["observations"], key)
+        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
+        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        target_critics, value = self.critic.target_critics(state, key), Metrics()
+        q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
+        for i in range(self.config.value_updates):
+            inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
+            before = state.opt["value"]
+            state, value = self.descend(state, "value", self.value_loss, *inputs)
+            value["value/gradient"] = in_sample.gradient_norm(before, state.opt["value"], self.optimizer("value"))
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
+        state = self.critic.regularised(state)
+        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+
+    def actor(self, state: TrainState) -> Actor:
+        return in_sample.actor_of(self, state)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.critic.q(state.params["critic"], observations, actions).amin(0)

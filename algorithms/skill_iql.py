@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,15 +14,16 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, Pretrained, Requirement, TrainState, Tree
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.algorithm import Algorithm, Metrics, Pretrained, Requirement, TrainState, Traits, Tree
+from offrl.data.dataset import Dataset
 from offrl.data.samplers.skills import SpanSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.in_sample import InSampleQ, InSampleSettings
-from offrl.nn import Bootstrap
+from offrl.families import in_sample
+from offrl.families.critics import Critic, Value, Values, fit_value_range
+from offrl.families.in_sample import InSampleSettings
 from offrl.nn.latent import Latent, draw, gaussian_kl
-from offrl.optim import Params
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -70,7 +71,7 @@ pytree.register_dataclass(SkillCarry)
 
 
 @register("algo", "skill_iql")
-class SkillIQL(InSampleQ):
+class SkillIQL(Algorithm):
     """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by advantage, and is
     kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of what follows.
 
@@ -80,7 +81,7 @@ class SkillIQL(InSampleQ):
     """
 
     Config = SkillIQLConfig
-    traits = replace(InSampleQ.traits, critic_modules=())  # Q is of skills, not of actions
+    traits = Traits(targets=("critic",))  # Q is of skills, not of actions: it has no critic_modules
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -90,7 +91,7 @@ class SkillIQL(InSampleQ):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        given, config = bool(config.value_range), super().fit_config(config, dataset, grid)
+        given, config = bool(config.value_range), fit_value_range(config, dataset, grid)
         if config.value_range and not given and not config.discount_within:
             # of rewards of one sign, sums that are discounted once in H steps are larger by this at most
             length = config.skills_settings.get("skill_length", config.skill_length)
@@ -105,21 +106,18 @@ class SkillIQL(InSampleQ):
         own = self.skills.config
         self.length, self.width = int(own.skill_length), int(own.skill_dim)
         high = Latent(s.observation_dim, self.width, c.hidden, dropout=c.dropout, init=c.init)
-        return {"value": self.make_value(), "actor": high, "critic": self.make_critic()}
+        self.value = Value(c, s)
+        self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width, discrete=False, num_actions=0))
+        return {"value": self.value.network, "actor": high, "critic": self.critic.network}
 
-    @property
-    def judged(self) -> DataSpec:
-        return dataclasses.replace(self.spec, action_dim=self.width, discrete=False, num_actions=0)
-
-    @property
-    def step_discount(self) -> float | Tensor:
-        return self.config.discount**self.length
+    def optimizer(self, name: str) -> Adam:
+        return in_sample.optimizer(self.config, name)
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        """The skills, which act but do not learn; and what the critics' bound needs."""
+        """The skills, which act but do not learn."""
         run = self.pretrained.get("skills")
         skills = (run.state if run else self.skills.init(0)).params["skills"]  # a policy's file has its own
-        return {**super().extra(params), "skills": skills}
+        return {"skills": skills}
 
     def sampler(self) -> Sampler:
         return SpanSampler(self.length, made=self.encoded)
@@ -137,13 +135,21 @@ class SkillIQL(InSampleQ):
             gains = gains * self.config.discount ** torch.arange(self.length, device=gains.device)
         return {**batch, "actions": draw((batch[MEAN], batch[LOG_STD]), key), "rewards": gains.sum(-1)}
 
-    def value_objective(self, logits: Tensor, q: Tensor, bootstrap: Bootstrap | None) -> Tensor:
-        weight = losses.expectile_weight(q - self.head.mean(logits), self.config.expectile)
-        return weight * self.head.loss(logits, q, bootstrap)
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
+        """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL's equation 5)."""
+        v = self.value(value, batch["observations"])
+        loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
+        return loss, {"value/loss": loss, "value/v": v.mean.mean()}
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (sum of H rewards + gamma^H V(s_{t+H}) - Q(s, z))^2."""
+        next_v = self.value(state.params["value"], batch["next_observations"])
+        target = self.critic.td_target(batch, next_v, self.config.discount**self.length)
+        return self.critic.loss(critic, batch, target, key)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
         c, observations = self.config, batch["observations"]
-        advantage = q - self.v(state.params["value"], observations)
+        advantage = q - self.value(state.params["value"], observations).mean
         weight = losses.advantage_weight(advantage, c.temperature, c.largest_weight)
         dist = self.apply("actor", actor, observations, key)
         kl = gaussian_kl(dist, self.skills.prior(state.extra["skills"], observations)).mean()
@@ -152,10 +158,13 @@ class SkillIQL(InSampleQ):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         key, drawn = rng.split(key)
-        return super().update(state, self.one_step(batch, drawn), key, phase=phase)
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:  # type: ignore[override]
-        return Algorithm.q_value(self, state, observations, actions)
+        batch = self.one_step(batch, drawn)
+        q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
+        state, value = self.descend(state, "value", self.value_loss, batch, q)
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
+        state = self.critic.regularised(state)
+        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
 
     def actor(self, state: TrainState) -> Actor:
         return SkillActor(self, state)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from offrl import losses
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
+from offrl.families.critics import Value
 from offrl.families.penalised import PenalisedSettings, PenalisedTD3
-from offrl.nn import Bootstrap
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -35,23 +35,19 @@ class TD3AWR(PenalisedTD3):
     Config = TD3AWRConfig
 
     def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "value": self.make_value()}
-
-    def v(self, value: Params, observations: Tensor) -> Tensor:
-        """State values [B]."""
-        return self.head.mean(self.apply("value", value, observations))
+        modules = super().modules()
+        self.value = Value(self.config, self.spec)
+        return {**modules, "value": self.value.network}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        q, q_logits = self.smallest(self.q(state.params["critic"], batch["observations"], batch["actions"]))  # the online critics
-        logits = self.apply("value", value, batch["observations"])
-        weight = losses.expectile_weight(q - self.head.mean(logits), self.config.expectile)
-        bootstrap = None if q_logits is None else Bootstrap(q_logits, q.new_ones(q.shape))
-        loss = (weight * self.head.loss(logits, q, bootstrap)).mean()
-        return loss, {"value/loss": loss, "value/v": self.head.mean(logits).mean()}
+        q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])  # the online critics
+        v = self.value(value, batch["observations"])
+        loss = (losses.expectile_weight(q.mean - v.mean, self.config.expectile) * self.value.objective(v, q)).mean()
+        return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
     def imitation(self, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        q = self.values(state.params["critic"], batch["observations"], batch["actions"]).amin(0)
-        advantage = q - self.v(state.params["value"], batch["observations"])
+        q = self.critic.q(state.params["critic"], batch["observations"], batch["actions"]).amin(0)
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
         return weight, {"actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 

@@ -31,7 +31,7 @@ class TD3BC(TD3):
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         (action,) = self.apply("actor", actor, batch["observations"])
         first = {k: v[:1] for k, v in state.params["critic"].items()}  # the other critic is not asked
-        q = self.values(first, batch["observations"], action)[0]  # [B]
+        q = self.critic.q(first, batch["observations"], action)[0]  # [B]
         scale = self.config.alpha / q.detach().abs().mean()
         imitation = (action - batch["actions"]).square().mean()
         loss = imitation - scale * q.mean()

@@ -117,6 +117,20 @@ class Requirement:
     of_rewards: bool = False  # it speaks of rewards, which have to be in the same units
 
 
+class Part:
+    """A component that algorithms have in common: a network with its values and losses, which reads the algorithm's settings.
+
+    An algorithm makes its parts in `modules` and keeps them as attributes; `Algorithm.with_config` hands them other settings.
+    """
+
+    def __init__(self, config: Any, spec: DataSpec) -> None:
+        self.config, self.spec = config, spec
+
+    def begin(self, state: TrainState) -> TrainState:
+        """The state before the first update, with what this part needs of it."""
+        return state
+
+
 class Algorithm(ABC):
     """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions."""
 
@@ -165,6 +179,19 @@ class Algorithm(ABC):
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
         """The run's `config` with the settings that follow from what it requires; called before `fit_config`."""
         return config
+
+    def with_config(self: AnyAlgorithm, config: Any) -> AnyAlgorithm:
+        """A copy with other values of settings that do not decide its networks: those of a replica, or of acting."""
+        other = copy.copy(self)
+        other.config, other.traits = config, self.traits_for(config)
+        for name, part in self._parts().items():
+            part = copy.copy(part)
+            part.config = config
+            setattr(other, name, part)
+        return other
+
+    def _parts(self) -> dict[str, Part]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Part)}
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -238,7 +265,7 @@ class Algorithm(ABC):
             torch.manual_seed(seed)
             modules = self.modules()
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
-        return TrainState(
+        state = TrainState(
             params=params,
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets},
             opt={n: self.optimizer(n).init(p) for n, p in params.items()},
@@ -247,6 +274,9 @@ class Algorithm(ABC):
             step=torch.zeros((), dtype=torch.int64),
             key=rng.make_key(seed),
         )
+        for part in self._parts().values():
+            state = part.begin(state)
+        return state
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
@@ -287,6 +317,4 @@ def with_settings(algorithm: AnyAlgorithm, values: Mapping[str, Any]) -> AnyAlgo
     """`algorithm` with other values of settings that are not structural, on the same networks; itself where there are none."""
     if not values:
         return algorithm
-    other = copy.copy(algorithm)
-    other.config = dataclasses.replace(algorithm.config, **values)
-    return other
+    return algorithm.with_config(dataclasses.replace(algorithm.config, **values))

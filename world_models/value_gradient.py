@@ -17,7 +17,7 @@ from offrl import registry
 from offrl.algorithm import Algorithm, Pretrained, Requirement, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
-from offrl.families.critics import CriticAlgorithm
+from offrl.families.critics import Critic
 
 CHUNK = 4096  # rows at once
 MEASURED = 20_000  # rows, evenly spread, that say how large slopes are
@@ -45,8 +45,9 @@ def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Ten
 
     def values(at: Tensor) -> Tensor:
         actions, _ = actor.act(actor.start(len(at)), at, state.key, explore=False)
-        if isinstance(algorithm, CriticAlgorithm):
-            return algorithm.values(state.params["critic"], at, actions)
+        critic = getattr(algorithm, "critic", None)
+        if isinstance(critic, Critic):
+            return critic.q(state.params["critic"], at, actions)
         found = algorithm.q_value(state, at, actions)
         assert found is not None, "load refuses algorithms without values"
         return found.unsqueeze(0)

@@ -1,1 +1,1 @@
-"""What families of algorithms share: critics, soft actor-critics, TD3, learning inside the data. An algorithm's file is its difference."""
+"""Parts and functions that several papers share. An algorithm's own losses are in its file."""

@@ -89,15 +89,15 @@ class SoftMaximum(SoftActorCritic):
         """
         observations, temperature = batch["observations"], self.config.cql_temperature
         if self.spec.discrete:
-            every = self.head.mean(self.q_each(critic, observations))  # [E, B, K]
+            every = self.critic.head.mean(self.critic.logits_of_all(critic, observations))  # [E, B, K]
             index = batch["actions"].view(1, -1, 1).expand(every.shape[0], -1, 1)
             level = temperature * (every / temperature).logsumexp(-1)
             return level, every.gather(2, index).squeeze(2), {"cql/q_uniform": every.mean()}
         n = self.config.actions
-        taken = self.values(critic, observations, batch["actions"])
+        taken = self.critic.q(critic, observations, batch["actions"])
         actions, log_density = self.tried(state, batch, key)
         constant = {k: v.detach() for k, v in critic.items()} if self.config.followed else critic
-        raw = self.values(constant, observations, actions)  # [E, 3 n, B]
+        raw = self.critic.q(constant, observations, actions)  # [E, 3 n, B]
         metrics = {"cql/q_uniform": raw[:, :n].mean(), "cql/q_policy": raw[:, n : 2 * n].mean()}
         values, more = self.calibrate(raw, batch)
         free = values == raw  # where a change of Q changes what the penalty takes for it
@@ -127,7 +127,7 @@ class SoftMaximum(SoftActorCritic):
         index = drawn.transpose(0, 1)  # [E, many, B]
         picked = actions.expand(size, *actions.shape).gather(1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1]))
         inputs = torch.cat([observations.expand(size, many, *observations.shape), picked], -1)
-        q = self.head.mean(self.apply("critic", critic, inputs.flatten(1, 2))).reshape(size, many, rows)
+        q = self.critic.head.mean(self.critic(critic, inputs.flatten(1, 2))).reshape(size, many, rows)
         return ((q - q.detach()) * free.gather(1, index)).mean(1)
 
     @abstractmethod
@@ -210,8 +210,9 @@ class Conservative(SoftMaximum):
         moved = {  # each from the state before the update
             "entropy": self.descend(state, "entropy", self.entropy_loss, log_density),
             "actor": self.descend(state, "actor", self.actor_loss, batch, now),
-            "critic": self.train_critic(state, self.critic_loss, batch, after),
+            "critic": self.descend(state, "critic", self.critic_loss, batch, after),
         }
+        moved["critic"] = self.critic.regularised(moved["critic"][0]), moved["critic"][1]
         if self.config.action_gap is not None:
             difference = moved["critic"][1]["cql/difference"]
             moved["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, difference)

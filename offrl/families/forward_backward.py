@@ -6,7 +6,6 @@ Optimize All Rewards" (arXiv 2103.07945); details as in the code of arXiv 2309.1
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -163,9 +162,8 @@ class ZeroShotActor(Actor):
         return required_goals(self.algorithm, carry) if self.inferred is None else self.inferred.expand(observations.shape[0], -1)
 
     def infer_task(self, next_observations: Tensor, rewards: Tensor) -> Actor:
-        other = copy.copy(self.algorithm)
-        other.config = dataclasses.replace(other.config, task="reward", inference_samples=len(rewards))
-        other.traits = other.traits_for(other.config)
+        config = dataclasses.replace(self.algorithm.config, task="reward", inference_samples=len(rewards))
+        other = self.algorithm.with_config(config)
         return other.actor(self.state._replace(extra={**self.state.extra, "states": next_observations, "rewards": rewards}))
 
 

@@ -1,22 +1,22 @@
-"""Learning inside the data: V from Q at the data's actions, Q from V of the next state, a policy by advantage-weighted imitation.
-
-IQL, XQL and f-DVL are this with different losses of V (`value_objective`).
-"""
+"""Learning inside the data: what IQL, XQL, f-DVL and ReCOIL, each of which has its own loss of V, share beside their critics."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
-from offrl import losses
-from offrl.actor import Actor, NoisyActor
-from offrl.algorithm import Metrics, TrainState
+from offrl import losses, rng
+from offrl.actor import Actor, MemorylessActor, NoisyActor
+from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
-from offrl.families.critics import CriticAlgorithm, CriticSettings
-from offrl.nn import Bootstrap, Deterministic, make_policy
-from offrl.optim import Adam, Params
+from offrl.families import critics
+from offrl.families.critics import Critic, CriticSettings, Objective, Target
+from offrl.nn import Deterministic, make_policy
+from offrl.optim import Adam, OptState, Params, global_norm
 from offrl.settings.field import setting
 
 
@@ -41,65 +41,89 @@ class InSampleSettings(CriticSettings):
     decay_steps: int = setting(1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1)
 
 
-class InSampleQ(CriticAlgorithm):
-    """No action outside the data is ever evaluated. A subclass gives the loss of V."""
+@dataclass
+class SteepValueSettings(InSampleSettings):
+    """Settings of in-sample algorithms whose loss of V is steep; the defaults are XQL's "consistent" ones for D4RL's locomotion tasks."""
 
-    def modules(self) -> dict[str, nn.Module]:
-        c, s = self.config, self.spec
-        return {
-            "value": self.make_value(),
-            "actor": make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout, init=c.init),
-            "critic": self.make_critic(),
-        }
+    gumbel_temperature: float = setting(
+        2.0, "XQL's beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is", low=1e-3
+    )
+    gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
+    value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
+    value_updates: int = setting(1, "updates of V in each update", low=1)
+    random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
+    action_noise: float = setting(
+        0.0, "standard deviation of noise (cut at 0.5) on the data's continuous actions in V's batch; 0: none", low=0.0, structural=True
+    )
+    huber_delta: float = setting(
+        20.0, "scalar value head: the critics' squared errors grow linearly beyond this; 0: never", low=0.0, structural=True
+    )
 
-    def optimizer(self, name: str) -> Adam:
-        c, adam = self.config, super().optimizer(name)
-        if name == "actor" and c.actor_schedule != "constant":
-            return Adam(learning_rate=adam.learning_rate, schedule=c.actor_schedule, decay_steps=c.decay_steps)
-        return adam
 
-    def v(self, value: Params, observations: Tensor) -> Tensor:
-        """State values [B]."""
-        return self.head.mean(self.apply("value", value, observations))
+def make_actor(config: Any, spec: DataSpec) -> nn.Module:
+    """The policy network of these settings."""
+    c = config
+    return make_policy(c.policy, spec.observation_dim, spec.action_dim, spec.num_actions, c.hidden, dropout=c.dropout, init=c.init)
 
-    def target_q(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The smallest target critic at the data's actions [B], and its outputs where the head wants them."""
-        return self.smallest(self.q(self.voters(state, key), batch["observations"], batch["actions"]))
 
-    @abstractmethod
-    def value_objective(self, logits: Tensor, q: Tensor, bootstrap: Bootstrap | None) -> Tensor:
-        """The loss of V's outputs [B, out_dim] against Q [B]: one number per row, [B]."""
+def optimizer(config: Any, module: str) -> Adam:
+    """The critics' Adam; the actor's with its schedule over `decay_steps`."""
+    adam = critics.optimizer(config, module)
+    if module == "actor" and config.actor_schedule != "constant":
+        return Adam(learning_rate=adam.learning_rate, schedule=config.actor_schedule, decay_steps=config.decay_steps)
+    return adam
 
-    def value_loss(
-        self, value: Params, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None = None
-    ) -> tuple[Tensor, Metrics]:
-        logits = self.apply("value", value, batch["observations"])
-        bootstrap = None if q_logits is None else Bootstrap(q_logits, q.new_ones(q.shape))
-        loss = self.value_objective(logits, q, bootstrap).mean()
-        return loss, {"value/loss": loss, "value/v": self.head.mean(logits).mean()}
 
-    def train_value(self, state: TrainState, batch: Batch, q: Tensor, q_logits: Tensor | None, key: Tensor) -> tuple[TrainState, Metrics]:
-        """V's part of an update; q [B] of the target critics at the data's actions."""
-        return self.descend(state, "value", self.value_loss, batch, q, q_logits)
+def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
+    """The policy, which explores with noise where it is deterministic."""
+    return (NoisyActor if isinstance(algorithm.policy, Deterministic) else MemorylessActor)(algorithm, state)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
-        advantage = q - self.v(state.params["value"], batch["observations"])
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
-        dist = self.apply("actor", actor, batch["observations"], key)
-        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        logits = self.apply("value", state.params["value"], batch["next_observations"])
-        target = self.td_target(batch, self.head.mean(logits), logits if self.head.distributional else None)
-        return self.td_loss(critic, batch, target, key)
+# ---- steep losses of V (XQL, f-DVL, ReCOIL)
 
-    def actor(self, state: TrainState) -> Actor:
-        return NoisyActor(self, state) if isinstance(self.policy, Deterministic) else super().actor(state)
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        q, q_logits = self.target_q(state, batch, key)
-        state, value = self.train_value(state, batch, q, q_logits, key)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)  # with the new V, as the authors' code
-        state, critic = self.train_critic(state, self.critic_loss, batch, key)
-        return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+def value_batch(config: Any, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor) -> tuple[Batch, Tensor]:
+    """Observations and Q [B'] for V's loss: at the data's actions, with noise where it is asked for, and then at random ones.
+
+    params: of the critics that gave q [B] at the data's actions.
+    """
+    observations, actions = batch["observations"], batch["actions"]
+    keys = rng.split(key)
+    if config.action_noise and not critic.spec.discrete:
+        noise = (config.action_noise * rng.normal(keys[0], tuple(actions.shape))).clamp(-0.5, 0.5)
+        actions = (actions + noise).clamp(-1.0, 1.0)
+        q = critic.min_q(params, observations, actions).mean
+    if config.random_actions:
+        observations = observations.repeat(config.random_actions, *[1] * (observations.ndim - 1))
+        shape = (observations.shape[0], *actions.shape[1:])
+        if critic.spec.discrete:
+            actions = rng.randint(keys[1], shape, critic.spec.num_actions)
+        else:
+            actions = rng.uniform(keys[1], shape, -1.0, 1.0)
+        q = torch.cat([q, critic.min_q(params, observations, actions).mean])
+        observations = torch.cat([batch["observations"], observations])
+    return {**batch, "observations": observations}, q
+
+
+def huber_objective(config: Any, critic: Critic) -> Objective | None:
+    """The critics' squared errors, which grow linearly beyond `huber_delta`; None: the value head's own loss, where it is no scalar."""
+    if config.value_head != "scalar":
+        return None
+
+    def objective(logits: Tensor, target: Target) -> Tensor:
+        error = critic.head.mean(logits) - target.value
+        return losses.huber(error, config.huber_delta) if config.huber_delta else 0.5 * error.square()
+
+    return objective
+
+
+def value_metrics(rows: Tensor, q: Tensor, v: Tensor) -> Metrics:
+    """Metrics of a steep loss of V, [B] each: beside its mean what a spike shows in, one row's part of it and how far V is from Q."""
+    gap = (q - v).detach().abs()
+    return {"value/loss": rows.mean(), "value/v": v.mean(), "value/largest": rows.amax(), "value/gap": gap.amax()}
+
+
+def gradient_norm(before: OptState, after: OptState, adam: Adam) -> Tensor:
+    """Norm [] of the gradient that Adam was given between two of its states: its first moment keeps it."""
+    old, new = cast(Params, before["mu"]), cast(Params, after["mu"])
+    return global_norm({k: (new[k] - adam.beta1 * old[k]) / (1.0 - adam.beta1) for k in new})

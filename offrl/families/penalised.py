@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch, TransitionSampler
+from offrl.families.critics import Critic
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
 from offrl.optim import Params
@@ -43,7 +44,8 @@ class PenalisedTD3(TD3):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, layer_norm=c.actor_layer_norm, init=c.init)
-        return {"critic": self.make_critic(), "actor": actor}
+        self.critic = Critic(c, s)
+        return {"critic": self.critic.network, "actor": actor}
 
     def sampler(self) -> TransitionSampler:
         return TransitionSampler(extra=("next_actions",))
@@ -59,7 +61,7 @@ class PenalisedTD3(TD3):
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         c = self.config
         (action,) = self.apply("actor", actor, batch["observations"])
-        q = self.values(state.params["critic"], batch["observations"], action).amin(0)  # [B]; of all critics, unlike TD3+BC
+        q = self.critic.q(state.params["critic"], batch["observations"], action).amin(0)  # [B]; of all critics, unlike TD3+BC
         distance = (action - batch["actions"]).square().sum(-1)
         weight, metrics = self.imitation(state, batch)
         loss = c.actor_bc * (weight * distance).mean() - c.actor_q * q.mean() / q.detach().abs().mean()

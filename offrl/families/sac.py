@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.func import vjp
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
-from offrl.families.critics import CriticAlgorithm, CriticSettings, Target
+from offrl.families import critics
+from offrl.families.critics import Critic, CriticSettings, Target, Values, fit_value_range
 from offrl.nn import Categorical, TanhGaussian
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
@@ -48,16 +51,24 @@ class LogWeight(nn.Module):
         return self.log.exp()
 
 
-class SoftActorCritic(CriticAlgorithm):
+class SoftActorCritic(Algorithm):
     """SAC (arXiv 1812.05905) with the smallest of E critics. Modules: actor, critic, entropy (the learnt weight).
 
     With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207). Subclasses add to
     `critic_loss`.
     """
 
+    traits = Traits(targets=("critic",), critic_modules=("critic",))
+    critic: Critic
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_value_range(config, dataset, grid)
+
     def modules(self) -> dict[str, nn.Module]:
-        c = self.config
-        return {"entropy": LogWeight(c.entropy_weight), "actor": self.make_actor(), "critic": self.make_critic()}
+        entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
+        self.critic = Critic(self.config, self.spec)
+        return {"entropy": entropy, "actor": actor, "critic": self.critic.network}
 
     def make_actor(self) -> nn.Module:
         """The policy network."""
@@ -70,7 +81,7 @@ class SoftActorCritic(CriticAlgorithm):
         c = self.config
         if name == "entropy" and c.entropy_learning_rate is not None:
             return Adam(learning_rate=c.entropy_learning_rate)
-        return super().optimizer("actor" if name == "entropy" else name)
+        return critics.optimizer(c, "actor" if name == "entropy" else name)
 
     @property
     def wanted_entropy(self) -> float:
@@ -110,11 +121,11 @@ class SoftActorCritic(CriticAlgorithm):
         weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
-            q, _ = self.expected(critic, observations, log_p, self.config.actor_value)
+            q, _ = self.critic.expected_q(critic, observations, log_p, self.config.actor_value)
             loss = -(q + weight * entropy).mean()
             return loss, {"actor/loss": loss, "actor/q": q.mean()}
         action, log_p = self.sample(actor, observations, key)
-        q = self.joined(self.values(critic, observations, action), self.config.actor_value)
+        q = self.critic.reduce_ensemble(self.critic.q(critic, observations, action), self.config.actor_value)
         loss = (weight * log_p - q).mean()
         return loss, {"actor/loss": loss, "actor/q": q.mean()}
 
@@ -123,36 +134,36 @@ class SoftActorCritic(CriticAlgorithm):
         if self.config.max_target_actions > 1:
             return self.best_target(state, actor, batch, key, self.config.max_target_actions)
         weight = self.weight(state) * float(self.config.entropy_in_target)
-        observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
+        observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
-            value, mixture = self.expected(voters, observations, log_p)
-            return self.td_target(batch, value + weight * entropy, mixture)
+            value, mixture = self.critic.expected_q(target_critics, observations, log_p)
+            return self.critic.td_target(batch, Values(value + weight * entropy, mixture))
         action, log_p = self.sample(actor, observations, key)
-        value, logits = self.smallest(self.q(voters, observations, action))
-        return self.td_target(batch, value - weight * log_p, logits)
+        value, logits = self.critic.min_q(target_critics, observations, action)
+        return self.critic.td_target(batch, Values(value - weight * log_p, logits))
 
     def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, many: int) -> Target:
         """The target with, for V(s'), the best of `many` actions of the policy by the smallest of the critics (discrete: of all)."""
-        observations, voters = batch["next_observations"], self.voters(state, rng.fold_in(key, 100))
+        observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
         if self.spec.discrete:
-            logits = self.q_each(voters, observations).transpose(1, 2)  # [E, K, B, out_dim]
+            logits = self.critic.logits_of_all(target_critics, observations).transpose(1, 2)  # [E, K, B, out_dim]
             log_p = self.apply("actor", actor, observations)[0].T
         else:
             action, log_p = self.sample(actor, observations, key, many)
-            logits = self.q(voters, observations, action)  # [E, M, B, out_dim]
-        values = self.head.mean(logits)
+            logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
+        values = self.critic.head.mean(logits)
         best = values.amin(0).argmax(0, keepdim=True)  # [1, B]
         value = values.amin(0).gather(0, best).squeeze(0)
         value = value - self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best).squeeze(0)
-        if not self.head.distributional:
-            return self.td_target(batch, value)
+        if not self.critic.head.distributional:
+            return self.critic.td_target(batch, Values(value))
         width = logits.shape[-1]
         chosen = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(1)  # [E, B, out_dim]
-        return self.td_target(batch, value, self.smallest(chosen)[1])
+        return self.critic.td_target(batch, Values(value, self.critic.smallest(chosen).logits))
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        return self.td_loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
+        return self.critic.loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         now, after = rng.split(key)
@@ -162,8 +173,12 @@ class SoftActorCritic(CriticAlgorithm):
             _, log_density = self.sample(state.params["actor"], batch["observations"], now)
         state, entropy = self.descend(state, "entropy", self.entropy_loss, log_density)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, now)
-        state, critic = self.train_critic(state, self.critic_loss, batch, after)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, after)
+        state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**entropy, **actor, **critic}
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.critic.q(state.params["critic"], observations, actions).amin(0)
 
 
 @dataclass
@@ -191,8 +206,8 @@ class ManyCritics(SoftActorCritic):
 
         def value(own: Tensor) -> tuple[Tensor, Tensor]:
             inputs = torch.cat([observations.expand(size, *observations.shape), own], -1)
-            logits = self.apply("critic", critic, inputs)
-            return self.head.mean(logits), logits
+            logits = self.critic(critic, inputs)
+            return self.critic.head.mean(logits), logits
 
         # an action of its own for each critic: the sum of their values then has each critic's gradient apart
         found: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)

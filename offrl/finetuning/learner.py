@@ -45,8 +45,7 @@ class Learner(LocalEngine):
         self.base = {name: self.hyper[0].get(name, values) for name, values in same.items()}
         self.captured = "cudagraph" in plan.mode
         self._graphs: dict[Any, backend.Captured] = {}
-        self._own = copy.copy(plan.algorithm)
-        self._own.config = copy.copy(plan.algorithm.config)
+        self._own = plan.algorithm.with_config(copy.copy(plan.algorithm.config))
 
     def progress(self, share: float) -> None:
         """Set the annealed settings: `share` of the steps is done."""

@@ -52,8 +52,7 @@ class Step:
         pool: Any,
     ) -> None:
         self.source, self.batch_size, self.replicas = source, batch_size, replicas
-        self.algorithm = copy.copy(algorithm)
-        self.algorithm.config = copy.copy(algorithm.config)
+        self.algorithm = algorithm.with_config(copy.copy(algorithm.config))
         self.base = algorithm.config
         self.world = world
         if world.size > 1:

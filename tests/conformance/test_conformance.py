@@ -20,7 +20,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, TrainState, select, stack, with_settings
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.families.in_sample import InSampleQ
+from offrl.families.in_sample import InSampleSettings
 from offrl.settings.field import check
 from offrl.settings.replicas import varied
 from offrl.system import files as checkpoint
@@ -350,7 +350,7 @@ def test_act(case: Case, tmp_path: Path) -> None:
         other, _ = actor.act(begin(actor, 64), obs, rng.make_key(1), explore=explore)
         assert torch.equal(actions[explore], again)
         # a deterministic policy has no noise, but where it is to be trained on in an environment (IQL's and its relatives')
-        noisy = explore and (getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm, InSampleQ))
+        noisy = explore and (getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm.config, InSampleSettings))
         noisy |= explore and spec.discrete
         assert torch.equal(actions[explore], other) == (not noisy)
         assert torch.equal(actions[explore], actions[False]) == (not noisy)

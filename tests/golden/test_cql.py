@@ -116,7 +116,7 @@ def test_penalty(settings: dict[str, Any]) -> None:
     assert float(metrics["cql/difference"]) == pytest.approx(each.mean(), rel=1e-4)
     assert float(metrics["cql/q_policy"]) == pytest.approx(q[:, N : 2 * N].mean(), rel=1e-3)
     whole, _ = algorithm.critic_loss(state.params["critic"], state, BATCH, KEY)
-    td, _ = algorithm.td_loss(state.params["critic"], BATCH, algorithm.target(state, state.params["actor"], BATCH, KEY), KEY)
+    td, _ = algorithm.critic.loss(state.params["critic"], BATCH, algorithm.target(state, state.params["actor"], BATCH, KEY), KEY)
     assert float(whole) == pytest.approx(expected + float(td), rel=1e-4)
 
 
@@ -284,8 +284,8 @@ def test_the_penalty_keeps_values_outside_the_data_down() -> None:
         state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 60)
         critic = {k: v[0] for k, v in state.params["critic"].items()}
         seen = data.columns["observations"]
-        inside = algorithm.values(critic, seen, data.columns["actions"]).mean()
-        outside = algorithm.values(critic, seen, -data.columns["actions"]).mean()
+        inside = algorithm.critic.q(critic, seen, data.columns["actions"]).mean()
+        outside = algorithm.critic.q(critic, seen, -data.columns["actions"]).mean()
         gap[weight] = float(outside - inside)
     assert gap[5.0] < -1.0 < gap[0.0]
 

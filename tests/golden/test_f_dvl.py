@@ -75,8 +75,8 @@ def test_updates_of_the_value(divergence: str) -> None:
     value, adam = ref.net(state.params["value"]), ref.Adam(lambda t: LR)
     q = q_values(critics(state.target["critic"]), X["observations"], X["actions"]).min(0)
     for _ in range(5):
-        ours, _ = algorithm.target_q(state, BATCH, KEY)
-        state, metrics = algorithm.train_value(state, BATCH, ours, None, KEY)
+        ours = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]).mean
+        state, metrics = algorithm.descend(state, "value", algorithm.value_loss, BATCH, ours)
         v, inputs = ref.forward(value, X["observations"])
         rows, slope = dual(divergence, q - v[:, 0], LAMBDA)
         assert float(metrics["value/loss"]) == pytest.approx(rows.mean(), rel=1e-3, abs=1e-4)

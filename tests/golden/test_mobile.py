@@ -89,8 +89,8 @@ def test_the_best_of_several_actions_is_each_critics_own(settings: dict[str, Any
     critic = state.target["critic"]
     action, log_p = small.sample(state.params["actor"], X["next_observations"], small.normal(KEY, 5, 8, A))
     if "value_head" in settings:
-        raw = algorithm.q(critic, BATCH["next_observations"], torch.tensor(action, dtype=torch.float32))
-        q = small.wide(algorithm.head.mean(raw))
+        raw = algorithm.critic.logits(critic, BATCH["next_observations"], torch.tensor(action, dtype=torch.float32))
+        q = small.wide(algorithm.critic.head.mean(raw))
     else:
         q = q_values(critic, X["next_observations"], action)  # [E, M, B]
         critic["head.bias"] -= torch.tensor(q.mean((1, 2)), dtype=torch.float32).view(-1, 1, 1)  # or one is the smallest everywhere

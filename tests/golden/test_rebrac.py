@@ -144,7 +144,7 @@ def test_layer_norm_bounds_what_critics_say_far_from_the_data() -> None:
         algorithm, state = make(layer_norm=layer_norm)
         assert any("scales" in k for k in state.params["critic"]) == layer_norm
         critic, actions = state.params["critic"], BATCH["actions"]
-        near, far = (algorithm.values(critic, s * BATCH["observations"], actions).abs().max() for s in (10.0, 10_000.0))
+        near, far = (algorithm.critic.q(critic, s * BATCH["observations"], actions).abs().max() for s in (10.0, 10_000.0))
         growth[layer_norm] = float(far / near)
     assert growth[True] < 1.5 and growth[False] > 500.0
 

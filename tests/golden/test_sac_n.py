@@ -181,13 +181,13 @@ def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
     algorithm, state = make("edac", **options)
     critic, observations, actions = state.params["critic"], BATCH["observations"], BATCH["actions"]
     logits, found = algorithm.action_gradients(critic, observations, actions)
-    torch.testing.assert_close(logits, algorithm.q(critic, observations, actions))
+    torch.testing.assert_close(logits, algorithm.critic.logits(critic, observations, actions))
     wide = {k: v.double() for k, v in critic.items()}
     # that head's arithmetic is float32 by itself: a longer step
     step, tolerance = (1e-3, 2e-2) if "value_head" in options else (1e-6, 1e-4)
     for i in range(A):
         move = step * torch.eye(A, dtype=torch.float64)[i]
-        up, down = (algorithm.values(wide, observations.double(), actions.double() + s * move).double() for s in (1, -1))
+        up, down = (algorithm.critic.q(wide, observations.double(), actions.double() + s * move).double() for s in (1, -1))
         np.testing.assert_allclose(found[:, :, i], (up - down) / (2 * step), atol=tolerance)
 
 

@@ -11,6 +11,7 @@ from torch.func import grad
 
 from offrl import losses, registry, rng
 from offrl.algorithm import TrainState
+from offrl.families.in_sample import huber_objective, value_batch
 from tests.support.golden import KEY, OBS, A, B, critics, double, q_values, redraw, spec, transitions
 from tests.support.reference import layer_norm as norm
 from tests.support.reference import mlp as ref
@@ -53,8 +54,12 @@ def test_gumbel_loss_and_its_gradient(shift: float) -> None:
 def test_the_rescaled_loss_is_the_plain_one_times_a_constant() -> None:
     u = torch.linspace(-3.0, 2.0, 11)
     torch.testing.assert_close(losses.gumbel(u, 1.0, 7.0), (u.exp() - u - 1.0) * np.exp(-2.0))
-    algorithm, _ = make(gumbel_temperature=1.0, gumbel_clip=1.5, gumbel_rescaled=False)
-    torch.testing.assert_close(algorithm.value_error(u), u.clamp(max=1.5).exp() - u.clamp(max=1.5) - 1.0)
+    algorithm, state = make(gumbel_temperature=1.0, gumbel_clip=1.5, gumbel_rescaled=False)
+    torch.testing.assert_close(losses.gumbel(u, 1.0, 1.5, rescaled=False), u.clamp(max=1.5).exp() - u.clamp(max=1.5) - 1.0)
+    q = torch.linspace(-1.0, 3.0, B)
+    v = algorithm.value(state.params["value"], BATCH["observations"]).mean
+    plain = losses.gumbel(q - v, 1.0, 1.5, rescaled=False).mean()
+    torch.testing.assert_close(algorithm.value_loss(state.params["value"], state, BATCH, q)[0], plain)
 
 
 def test_its_minimum_is_the_soft_maximum() -> None:
@@ -84,7 +89,7 @@ def test_value_loss_and_what_shows_spikes() -> None:
     v = norm.forward(norm.net(state.params["value"]), X["observations"], True)[0][:, 0]
     assert ((q - v) / BETA > CLIP).any() and (q < v).any()
     rows, _ = gumbel(q - v, BETA, CLIP)
-    ours, _ = algorithm.target_q(state, BATCH, KEY)
+    ours = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]).mean
     loss, metrics = algorithm.value_loss(state.params["value"], state, BATCH, ours)
     assert float(loss) == pytest.approx(rows.mean(), rel=1e-4)
     assert float(metrics["value/largest"]) == pytest.approx(rows.max(), rel=1e-4)
@@ -95,12 +100,9 @@ def test_value_loss_of_a_binned_head_is_that_of_its_mean() -> None:
     algorithm, state = make(value_head="hl_gauss", value_range=[-3.0, 3.0], value_bins=11)
     q = torch.linspace(-1.0, 1.0, B)
     logits = algorithm.apply("value", state.params["value"], BATCH["observations"])
-    expected = losses.gumbel(q - algorithm.head.mean(logits), BETA, CLIP).mean()
+    expected = losses.gumbel(q - algorithm.critic.head.mean(logits), BETA, CLIP).mean()
     torch.testing.assert_close(algorithm.value_loss(state.params["value"], state, BATCH, q)[0], expected)
-    y = torch.zeros(B)  # and its critics are trained by cross-entropy, which knows no Huber
-    target = type(algorithm.td_target(BATCH, y))(y)
-    out = algorithm.q(state.params["critic"], BATCH["observations"], BATCH["actions"])
-    torch.testing.assert_close(algorithm.q_objective(out, target), algorithm.head.loss(out, y))
+    assert huber_objective(algorithm.config, algorithm.critic) is None  # its critics learn by cross-entropy, which knows no Huber
 
 
 def test_layer_norm_is_in_v_alone_before_its_activation() -> None:
@@ -119,8 +121,8 @@ def test_layer_norm_is_in_v_alone_before_its_activation() -> None:
 
 def test_the_values_batch_with_noise_and_random_actions() -> None:
     algorithm, state = make(random_actions=2, action_noise=0.3)
-    q, _ = algorithm.target_q(state, BATCH, KEY)
-    batch, values = algorithm.value_batch(state.target["critic"], BATCH, q, KEY)
+    q = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), BATCH["observations"], BATCH["actions"]).mean
+    batch, values = value_batch(algorithm.config, algorithm.critic, state.target["critic"], BATCH, q, KEY)
     assert batch["observations"].shape == (3 * B, OBS) and values.shape == (3 * B,)
     np.testing.assert_array_equal(batch["observations"], np.tile(X["observations"], (3, 1)).astype(np.float32))
     noise, random = rng.split(KEY)
@@ -140,8 +142,8 @@ def test_the_values_batch_with_noise_and_random_actions() -> None:
 def test_random_discrete_actions_are_any_of_them() -> None:
     algorithm, state = make(discrete=4, random_actions=1, action_noise=0.3)  # noise is for continuous actions
     batch = {**BATCH, "actions": torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])}
-    q, _ = algorithm.target_q(state, batch, KEY)
-    _, values = algorithm.value_batch(state.target["critic"], batch, q, KEY)
+    q = algorithm.critic.min_q(algorithm.critic.target_critics(state, KEY), batch["observations"], batch["actions"]).mean
+    _, values = value_batch(algorithm.config, algorithm.critic, state.target["critic"], batch, q, KEY)
     every = np.stack([ref.forward(ref.net(state.target["critic"], member=e), X["observations"])[0] for e in range(2)])
     drawn = rng.randint(rng.split(KEY)[1], (B,), 4).numpy()
     np.testing.assert_allclose(values, np.concatenate([q, every[:, np.arange(B), drawn].min(0)]), atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.transforms.columns import add_returns_to_go
 from offrl.errors import UserError
+from offrl.families.critics import Critic, Values
 from offrl.nn import HEADS, MLP, EnsembleMLP
 from offrl.system import files as checkpoint
 from offrl.training.step import make_step
@@ -74,7 +76,7 @@ def test_no_layer_grows_beyond_the_spectral_bound(name: str) -> None:
 def test_power_iterations_go_on_from_update_to_update() -> None:
     algorithm, state = make(spectral_norm=1e9)
     for _ in range(200):
-        new = algorithm.constrain(state)
+        new = algorithm.critic.spectral_normalise(state)
         cases.identical(new.params, state.params)  # a layer within the bound stays as it is
         state = new
     for key, w in layers(state.params["critic"]).items():
@@ -82,8 +84,7 @@ def test_power_iterations_go_on_from_update_to_update() -> None:
         v = state.extra["spectral"][key].double().numpy()
         np.testing.assert_allclose(np.abs((v * right[:, 0]).sum(-1)), 1.0, atol=1e-4, err_msg=key)
         np.testing.assert_allclose(np.linalg.norm(np.einsum("eio,eo->ei", w.double().numpy(), v), axis=-1), sigma[:, 0], rtol=1e-4)
-    algorithm.config.spectral_norm = 0.1
-    bounded = algorithm.constrain(state)
+    bounded = algorithm.with_config(dataclasses.replace(algorithm.config, spectral_norm=0.1)).critic.spectral_normalise(state)
     for key, w in layers(state.params["critic"]).items():
         largest = np.linalg.svd(w.double().numpy())[1][:, 0].reshape(-1, 1, 1)
         np.testing.assert_allclose(bounded.params["critic"][key], w * np.minimum(1, 0.1 / largest), atol=1e-5)
@@ -95,11 +96,11 @@ def test_a_layer_of_zeros_stays_finite() -> None:
     algorithm, state = make(spectral_norm=1.0)
     state.params["critic"]["head.weight"].zero_()
     for _ in range(3):
-        state = algorithm.constrain(state)
+        state = algorithm.critic.spectral_normalise(state)
     assert all(x.isfinite().all() for x in checkpoint.flatten(state).values() if x.is_floating_point())
     state.params["critic"]["head.weight"].fill_(9.0)
     for _ in range(30):
-        state = algorithm.constrain(state)
+        state = algorithm.critic.spectral_normalise(state)
     assert float(torch.linalg.svdvals(state.params["critic"]["head.weight"]).max()) <= 1.001, "it takes up again what grows later"
 
 
@@ -126,17 +127,17 @@ def test_lipschitz_penalty_and_its_gradient() -> None:
     critic = {k: 0.7 * torch.randn(v.shape, generator=g) for k, v in state.params["critic"].items()}
     nets = [ref.net(critic, member=e) for e in range(2)]
     change, moves = steepest(nets, radius)
-    assert float(algorithm.steepest_change(critic, BATCH["observations"], BATCH["actions"])) == pytest.approx(float(change), rel=1e-4)
+    assert float(algorithm.critic.fgsm_change(critic, BATCH["observations"], BATCH["actions"])) == pytest.approx(float(change), rel=1e-4)
 
-    target = algorithm.td_target(BATCH, torch.ones(B))
-    loss, metrics = algorithm.td_loss(critic, BATCH, target, KEY)
-    base, _ = plain.td_loss(critic, BATCH, target, KEY)
+    target = algorithm.critic.td_target(BATCH, Values(torch.ones(B)))
+    loss, metrics = algorithm.critic.loss(critic, BATCH, target, KEY)
+    base, _ = plain.critic.loss(critic, BATCH, target, KEY)
     assert float(loss) == pytest.approx(float(base) + weight * float(change), rel=1e-4)
     assert float(metrics["critic/lipschitz"]) == pytest.approx(float(change), rel=1e-4)
-    assert "critic/lipschitz" not in plain.td_loss(critic, BATCH, target, KEY)[1]
+    assert "critic/lipschitz" not in plain.critic.loss(critic, BATCH, target, KEY)[1]
 
     # the move is a constant for the gradient: finite differences in float64 with d held where it is
-    ours = grad(lambda p: algorithm.steepest_change(p, BATCH["observations"], BATCH["actions"]))(critic)
+    ours = grad(lambda p: algorithm.critic.fgsm_change(p, BATCH["observations"], BATCH["actions"]))(critic)
 
     def at(e: int, layer: int, part: int, index: tuple[int, ...], by: float) -> float:
         arrays = [[w.copy(), b.copy()] for w, b in nets[e]]
@@ -161,14 +162,14 @@ def test_the_penalty_makes_critics_smoother(head: str) -> None:
         algorithm = cases.Case("iql", False, settings).make()
         state, _ = cases.train(algorithm, [0], 150)
         batch = cases.a_batch(algorithm)
-        change.append(float(algorithm.steepest_change(select(state, 0).params["critic"], batch["observations"], batch["actions"])))
+        change.append(float(algorithm.critic.fgsm_change(select(state, 0).params["critic"], batch["observations"], batch["actions"])))
     assert change[1] < 0.65 * change[0]  # 0.2 to 0.41 over seeds
 
 
 def test_lipschitz_of_discrete_actions() -> None:
     algorithm = cases.Case("iql", True, (("lipschitz", 1.0),)).make()
     state, batch = algorithm.init(0), cases.a_batch(algorithm)
-    got = algorithm.steepest_change(state.params["critic"], batch["observations"], batch["actions"])
+    got = algorithm.critic.fgsm_change(state.params["critic"], batch["observations"], batch["actions"])
     total, x, chosen = 0.0, batch["observations"].double().numpy(), batch["actions"].numpy()
     for e in range(2):
         n = ref.net(state.params["critic"], member=e)
@@ -194,13 +195,13 @@ def test_each_subset_of_target_critics_is_asked_equally_often() -> None:
     state = state._replace(target={**state.target, "critic": constant(algorithm, state.target["critic"], [0.0, 1.0, 2.0, 3.0])})
     n = 6000
     keys = rng.fold_in(KEY, torch.arange(n))
-    asked = vmap(lambda key: algorithm.voters(state, key)["head.bias"].flatten())(keys)
+    asked = vmap(lambda key: algorithm.critic.target_critics(state, key)["head.bias"].flatten())(keys)
     pairs = Counter(tuple(sorted(p)) for p in asked.tolist())
     assert set(pairs) == set(itertools.combinations([0.0, 1.0, 2.0, 3.0], 2)), "two different ones, and every pair"
     assert sum((count - n / 6) ** 2 / (n / 6) for count in pairs.values()) < 20.5  # chi-square with 5 degrees of freedom, p = 0.001
 
     def target(key: Tensor) -> Tensor:  # and the target is the smaller of the two that are asked
-        return algorithm.smallest(algorithm.q(algorithm.voters(state, key), BATCH["observations"], BATCH["actions"]))[0][0]
+        return algorithm.critic.min_q(algorithm.critic.target_critics(state, key), BATCH["observations"], BATCH["actions"]).mean[0]
 
     least = Counter(vmap(target)(keys[:600]).tolist())
     assert least == Counter(min(p) for p in asked[:600].tolist()) and set(least) == {0.0, 1.0, 2.0}
@@ -214,11 +215,11 @@ def test_a_critic_that_is_not_asked_changes_nothing(name: str, monkeypatch: pyte
     kept = {k: v.clone() for k, v in state.target["critic"].items()}
     state.target["critic"]["head.bias"][3] = float("nan")
     asked: list[list[int]] = []
-    monkeypatch.setattr(type(algorithm), "voters", spy(algorithm, kept, asked, type(algorithm).voters))
+    monkeypatch.setattr(Critic, "target_critics", spy(algorithm, kept, asked, Critic.target_critics))
     for i in range(8):
         asked.clear()
         new, _ = algorithm.update(state, batch, rng.make_key(i), phase=0)
-        assert asked, "the target asks `voters`"
+        assert asked, "the target asks `target_critics`"
         harmed = any(not v[0].isfinite().all() for v in new.params["critic"].values())
         if not any(3 in members for members in asked):
             assert not harmed
@@ -226,14 +227,14 @@ def test_a_critic_that_is_not_asked_changes_nothing(name: str, monkeypatch: pyte
 
 
 def spy(algorithm: Any, kept: dict[str, Tensor], asked: list[list[int]], real: Any) -> Any:
-    def voters(self: Any, state: TrainState, key: Tensor) -> dict[str, Tensor]:
+    def target_critics(self: Any, state: TrainState, key: Tensor) -> dict[str, Tensor]:
         chosen = real(self, state, key)
         weights = kept["layers.0.weight"]
         asked.append([i for i in range(len(weights)) if any(torch.equal(weights[i], w) for w in chosen["layers.0.weight"])])
         assert len(asked[-1]) == len(chosen["layers.0.weight"]) == algorithm.config.target_critics
         return chosen
 
-    return voters
+    return target_critics
 
 
 @pytest.mark.parametrize("critics", [1, 5])
@@ -241,10 +242,10 @@ def test_any_number_of_critics(critics: int) -> None:
     algorithm, state = make(critics=critics)
     nets = [ref.net(state.params["critic"], member=e) for e in range(critics)]
     q = np.stack([ref.forward(n, INPUT)[0][:, 0] for n in nets])
-    np.testing.assert_allclose(algorithm.values(state.params["critic"], BATCH["observations"], BATCH["actions"]), q, atol=1e-5)
+    np.testing.assert_allclose(algorithm.critic.q(state.params["critic"], BATCH["observations"], BATCH["actions"]), q, atol=1e-5)
     np.testing.assert_allclose(algorithm.q_value(state, BATCH["observations"], BATCH["actions"]), q.min(0), atol=1e-5)
     y = X["rewards"] + 0.99 * X["masks"]
-    loss, _ = algorithm.td_loss(state.params["critic"], BATCH, algorithm.td_target(BATCH, torch.ones(B)), KEY)
+    loss, _ = algorithm.critic.loss(state.params["critic"], BATCH, algorithm.critic.td_target(BATCH, Values(torch.ones(B))), KEY)
     assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-4), "a mean over the batch, a sum over critics"
     state, metrics = algorithm.update(state, BATCH, KEY, phase=1)
     assert all(m.isfinite() for m in metrics.values())
@@ -253,10 +254,12 @@ def test_any_number_of_critics(critics: int) -> None:
 def test_many_actions_for_each_observation_are_one_batch() -> None:
     algorithm, state = make(critics=3, value_head="two_hot", value_range=[-1.0, 1.0], value_bins=4)
     many = torch.tensor(G.uniform(-1, 1, (5, B, A)), dtype=torch.float32)
-    out = algorithm.q(state.params["critic"], BATCH["observations"], many)
+    out = algorithm.critic.logits(state.params["critic"], BATCH["observations"], many)
     assert out.shape == (3, 5, B, 4)
     for m in range(5):
-        torch.testing.assert_close(out[:, m], algorithm.q(state.params["critic"], BATCH["observations"], many[m]), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            out[:, m], algorithm.critic.logits(state.params["critic"], BATCH["observations"], many[m]), atol=1e-6, rtol=0
+        )
 
 
 def test_more_target_critics_than_critics() -> None:
@@ -312,11 +315,12 @@ def test_dropout_is_on_only_while_critics_learn() -> None:
     algorithm, state = make("iql", critic_dropout=0.4)
     plain, _ = make("iql")
     critic, o, a = state.params["critic"], BATCH["observations"], BATCH["actions"]
-    torch.testing.assert_close(algorithm.values(critic, o, a), plain.values(critic, o, a), atol=0, rtol=0)
-    cases.identical(algorithm.target_q(state, BATCH, KEY)[0], plain.target_q(state, BATCH, KEY)[0])
-    target = algorithm.td_target(BATCH, torch.ones(B))
-    losses = [float(algorithm.td_loss(critic, BATCH, target, rng.make_key(i))[0]) for i in (0, 0, 1)]
-    assert losses[0] == losses[1] != losses[2] != float(plain.td_loss(critic, BATCH, target, KEY)[0])
+    torch.testing.assert_close(algorithm.critic.q(critic, o, a), plain.critic.q(critic, o, a), atol=0, rtol=0)
+    inputs = state.target["critic"], BATCH["observations"], BATCH["actions"]
+    cases.identical(algorithm.critic.min_q(*inputs).mean, plain.critic.min_q(*inputs).mean)
+    target = algorithm.critic.td_target(BATCH, Values(torch.ones(B)))
+    losses = [float(algorithm.critic.loss(critic, BATCH, target, rng.make_key(i))[0]) for i in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2] != float(plain.critic.loss(critic, BATCH, target, KEY)[0])
 
     # what is dropped: a share 0.4 of the hidden units, the others scaled by 1 / 0.6, anew for each critic and row
     one = EnsembleMLP(2, 5, [2000], 1, dropout=0.4)
@@ -451,7 +455,7 @@ def test_every_head_finds_the_exact_value_of_a_chain(name: str, head: str) -> No
     q = algorithm.q_value(one, torch.eye(2), actions)
     np.testing.assert_allclose(q, [2.8, 2.0], atol=0.1)
     if name == "iql":
-        np.testing.assert_allclose(algorithm.v(one.params["value"], torch.eye(2)), [2.8, 2.0], atol=0.1)
+        np.testing.assert_allclose(algorithm.value(one.params["value"], torch.eye(2)).mean, [2.8, 2.0], atol=0.1)
     _, late = step.run(state, {}, 300, 10)
     if head != "scalar":  # values start in the middle of the range, so that some first targets lie beyond it, and no late ones
         assert 0.0 < float(sums["critic/saturation"]) < 100 and float(late["critic/saturation"]) == 0.0

@@ -17,7 +17,6 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.families.critics import CriticAlgorithm
 from offrl.runs.record import fit
 from offrl.settings.compose import compose
 
@@ -127,9 +126,7 @@ def test_memory_mapped(tmp_path: Path) -> None:
     assert mapped.mapped and value_range(mapped, 0.99) == value_range(plain, 0.99)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, kind in registry.names("algo").items() if kind.fit_config.__func__ is CriticAlgorithm.fit_config.__func__]
-)
+@pytest.mark.parametrize("name", ["iql", "xql", "f_dvl", "awac", "td3_bc", "rebrac", "td3_awr", "sac_n", "edac"])
 def test_a_config_gets_the_range_once(name: str) -> None:
     kind, data = registry.get("algo", name), episodes([1, 2, 3], [-4], terminal=[True, True])
     scalar = kind.Config(value_head="scalar")
