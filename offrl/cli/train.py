@@ -33,9 +33,8 @@ def run(arguments: list[str]) -> int:
         return 0
     main_run = runs[0]
     lost = [r for run in runs for r in run.diverged]
-    environment = main_run.final_scores[0]["environment"] if main_run.scores else ""
     if results := [result for run in runs for result in run.results()]:
-        final_table(results, environment)
+        final_table(results, main_run.scored_in)
     for run in runs:
         files = ", ".join(n for n in WRITTEN if (run.dir / n).exists())
         print(f"{run.algorithm}: {run.dir}{os.sep} ({files})")

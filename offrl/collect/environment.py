@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from offrl.errors import UserError
-from offrl.tasks.environments import action_kind, make_env, time_limit, versions
+from offrl.tasks.environments import action_kind, make_env, time_limit
+from offrl.tasks.provenance import provenance
 from offrl.tasks.task import Task
 
 
@@ -84,7 +85,7 @@ def look(env_id: str, max_steps: int | None = None) -> World:
         return World(
             env_id, tuple(space.shape), low, high, size if discrete else 0, int(getattr(actions, "start", 0)),
             min(n for n in (limit, max_steps) if n is not None),
-            hasattr(base, "data") and hasattr(base.data, "qpos"), versions(task, env), _spec(env),
+            hasattr(base, "data") and hasattr(base.data, "qpos"), provenance(task, env).place, _spec(env),
         )  # fmt: skip
     finally:
         env.close()

@@ -19,8 +19,9 @@ from offrl.evaluation.steppers import FastStepper, PlainStepper, StepFailed, fas
 from offrl.evaluation.text_stepper import TextStepper, observed
 from offrl.settings.evaluation import EvalConfig
 from offrl.statistics.intervals import mean_interval
-from offrl.tasks.environments import action_kind, flattener, make_env, time_limit, versions
+from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 from offrl.tasks.episodes import ENDLESS, goal_of, mujoco_warnings, observe_reward, reset_seed, set_goal
+from offrl.tasks.provenance import Provenance, provenance
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -61,12 +62,18 @@ class Evaluation:
     lengths: np.ndarray  # [N, E] int64 steps
     successes: np.ndarray | None  # [N, E] float64 in [0, 1]; None where the environment does not say
     scores: np.ndarray | None  # [N, E] float64 normalised; None without reference scores
-    label: str  # data set or task, environment, package versions, whose reference scores
+    task: str  # the dataset's or task's name
+    provenance: Provenance
     seeds: tuple[int, ...] = ()
     discounted: np.ndarray | None = None  # [N, E] float64, returns discounted with each policy's own discount
     estimates: np.ndarray | None = None  # [N, E] float64, Q(s_0, a_0) as each policy's critic has it, in the same units; NaN: it has none
     faults: int = 0  # episodes stopped early by a NaN action or by physics that blew up
     tasks: int = 1  # episode e is of task e % tasks, of those that `Task.starts` names
+
+    @property
+    def label(self) -> str:
+        """The task and the provenance, as the title of a table."""
+        return f"{self.task} in {self.provenance}"
 
     @property
     def values(self) -> np.ndarray:
@@ -141,9 +148,7 @@ class Evaluator:
         self.text = self.dtype is object
         limits = [n for n in (config.max_steps, task.max_episode_steps, time_limit(env)) if n is not None]
         self.limit, self.endless = (min(limits), False) if limits else (ENDLESS, True)
-        scored = f"; 0 and 100 are {task.ref_label or 'given'} reference returns" if task.ref_min is not None else ""
-        scored = "; the score is the share of episodes that succeed, in %" if task.scored_by == "success" else scored
-        self.label = f"{task.name} in {versions(task, env)}{scored}"
+        self.provenance = provenance(task, env)
         self.fast = fast_stepper(env, self._another, self.flatten)
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
@@ -170,7 +175,7 @@ class Evaluator:
         tally = Tally.of(policies, seeds, self.config.episodes)
         for n, (policy, seed) in enumerate(zip(policies, seeds, strict=True)):
             self.play(n, policy, int(seed), range(self.config.episodes), tally, progress)
-        return tally.evaluation(self.task, self.label, seeds)
+        return tally.evaluation(self.task, self.provenance, seeds)
 
     def play(self, n: int, policy: Policy, seed: int, episodes: Sequence[int], tally: Tally, progress: Progress | None = None) -> None:
         """Play these episodes of one policy, and write what comes of them to row n of `tally`."""
@@ -200,7 +205,10 @@ class Evaluator:
                 continue
             row = self.flatten(first)
             if row.shape != self.observation_shape:
-                raise UserError(f"{self.label}: reset gave an observation of shape {row.shape}, its space says {self.observation_shape}")
+                raise UserError(
+                    f"{self.task.name} in {self.provenance.place}: reset gave an observation of shape {row.shape}, "
+                    f"its space says {self.observation_shape}"
+                )
             rows[e] = row
         games.unstable.clear()
         self._choose_stepper(games, envs)
@@ -367,13 +375,13 @@ class Tally:
         shape = (len(policies), episodes)
         return cls(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan), np.zeros(shape), np.full(shape, np.nan))
 
-    def evaluation(self, task: Task, label: str, seeds: Sequence[int]) -> Evaluation:
+    def evaluation(self, task: Task, provenance: Provenance, seeds: Sequence[int]) -> Evaluation:
         """The scores, when all episodes are over."""
         successes = None if np.isnan(self.successes).all() else np.nan_to_num(self.successes)
         scores = task.score(self.returns, successes)
         numbers = tuple(int(s) for s in seeds)
         own = self.discounted, self.estimates, self.faults, max(1, len(task.starts))
-        return Evaluation(self.returns, self.lengths, successes, scores, label, numbers, *own)
+        return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *own)
 
 
 def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:

@@ -29,6 +29,7 @@ from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluation, Evaluator, Policy, Progress, Tally
 from offrl.settings.evaluation import EvalConfig, cores
 from offrl.system import processes
+from offrl.tasks.provenance import Provenance
 from offrl.tasks.task import Task
 
 __all__ = ["EvaluationPool", "PoolUnavailable", "evaluate_parallel", "poolable"]
@@ -135,7 +136,7 @@ class EvaluationPool:
         if workers < 1:
             raise ValueError(f"{workers} workers")
         self.task, self.config = task, config
-        self.label: str | None = None
+        self.provenance: Provenance | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._job: _Job | None = None
@@ -296,8 +297,8 @@ class EvaluationPool:
                 self._raise_if_broken()
             return None
         self._job = None
-        assert self.label is not None
-        return job.tally.evaluation(self.task, self.label, job.seeds)
+        assert self.provenance is not None
+        return job.tally.evaluation(self.task, self.provenance, job.seeds)
 
     def _raise_if_broken(self) -> None:
         if self._broken is not None:
@@ -307,7 +308,7 @@ class EvaluationPool:
 
     def _play_here(self, job: _Job, unit: _Unit, evaluator: Evaluator, heed: Progress | None) -> None:
         """Do a unit in this process."""
-        self.label = evaluator.label
+        self.provenance = evaluator.provenance
 
         def progress(done: int, total: int) -> None:
             unit.finished = done
@@ -393,7 +394,7 @@ class EvaluationPool:
         job, unit = self._job, worker.unit
         current = job is not None and job.number == number and unit in job.running
         if kind == "ready":
-            worker.ready, self.label = True, content
+            worker.ready, self.provenance = True, content
         elif kind == "warning":
             self._warnings.append(content)
         elif kind == "unavailable":
@@ -537,7 +538,7 @@ def work(descriptor: int) -> None:
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         say("unavailable", 0, f"an evaluation process cannot make the environment ({text})")
         return _linger()
-    say("ready", 0, evaluator.label)
+    say("ready", 0, evaluator.provenance)
     algorithms: list[Any] = []
     while True:
         kind, job, content = inbox.get()

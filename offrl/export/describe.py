@@ -140,7 +140,7 @@ def _scores(run: SavedRun, replica: Replica) -> list[dict[str, Any]]:
     result = [
         {
             "what": "this policy",
-            "environment": row["environment"],
+            "environment": run.scored_in,
             "step": row["step"],
             "episodes": count,
             "return_mean": row["return_mean"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from offrl.errors import UserError
 from offrl.figures.style import COLOURS, GREY, clip_height, label_ends, new_figure, ordered_colours, plain_axes, save, short, thousands
-from offrl.runs.log import SCORE_COLUMNS
+from offrl.runs.log import SCORE_COLUMNS, SENTENCE
 from offrl.runs.record import CURVE, GRID, SCORES
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import Result
@@ -29,7 +29,7 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
     try:
         with open(path, newline="") as file:
             reader = csv.DictReader(file)
-            fields = [name for name in reader.fieldnames or () if name not in SCORE_COLUMNS]
+            fields = [name for name in reader.fieldnames or () if name not in (*SCORE_COLUMNS, SENTENCE)]
             rows = list(reader)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None

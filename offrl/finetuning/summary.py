@@ -98,7 +98,7 @@ def report(run: SavedRun, found: Sequence[Outcome]) -> None:
         "seeds": [str(len(o.seeds)) for o in found],
     }
     columns = {name: column for name, column in columns.items() if any(column)}
-    print_table(list(columns), list(zip(*columns.values(), strict=True)), run.final_scores[0]["environment"])
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), run.scored_in)
 
 
 def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str | None = None) -> bool:

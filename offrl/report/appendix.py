@@ -58,7 +58,7 @@ def environments(made: Material) -> None:
     page = made.page
     places: dict[tuple[str, str], set[str]] = {}
     for s in made.results.scores:
-        places.setdefault((s.dataset, s.environment), set()).add(made.results.label(s))
+        places.setdefault((s.dataset, str(s.provenance)), set()).add(made.results.label(s))
     rows, several = details.version_rows(made.results.runs)
     if not places and not rows:
         return

@@ -13,7 +13,7 @@ from typing import Any
 from offrl.figures.curves import Curves
 from offrl.report.page import Cell
 from offrl.report.rows import whole
-from offrl.runs.log import SCORE_COLUMNS
+from offrl.runs.log import SCORE_COLUMNS, SENTENCE
 from offrl.runs.record import SCORES, complete
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import behaviour as own_behaviour
@@ -190,7 +190,7 @@ def _extra(run: SavedRun) -> dict[str, Curves]:
             rows = list(csv.DictReader(file))
     except (OSError, csv.Error):
         return {}
-    usual = {*SCORE_COLUMNS, *run.grid} - EXTRA
+    usual = {*SCORE_COLUMNS, SENTENCE, *run.grid} - EXTRA
     curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
     order: dict[tuple[str, ...], int] = {}
     for row in rows:

@@ -49,15 +49,9 @@ class Group:
         return min((int((x == x).sum(0).min()) for x in self.scores.values()), default=0)
 
 
-def environment(score: Score) -> str:
-    """`Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0`: where a score was measured, without the task's name and the reference scores."""
-    return score.environment.partition("; ")[0].rpartition(" in ")[2]
-
-
 def reference(score: Score) -> str:
-    """Whose reference scores are 0 and 100: "D4RL", "Minari", ...; "" for a raw score."""
-    found = re.search(r"0 and 100 are (.+) reference returns", score.environment)
-    return "" if score.normalised is None else found[1] if found else "given"
+    """Whose reference scores are 0 and 100: "D4RL", "Minari", ..., "given"; "" for a raw score."""
+    return "" if score.normalised is None else score.reference or "given"
 
 
 def group(score: Score) -> str:
@@ -67,7 +61,7 @@ def group(score: Score) -> str:
     reference scores and family of tasks: "own files (D4RL references, gym)". A file that is called like a D4RL data set is own data.
     """
     whose = reference(score)
-    return _group(score.dataset, environment(score).partition(",")[0], score.suite, whose) if whose else ""
+    return _group(score.dataset, score.env_id, score.suite, whose) if whose else ""
 
 
 @functools.lru_cache(4096)

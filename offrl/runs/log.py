@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from offrl.runs.tensorboard import Board
 
 SCORE_COLUMNS = (
-    "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset", "environment",
+    "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset",
+    "env_id", "packages", "reference", "scored_by",
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
+SENTENCE = "environment"  # the column that older versions wrote in place of env_id to scored_by; a file that has it keeps it
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
     "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
@@ -176,7 +178,8 @@ class RunLog:
                 began = tuple(file.readline().strip().split(","))
         except (OSError, ValueError):
             return columns
-        return began if began == columns[: len(began)] and len(began) > len(fields) + 2 else columns
+        known = began[: len(fields) + 2] == columns[: len(fields) + 2] and set(began) <= {*columns, SENTENCE}
+        return began if known and len(began) > len(fields) + 2 else columns
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
         """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes null."""
@@ -185,12 +188,12 @@ class RunLog:
         self._tensorboard(lambda board: board.scalars(step, rows))
 
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None:
-        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and the grid's values
-        are filled in, the rest stays empty). `returns` [N, E]: of the single episodes, for TensorBoard."""
+        """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and SENTENCE (`step` and the
+        grid's values are filled in, the rest stays empty). `returns` [N, E]: of the single episodes, for TensorBoard."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for replica, row in zip(self.replicas, rows, strict=True):
-            if unknown := set(row) - set(SCORE_COLUMNS):
+            if unknown := set(row) - {*SCORE_COLUMNS, SENTENCE}:
                 raise ValueError(f"scores.csv has no column {sorted(unknown)}")
             full = {**row, "step": int(step), **dict(replica.values)}
             writer.writerow([_cell(full.get(name)) for name in self._columns])

@@ -6,12 +6,15 @@ import csv
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from offrl import registry
 from offrl.errors import UserError
+from offrl.runs.log import SENTENCE
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
@@ -19,10 +22,12 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
 from offrl.settings.field import marked
 from offrl.settings.replicas import Replica, cell_name
+from offrl.tasks.provenance import Provenance
 
 BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
 TAIL = 1 << 20  # bytes of metrics.jsonl that are read for its last line
 GIVEN = ("algo.", "dataset.", "eval.env", "eval.max_steps", "precision", "experiment")  # what a user may ask for that changes a score
+OLD_COLUMNS = [SENTENCE if name == "env_id" else name for name in COLUMNS if name not in ("packages", "reference", "scored_by")]
 Damage = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # from reading a record that another program or a crash wrote
 
 
@@ -168,8 +173,15 @@ class Reader:
         end = last if steps is not None and last >= steps else None  # of a run that finished
         for (step, seed, cell), row in rows.items():
             final = step == end and (seed, cell) not in dead
-            self.scores.append(Score(suite, dataset, row["environment"], label, settings[cell], seed, step, row["episodes"], row["raw"],
-                                     row["normalised"], row["success"], cell, str(path), final))  # fmt: skip
+            about: dict[str, Any] = {
+                "suite": suite,
+                "dataset": dataset,
+                "algorithm": label,
+                "settings": settings[cell],
+                "cell": cell,
+                "run": str(path),
+            }
+            self.scores.append(Score(**about, **row, seed=seed, step=step, final=final))
         for replica in run.replicas:
             where = (replica.seed, replica.cell)
             if (end, *where) in rows and where not in dead:
@@ -222,7 +234,7 @@ class Reader:
                     "raw": _finite(row["return_mean"]),
                     "normalised": _finite(row["score"]) if row["score"] else None,
                     "success": _finite(row["success"]) if row["success"] else None,
-                    "environment": _text(row["environment"]),
+                    **asdict(_provenance(row)),
                 }
             except Damage:
                 bad += 1
@@ -267,7 +279,7 @@ class Reader:
 
     def _table(self, path: Path) -> bool:
         """Read a results.csv; False where the file is something else."""
-        if path.suffix != ".csv" or not _header(path).startswith(",".join(COLUMNS)):
+        if path.suffix != ".csv" or _header(path).split(",")[: len(COLUMNS)] not in (list(COLUMNS), OLD_COLUMNS):
             return False
         bad = 0
         for row in self._whole_rows(path):
@@ -275,7 +287,8 @@ class Reader:
                 if row["final"] not in ("true", "false"):
                     raise ValueError
                 values = {
-                    **{k: row[k] for k in ("suite", "dataset", "environment", "algorithm", "settings", "cell", "run")},
+                    **{k: row[k] for k in ("suite", "dataset", "algorithm", "settings", "cell", "run")},
+                    **asdict(_provenance(row)),
                     **{k: int(row[k]) for k in ("seed", "step", "episodes")},
                     **{k: _finite(row[k]) if row[k] else None for k in ("normalised", "success")},
                 }
@@ -309,6 +322,25 @@ def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:
     if not scored and (run.record.get("env") == "none" or not (isinstance(spec, dict) and spec.get("task"))):
         return "trained, but there is no environment to score it in"
     return f"no score at the last step, {max(at, steps):,}"
+
+
+def _provenance(row: Mapping[str, Any]) -> Provenance:
+    """The provenance of a row of scores.csv or results.csv. Raises one of `Damage` where it is cut short."""
+    if SENTENCE in row:
+        return parse_sentence(_text(row[SENTENCE]))
+    return Provenance(*(_text(row[f.name]) for f in fields(Provenance)))
+
+
+def parse_sentence(text: str) -> Provenance:
+    """The provenance from the column `environment` that runs have whose version wrote it as a sentence:
+
+    "hopper-medium-v2 in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns".
+    """
+    place, _, scale = text.partition("; ")
+    env_id, _, packages = place.rpartition(" in ")[2].partition(", ")
+    reference = re.fullmatch(r"0 and 100 are (.+) reference returns", scale)
+    scored_by = "success" if scale.startswith("the score is the share of episodes that succeed") else "return"
+    return Provenance(env_id, packages, reference[1] if reference else "", scored_by)
 
 
 def _text(value: str | None) -> str:

@@ -14,7 +14,6 @@ import csv
 import io
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -22,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, nearest
-from offrl.runs.comparable import Group, environment, group, groups, reference, settings_matrix
+from offrl.runs.comparable import Group, group, groups, reference, settings_matrix
 from offrl.settings.diff import Variant, labels
 from offrl.statistics.intervals import mean_interval
+from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
     from offrl.runs.run import SavedRun
@@ -38,7 +38,6 @@ __all__ = [
     "Results",
     "Score",
     "collect",
-    "environment",
     "group",
     "groups",
     "reference",
@@ -55,7 +54,10 @@ class Score:
 
     suite: str  # the benchmark's; "" for a run by itself
     dataset: str
-    environment: str  # data set or task, environment, package versions, whose reference scores; as in scores.csv
+    env_id: str  # this and the next three as in scores.csv: see `offrl.tasks.provenance.Provenance`
+    packages: str
+    reference: str
+    scored_by: str
     algorithm: str  # the run's label, which says nothing of its settings: see `Results.label`
     settings: str  # 8 hex digits: hash of the settings that decide the result, without seeds; a grid's cell has that of a run like it
     seed: int
@@ -67,6 +69,11 @@ class Score:
     cell: str  # of a grid, in words: `temperature=3,expectile=0.7`; "" without
     run: str  # the run directory
     final: bool  # of the last evaluation of a run that reached its `steps`, by a seed that did not diverge
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where and how it was measured."""
+        return Provenance(self.env_id, self.packages, self.reference, self.scored_by)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -262,14 +269,15 @@ def _unlike(results: Results) -> list[str]:
     packages: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     seen: set[tuple[Any, ...]] = set()
     for s in results.scores:
-        kind = (*s.key, s.suite, s.environment, s.normalised is None, s.final and s.step)
+        kind = (*s.key, s.suite, s.provenance, s.normalised is None, s.final and s.step)
         if kind in seen:  # thousands of rows say the same
             continue
         seen.add(kind)
-        by_dataset[s.dataset][environment(s)].add(results.label(s))
+        by_dataset[s.dataset][s.provenance.place].add(results.label(s))
         if s.final:
             steps[s.dataset, results.label(s)].add(s.step)
-        for package, version in re.findall(r"([\w-]+) (\d[\w.+]*)", environment(s).partition(", ")[2]):
+        for words in s.packages.split(", ") if s.packages else ():
+            package, _, version = words.partition(" ")
             if name := group(s):
                 packages[name][package].add(version)
     told = set()

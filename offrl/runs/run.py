@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from offrl import registry
 from offrl.errors import UserError, nearest
+from offrl.runs.log import SENTENCE
 from offrl.runs.record import SCORES, read_record
 from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
 from offrl.system import files as checkpoint
+from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
     from offrl.evaluation.policy import TrainedPolicy
@@ -64,6 +66,16 @@ class SavedRun:
         """The rows of the last evaluation, one for each replica."""
         rows = self.scores
         return [r for r in rows if r["step"] == rows[-1]["step"]]
+
+    @property
+    def scored_in(self) -> str:
+        """The dataset and the provenance of the last scores, as the title of a table; "" without scores."""
+        if not (rows := self.scores and self.final_scores):
+            return ""
+        row = rows[0]
+        if SENTENCE in row:
+            return str(row[SENTENCE])
+        return f"{row['dataset']} in {Provenance(*(str(row[f.name] or '') for f in dataclasses.fields(Provenance)))}"
 
     @property
     def diverged(self) -> list[Replica]:

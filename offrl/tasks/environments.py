@@ -184,21 +184,3 @@ def action_kind(env: gym.Env) -> tuple[bool, int]:
     if isinstance(space, spaces.Text):
         return False, 1
     raise UserError(f"actions of kind {type(space).__name__} are not supported: only Box and Discrete are")
-
-
-def versions(task: Task, env: gym.Env) -> str:
-    """The environment and the packages whose version changes a score, e.g. "Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0"."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    base = env.unwrapped
-    name = task.env_id or str(getattr(task.env_factory, "__qualname__", type(base).__name__))
-    packages = ["gymnasium"]
-    if type(getattr(base, "model", None)).__module__.startswith("mujoco"):
-        packages.append("mujoco")
-    owners = {kind.__module__.partition(".")[0].replace("_", "-") for kind in type(base).__mro__}
-    packages += sorted(owners - {"gymnasium", "offrl", "builtins", "abc", "typing", "main"})
-    words = [name.rpartition(":")[2]]
-    for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            words.append(f"{package} {version(package)}")
-    return ", ".join(words)

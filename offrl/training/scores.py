@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,7 +73,8 @@ class Scores:
             return
         step, result, seconds = scored
         rows = [{COLUMNS.get(k, k): v for k, v in row.items()} for row in result.rows()]
-        self.log.scores(step, [{**row, "dataset": self.dataset, "environment": result.label} for row in rows], result.returns)
+        about = {"dataset": self.dataset, "environment": result.label, **dataclasses.asdict(result.provenance)}
+        self.log.scores(step, [{**row, **about} for row in rows], result.returns)
         self.log.timing(step, evaluation=seconds)
         self.text = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
         self.show(self.text)

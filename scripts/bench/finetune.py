@@ -15,6 +15,7 @@ import csv
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def sb3(args: argparse.Namespace) -> None:
                     model.learn(args.every, reset_num_timesteps=False)
                 row = evaluator([_Greedy(model)], [seed]).rows()[0]
                 rows.append({"step": step, "seed": seed, "episodes": args.episodes, "return_mean": row["return"], "score": row["score"],
-                             "dataset": "", "environment": evaluator.label})  # fmt: skip
+                             "dataset": "", **asdict(evaluator.provenance)})  # fmt: skip
         part.write_text(json.dumps(rows))
     found = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
     with open(folder / SCORES, "w", newline="") as file:

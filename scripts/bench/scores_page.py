@@ -90,13 +90,11 @@ def lengths(results: Results) -> str:
 
 def page(results: Results, command: str, title: str = "Every algorithm on the same files") -> str:
     """The whole page."""
-    from offrl.runs.results import environment
-
     notes = [*results.problems]
     gone = sorted({f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing})
-    scale = f"A score is {SUCCESS}, in %." if all(SUCCESS in s.environment for s in results.final) else D4RL
+    scale = f"A score is {SUCCESS}, in %." if all(s.scored_by == "success" for s in results.final) else D4RL
     lines = [HEAD.format(title=title, command=command, scale=scale, updates=lengths(results)), *table(results)]
-    places = sorted({environment(s) for s in results.final})
+    places = sorted({s.provenance.place for s in results.final})
     lines += ["", f"Scored in {'; '.join(places)}."] if places else []
     lines += ["", "Not in the table, or to be read with care:", "", *(f"- {note}" for note in (*gone, *notes))] if gone or notes else []
     return "\n".join(lines) + "\n"

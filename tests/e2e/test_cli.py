@@ -76,7 +76,7 @@ def test_a_run_writes_what_the_docs_say(offrl: Offrl) -> None:
     with open(run / "scores.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["step"], r["seed"]) for r in rows] == [("10", "3"), ("10", "7"), ("20", "3"), ("20", "7")]
-    assert all("Hopper-v5" in r["environment"] for r in rows)
+    assert all(r["env_id"] == "Hopper-v5" for r in rows)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [10, 20]
 
 
@@ -198,7 +198,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.chdir(tmp_path)
     run = package.train(algo="iql", dataset=arrays(env="Pendulum-v1"), seeds=2, steps=20, settings=FAST)
-    assert run.seeds == [0, 1] and len(run.final_scores) == 2 and "Pendulum-v1" in run.final_scores[0]["environment"]
+    assert run.seeds == [0, 1] and len(run.final_scores) == 2 and run.final_scores[0]["env_id"] == "Pendulum-v1"
     action = run.policy(seed=1).act(np.zeros(3))
     assert action.shape == (1,) and abs(action[0]) <= 2.0
     assert run.policy(seed=1).act(np.zeros((5, 3))).shape == (5, 1)
@@ -258,7 +258,7 @@ def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pyt
     blocks = re.findall(r"```python\n(.*?)```", text[text.index("## From Python") :], re.DOTALL)
     for block in blocks:
         exec(block.replace("steps=50_000)", "steps=20, settings=FAST)"), {**globals(), **values}, values)
-    assert values["run"].final_scores[0]["environment"].startswith("pendulum-mine in Pendulum-v1")
+    assert values["run"].scored_in.startswith("pendulum-mine in Pendulum-v1")
     assert package.train(dataset="plant-7", steps=20, settings=FAST).dataset == "plant-7"
 
 

@@ -17,6 +17,7 @@ from offrl.evaluation.evaluator import Evaluation, Evaluator, evaluate
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task
 from offrl.tasks.episodes import reset_seed
+from offrl.tasks.provenance import Provenance
 from offrl.tasks.task import Task
 
 HOPPER = Task("hopper-medium-v2", env_id="Hopper-v4", ref_min=-20.272305, ref_max=3234.3, ref_label="D4RL")
@@ -336,7 +337,7 @@ def test_discounted_returns_and_what_the_critic_expected() -> None:
 
 def test_rows_and_intervals() -> None:
     returns = np.array([[1.0, 3.0], [4.0, 8.0]])
-    result = Evaluation(returns, np.full((2, 2), 5), None, 10 * returns, "label", (3, 7))
+    result = Evaluation(returns, np.full((2, 2), 5), None, 10 * returns, "task", Provenance(), (3, 7))
     assert result.per_seed().tolist() == [20.0, 60.0]
     mean, low, high = result.interval()
     assert mean == 40.0 and low == pytest.approx(40 - 12.7062 * 20, abs=1e-2) and high - mean == pytest.approx(mean - low)
@@ -344,7 +345,7 @@ def test_rows_and_intervals() -> None:
         "seed": 7, "episodes": 2, "score": 60.0, "return": 6.0, "return_std": 2.0, "length": 5.0, "success": None,
         "discounted": None, "q_overestimation": None, "success_by_task": None,
     }  # fmt: skip
-    assert Evaluation(returns, np.ones((2, 2), int), None, None, "").per_seed().tolist() == [2.0, 6.0]
+    assert Evaluation(returns, np.ones((2, 2), int), None, None, "", Provenance()).per_seed().tolist() == [2.0, 6.0]
 
 
 def test_reset_seeds_are_fixed_and_distinct() -> None:

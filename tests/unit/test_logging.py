@@ -35,7 +35,7 @@ def write(run: log.RunLog, steps: range) -> None:
     for step in steps:
         run.metrics(step, {"critic/loss": [step / 3, 0.1 + 0.2], "actor/loss": [float("nan"), float("inf")]})
         row = {"episodes": 10, "return_mean": step / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
-        run.scores(step, [{"seed": s, **row, "dataset": "d, x", "environment": "E-v4"} for s in (3, 7)])
+        run.scores(step, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)])
         run.timing(step, train=0.5)
 
 
@@ -83,7 +83,7 @@ def test_a_grid_has_columns_of_its_own(tmp_path: Path) -> None:
             run.scores(step, [{"seed": r.seed, "return_mean": float(i), "dataset": "d"} for i, r in enumerate(grid)])
     lines = (tmp_path / "scores.csv").read_text().splitlines()
     assert lines[0] == ",".join((*log.SCORE_COLUMNS[:2], "temperature", "learning_rate", *log.SCORE_COLUMNS[2:]))
-    assert lines[1:4] == [f"1,{start},,,,,d,,,," for start in ("3,1.0,1e-05,,0.0", "7,1.0,1e-05,,1.0", "3,30.0,1e-05,,2.0")]
+    assert lines[1:4] == [f"1,{start},,,,,d,,,,,,," for start in ("3,1.0,1e-05,,0.0", "7,1.0,1e-05,,1.0", "3,30.0,1e-05,,2.0")]
     assert len(lines) == 9
     with start(tmp_path, replicas=grid, resume_step=1) as run, pytest.raises(ValueError, match="zip"):
         run.scores(2, [{"seed": 3}])
@@ -158,7 +158,7 @@ def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_t
     with start(tmp_path / "killed", resume_step=20, unscored=True) as run:
         assert [line.split(b",")[0] for line in contents(tmp_path / "killed")[1].splitlines()] == [b"step", b"10", b"10"]
         row = {"episodes": 10, "return_mean": 20 / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
-        run.scores(20, [{"seed": s, **row, "dataset": "d, x", "environment": "E-v4"} for s in (3, 7)])
+        run.scores(20, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)])
         write(run, range(30, 41, 10))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     shown = []

@@ -167,7 +167,7 @@ def test_two_runs_of_one_name_are_kept_apart(tmp_path: Path) -> None:
     make(tmp_path / "runs", "iql", "hopper-medium-v2", level(60), name="b", temperature=5.0)
     text, rows = made(tmp_path / "runs", out=tmp_path / "out")
     assert {r["algorithm"]: float(r["mean"]) for r in rows} == {"iql": 50.0, "iql (temperature=5)": 60.0}
-    assert "What differs between the two runs" in text and re.search(r"algo.temperature - 5 ", text)
+    assert "What differs between the two runs" in text and re.search(r"algo.temperature 3 5 ", text)
 
 
 def test_the_same_run_twice_is_counted_once(tmp_path: Path) -> None:

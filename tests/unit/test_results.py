@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.runs.results import COLUMNS, Results, Score, collect, environment, group, groups, reference, settings_matrix, write
+from offrl.runs.reader import parse_sentence
+from offrl.runs.results import COLUMNS, Results, Score, collect, group, groups, reference, settings_matrix, write
+from offrl.tasks.provenance import Provenance
 
 HEADER = "step,seed,{}episodes,return_mean,return_std,length_mean,success,score,dataset,environment"
 PLACE = "{} in {}, gymnasium 1.4.0, mujoco {}; 0 and 100 are {} reference returns"
@@ -405,7 +407,9 @@ def test_a_damaged_benchmark_is_read_as_a_folder_of_runs(tmp_path: Path, content
 
 
 def scored(dataset: str, text: str, normalised: float | None = 50.0, suite: str = "") -> Score:
-    return Score(suite, dataset, text, "iql", "00000000", 0, 100, 10, 1000.0, normalised, None, "", "runs/a", True)
+    return Score(
+        suite, dataset, *astuple(parse_sentence(text)), "iql", "00000000", 0, 100, 10, 1000.0, normalised, None, "", "runs/a", True
+    )
 
 
 def test_what_may_be_averaged() -> None:
@@ -432,10 +436,26 @@ def test_own_files_are_by_reference_and_family() -> None:
     assert group(scored("a", place("a"), suite="robots")) == "robots (D4RL references, gym)"
 
 
-def test_environment_and_reference() -> None:
-    score = scored("a in b", "a in b in Hopper-v4, gymnasium 1.4.0; 0 and 100 are D4RL reference returns")
-    assert environment(score) == "Hopper-v4, gymnasium 1.4.0" and reference(score) == "D4RL"
-    assert reference(replace(score, environment="somewhere")) == "given" and reference(replace(score, normalised=None)) == ""
+def test_the_provenance_of_older_runs() -> None:
+    score = scored("a in b", "a in b in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns")
+    assert score.provenance == Provenance("Hopper-v4", "gymnasium 1.4.0, mujoco 3.11.0", "D4RL") and reference(score) == "D4RL"
+    assert reference(replace(score, reference="")) == "given" and reference(replace(score, normalised=None)) == ""
+    for one in (score.provenance, Provenance("Maze-v0", "gymnasium 1.4.0", "", "success"), Provenance("E-v1", "gymnasium 1.4.0")):
+        assert parse_sentence(f"a in b in {one}") == one
+
+
+def test_new_columns_and_old_ones_say_the_same(tmp_path: Path) -> None:
+    old, new = make(tmp_path / "old"), make(tmp_path / "new")
+    columns = '"Hopper-v4","gymnasium 1.4.0, mujoco 3.11.0",D4RL,return'
+    text = (new / "scores.csv").read_text().replace(f'"{place("hopper-medium-v2")}"', columns)
+    (new / "scores.csv").write_text(text.replace("environment", "env_id,packages,reference,scored_by"))
+    scores = [[replace(s, run="") for s in collect([run]).scores] for run in (old, new)]
+    assert scores[0] == scores[1] and scores[0][0].provenance.place == "Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0"
+    write(collect([new]), tmp_path / "table")
+    table = tmp_path / "table" / "results.csv"
+    text = table.read_text().replace("env_id,packages,reference,scored_by", "environment")
+    table.write_text(text.replace(columns.replace('"Hopper-v4"', "Hopper-v4"), f'"{place("hopper-medium-v2")}"'))
+    assert [replace(s, run="") for s in collect([table]).scores] == scores[0]
 
 
 def test_matrices(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, expand
 from offrl.tasks.episodes import reset_seed
+from offrl.tasks.provenance import Provenance
 from offrl.tasks.task import Task, with_factory
 from offrl.video import NoVideo, film, prepare
 from offrl.video import frames as picture
@@ -137,7 +138,7 @@ def test_the_start_is_the_scored_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert seeds == [reset_seed(7, 0, 0), reset_seed(7, 1, 0), reset_seed(7, 0, 1), reset_seed(7, 1, 1)]
     assert [p.name for p in paths] == ["counted-seed7-episode0.mp4", "counted-seed7-episode1.mp4"]
     assert len(frames(paths[0])) == 4 + 10  # cut at 3 steps
-    other = Evaluation(np.zeros((2, 4)), np.zeros((2, 4), np.int64), None, None, "")
+    other = Evaluation(np.zeros((2, 4)), np.zeros((2, 4), np.int64), None, None, "", Provenance())
     film(run_of(tmp_path, [9, 9]), config, env=Counter, size=SIZE, scored=other, quiet=True)
     assert "seed 0, episode 0: the return is" in capsys.readouterr().err
 
@@ -226,11 +227,10 @@ from types import SimpleNamespace
 from offrl.video import film, prepare, NoVideo
 prepare()
 from offrl.data.dataset import DataSpec
-from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
 from offrl.evaluation.evaluator import evaluate
 from offrl.settings.replicas import expand
-from offrl.tasks.task import Task, with_factory
+from offrl.tasks.task import Task
 
 class Wave:
     def start(self, episodes):
