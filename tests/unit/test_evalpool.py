@@ -255,7 +255,7 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
             import os, signal, sys
             print("begun", flush=True)
             from offrl import registry
-from offrl.algorithm import with_settings
+            from offrl.algorithm import with_settings
             from offrl.data.dataset import DataSpec
             from offrl.settings.evaluation import EvalConfig
             from offrl.evaluation.pool import EvaluationPool
