@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from offrl.algorithm import Metrics
+from offrl import rng
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
-from offrl.families.conservative import Conservative, ConservativeSettings
+from offrl.families import conservative
+from offrl.families.conservative import ConservativeSettings
+from offrl.families.sac import LogWeight, SoftActorCritic
+from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -54,18 +62,86 @@ class ReturnsSampler(TransitionSampler):
 
 
 @register("algo", "cal_ql")
-class CalQL(Conservative):
-    """CQL whose penalty pushes no value of the policy below the return that the data had from the state (equation 4.1)."""
+class CalQL(SoftActorCritic):
+    """CQL whose penalty pushes no value of the policy below the return that the data had from the state.
+
+    The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With `action_gap` there is
+    the module "lagrange", the logarithm of the penalty's multiplier.
+    """
 
     Config = CalQLConfig
-    traits = replace(Conservative.traits, actions=("continuous",))
+    traits = replace(SoftActorCritic.traits, actions=("continuous",))
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        conservative.check(config, grid)
+        return super().fit_config(config, dataset, grid)
+
+    def modules(self) -> dict[str, nn.Module]:
+        modules = super().modules()
+        return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
+
+    def make_actor(self) -> nn.Module:
+        return conservative.make_actor(self.config, self.spec)
 
     def sampler(self) -> ReturnsSampler:
         return ReturnsSampler(discount=self.config.discount)
 
-    def calibrate(self, values: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        """max(Q(s, a), G(s)) for the policy's actions; uniform ones are not the policy's, and stay as they are."""
-        uniform, policy = values[:, : self.config.actions], values[:, self.config.actions :]
-        floor = batch["returns_to_go"]
-        bounded = (policy < floor).float().mean()
-        return torch.cat([uniform, torch.maximum(policy, floor)], 1), {"cal_ql/bounded": bounded, "cal_ql/returns": floor.mean()}
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i."""
+        target = self.target(state, state.params["actor"], batch, key)
+        loss, metrics = self.critic.loss(critic, batch, target, key)
+        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        return loss + penalty, {**metrics, **more}
+
+    def calibrated(self, q: Tensor, returns: Tensor) -> Tensor:
+        """max(Q(s, a), G(s)) of values [E, M, B] at the policy's actions (equation 4.1); uniform ones, which come first, stay."""
+        uniform, policy = q[:, : self.config.actions], q[:, self.config.actions :]
+        return torch.cat([uniform, torch.maximum(policy, returns)], 1)
+
+    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """alpha E [log sum_a exp max(Q_i(s, a), G(s)) - Q_i(s, a_data)], summed over critics i (equation 4.1 in CQL's penalty).
+
+        With `action_gap` it is multiplier * alpha * (E [...] - gap).
+        """
+        c, n = self.config, self.config.actions
+        batch = conservative.spread_rows(batch, c.penalty_share)
+        returns = batch["returns_to_go"]
+        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), batch, n, key)
+        soft = conservative.soft_maximum(
+            self.critic, critic, batch, sampled, c, rng.fold_in(key, 3), bound=lambda q: self.calibrated(q, returns)
+        )
+        difference = soft.level - soft.q_data  # [E, B]
+        if c.smallest_difference is not None:
+            difference = difference.clamp(min=c.smallest_difference)
+        if c.largest_difference is not None:
+            difference = difference.clamp(max=c.largest_difference)
+        each = difference.mean(-1)  # of each critic
+        if c.action_gap is None:
+            loss = c.conservative_weight * each.sum()
+        else:
+            multiplier = self.apply("lagrange", state.params["lagrange"]).clamp(max=conservative.MAX_MULTIPLIER)
+            loss = multiplier * c.conservative_weight * (each - c.action_gap).sum()
+        metrics = {"cql/penalty": loss, "cql/difference": each.mean(), "cql/q_data": soft.q_data.mean()}
+        metrics |= {"cql/q_uniform": soft.q[:, :n].mean(), "cql/q_policy": soft.q[:, n : 2 * n].mean()}
+        return loss, {**metrics, "cal_ql/bounded": (soft.q[:, n:] < returns).float().mean(), "cal_ql/returns": returns.mean()}
+
+    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
+        """-multiplier * alpha * (difference - gap), difference [] the mean over critics: it rises above the gap."""
+        multiplier = self.apply("lagrange", lagrange).clamp(max=conservative.MAX_MULTIPLIER)
+        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
+        return loss, {"cql/multiplier": multiplier}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        now, after = rng.split(key)
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], now)
+        steps = {
+            "entropy": self.descend(state, "entropy", self.entropy_loss, negative_entropy),
+            "actor": self.descend(state, "actor", self.actor_loss, batch, now),
+        }
+        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, after)
+        steps["critic"] = self.critic.regularised(critic), metrics
+        if self.config.action_gap is not None:
+            steps["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, metrics["cql/difference"])
+        state, metrics = conservative.simultaneous(state, steps)
+        return self.polyak(state, "critic", self.config.polyak), metrics

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
+from offrl import rng
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.conservative import SoftMaximum, SoftMaximumSettings
+from offrl.families import conservative
+from offrl.families.conservative import SoftMaximumSettings
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -35,11 +38,8 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
 
 
 @register("algo", "combo")
-class COMBO(ModelBased, SoftMaximum):
-    """Critics are pushed down where the model leads, and up at the data's own state-action pairs (equation 2):
-
-    conservative_weight * (mean over pushed states of the soft maximum of Q(s, .) - mean over the data's rows of Q(s, a)), for each critic.
-    """
+class COMBO(ModelBased):
+    """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is SAC's."""
 
     Config = COMBOConfig
 
@@ -54,21 +54,31 @@ class COMBO(ModelBased, SoftMaximum):
             )
         return super().modules()
 
-    def joint(self, scores: Tensor) -> Tensor:
-        if not self.config.kit_compat:
-            return super().joint(scores)
-        # their code keeps uniform, present and next actions as three columns, and each triple as a row of its own
-        kinds = scores.unflatten(1, (3, self.config.actions))
-        return kinds.logsumexp(1).mean(1)
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty (equation 2)."""
+        target = self.target(state, state.params["actor"], batch, key)
+        loss, metrics = self.critic.loss(critic, batch, target, key)
+        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        return loss + penalty, {**metrics, **more}
 
     def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2)."""
         c, real = self.config, self.real_rows
+        penalised = batch if c.pushed == "mix" else {k: v[real:] for k, v in batch.items()}
+        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), penalised, c.actions, key)
+        soft = conservative.soft_maximum(
+            self.critic, critic, penalised, sampled, c, rng.fold_in(key, 3), joint=self.kit_joint if c.kit_compat else conservative.over_all
+        )
         if c.pushed == "mix":
-            level, taken, metrics = self.soft_maximum(critic, state, batch, key)
-            up = taken[:, :real]
+            q_data = soft.q_data[:, :real]
         else:
-            level, _, metrics = self.soft_maximum(critic, state, {k: v[real:] for k, v in batch.items()}, key)
-            up = self.critic.q(critic, batch["observations"][:real], batch["actions"][:real])
-        each = level.mean(-1) - up.mean(-1)  # of each critic
+            q_data = self.critic.q(critic, batch["observations"][:real], batch["actions"][:real])
+        each = soft.level.mean(-1) - q_data.mean(-1)  # of each critic
         loss = c.conservative_weight * each.sum()
-        return loss, {**metrics, "cql/difference": each.mean(), "cql/q_data": up.mean(), "cql/penalty": loss}
+        metrics = {"cql/penalty": loss, "cql/difference": each.mean(), "cql/q_data": q_data.mean()}
+        n = c.actions
+        return loss, {**metrics, "cql/q_uniform": soft.q[:, :n].mean(), "cql/q_policy": soft.q[:, n : 2 * n].mean()}
+
+    def kit_joint(self, scores: Tensor) -> Tensor:
+        """The mean over n of logsumexps of three of the scores [E, 3 n, B], as in OfflineRL-Kit: a uniform, a present and a next action."""
+        return scores.unflatten(1, (3, self.config.actions)).logsumexp(1).mean(1)

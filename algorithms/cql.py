@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from offrl.families.conservative import Conservative, ConservativeSettings
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.algorithm import Metrics, TrainState
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch
+from offrl.families import conservative
+from offrl.families.conservative import ConservativeSettings, SoftMaximum
+from offrl.families.sac import LogWeight, SoftActorCritic
+from offrl.optim import Params
 from offrl.registry import register
 
 
@@ -16,7 +29,81 @@ class CQLConfig(ConservativeSettings):
 
 
 @register("algo", "cql")
-class CQL(Conservative):
-    """SAC whose critics are pushed down at actions that the policy would take and up at the data's."""
+class CQL(SoftActorCritic):
+    """SAC whose critics are pushed down at actions that the policy would take and up at the data's.
+
+    The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With `action_gap` there is
+    the module "lagrange", the logarithm of the penalty's multiplier.
+    """
 
     Config = CQLConfig
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        conservative.check(config, grid)
+        return super().fit_config(config, dataset, grid)
+
+    def modules(self) -> dict[str, nn.Module]:
+        modules = super().modules()
+        return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
+
+    def make_actor(self) -> nn.Module:
+        return conservative.make_actor(self.config, self.spec)
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""
+        target = self.target(state, state.params["actor"], batch, key)
+        loss, metrics = self.critic.loss(critic, batch, target, key)
+        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        return loss + penalty, {**metrics, **more}
+
+    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """alpha E [log sum_a exp Q_i(s, a) - Q_i(s, a_data)], summed over critics i (equation 4, the regulariser H).
+
+        With `action_gap` it is multiplier * alpha * (E [...] - gap) (equation 30).
+        """
+        c = self.config
+        batch = conservative.spread_rows(batch, c.penalty_share)
+        soft, metrics = self.soft_maximum(critic, state, batch, key)
+        difference = soft.level - soft.q_data  # [E, B]
+        if c.smallest_difference is not None:
+            difference = difference.clamp(min=c.smallest_difference)
+        if c.largest_difference is not None:
+            difference = difference.clamp(max=c.largest_difference)
+        each = difference.mean(-1)  # of each critic
+        if c.action_gap is None:
+            loss = c.conservative_weight * each.sum()
+        else:
+            multiplier = self.apply("lagrange", state.params["lagrange"]).clamp(max=conservative.MAX_MULTIPLIER)
+            loss = multiplier * c.conservative_weight * (each - c.action_gap).sum()
+        return loss, {**metrics, "cql/penalty": loss, "cql/difference": each.mean(), "cql/q_data": soft.q_data.mean()}
+
+    def soft_maximum(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[SoftMaximum, Metrics]:
+        """log sum_a exp Q_i(s, a): over sampled actions, divided by their densities (appendix F), or exact over discrete ones."""
+        c = self.config
+        if self.spec.discrete:
+            soft = conservative.exact_soft_maximum(self.critic, critic, batch, c.cql_temperature)
+            return soft, {"cql/q_uniform": soft.q.mean()}
+        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), batch, c.actions, key)
+        soft = conservative.soft_maximum(self.critic, critic, batch, sampled, c, rng.fold_in(key, 3))
+        return soft, {"cql/q_uniform": soft.q[:, : c.actions].mean(), "cql/q_policy": soft.q[:, c.actions : 2 * c.actions].mean()}
+
+    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
+        """-multiplier * alpha * (difference - gap), difference [] the mean over critics (equation 30): it rises above the gap."""
+        multiplier = self.apply("lagrange", lagrange).clamp(max=conservative.MAX_MULTIPLIER)
+        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
+        return loss, {"cql/multiplier": multiplier}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        now, after = rng.split(key)
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], now)
+        steps = {
+            "entropy": self.descend(state, "entropy", self.entropy_loss, negative_entropy),
+            "actor": self.descend(state, "actor", self.actor_loss, batch, now),
+        }
+        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, after)
+        steps["critic"] = self.critic.regularised(critic), metrics
+        if self.config.action_gap is not None:
+            steps["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, metrics["cql/difference"])
+        state, metrics = conservative.simultaneous(state, steps)
+        return self.polyak(state, "critic", self.config.polyak), metrics

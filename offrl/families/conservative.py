@@ -1,36 +1,38 @@
-"""Conservative Q-learning: a soft actor-critic whose critics are pushed down at the policy's actions and up at the data's.
+"""The logsumexp of Q over actions, for penalties that lower Q outside the data: CQL, Cal-QL, COMBO.
 
 "Conservative Q-Learning for Offline Reinforcement Learning" (Kumar et al., 2020, arXiv 2006.04779), CQL(H), with the details of the
 implementation by young-geng that CORL and Cal-QL build on; the first authors' code does not give the paper's scores.
+Shapes: B states, M sampled actions for each, E critics.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
+from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.sac import LogWeight, SoftActorCritic, SoftSettings
+from offrl.families.critics import Critic
+from offrl.families.sac import SoftSettings
 from offrl.nn import Categorical, TanhGaussian
 from offrl.optim import Params
 from offrl.settings.field import setting
 
-LARGEST_MULTIPLIER = 1e6
+MAX_MULTIPLIER = 1e6
+SamplePolicy = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # observations [B, O], key, n -> [n, B, A], log densities [n, B]
 
 
 @dataclass
 class SoftMaximumSettings(SoftSettings):
-    """Settings of every penalty on the soft maximum of Q over actions."""
+    """Settings of every penalty on the logsumexp of Q over actions."""
 
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
@@ -43,7 +45,7 @@ class SoftMaximumSettings(SoftSettings):
 
 @dataclass
 class ConservativeSettings(SoftMaximumSettings):
-    """Settings of CQL and what is built on it; the defaults are those for D4RL's locomotion tasks."""
+    """Settings of CQL and Cal-QL; the defaults are those for D4RL's locomotion tasks."""
 
     actor_learning_rate: float | None = setting(3e-5, "the actor's, where it is another; null: learning_rate", low=0.0)
     init: str = setting(
@@ -63,162 +65,133 @@ class ConservativeSettings(SoftMaximumSettings):
     )
 
 
-class SoftMaximum(SoftActorCritic):
-    """The soft maximum of Q(s, .): logsumexp over tried actions, each divided by its density (equation 4 and appendix F of the paper), or
-    for discrete actions the exact one over all. What is made of it, `penalty`, joins the critics' loss."""
-
-    def tried(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [3 n, B, A] for each state of the batch and their log densities [3 n, B]: uniform ones, the policy's at s, and at s'."""
-        n, actor = self.config.actions, state.params["actor"]
-        uniform, here, there = rng.split(key, 3)
-        shape = (n, *batch["actions"].shape)
-        drawn = rng.uniform(uniform, shape, -1.0, 1.0)
-        density = torch.full(shape[:2], -shape[-1] * math.log(2.0), device=drawn.device)
-        now, log_now = self.sample(actor, batch["observations"], here, n)
-        later, log_later = self.sample(actor, batch["next_observations"], there, n)
-        return torch.cat([drawn, now, later]), torch.cat([density, log_now, log_later])
-
-    def calibrate(self, values: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        """What the penalty takes for the values [E, 3 n, B] of tried actions; as they are unless overridden."""
-        return values, {}
-
-    def soft_maximum(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        """Of Q(s, .) the soft maximum, and Q at the data's action, both [E, B].
-
-        The temperature divides what the densities have been subtracted from, as in the implementation followed.
-        """
-        observations, temperature = batch["observations"], self.config.cql_temperature
-        if self.spec.discrete:
-            every = self.critic.head.mean(self.critic.logits_of_all(critic, observations))  # [E, B, K]
-            index = batch["actions"].view(1, -1, 1).expand(every.shape[0], -1, 1)
-            level = temperature * (every / temperature).logsumexp(-1)
-            return level, every.gather(2, index).squeeze(2), {"cql/q_uniform": every.mean()}
-        n = self.config.actions
-        taken = self.critic.q(critic, observations, batch["actions"])
-        actions, log_density = self.tried(state, batch, key)
-        constant = {k: v.detach() for k, v in critic.items()} if self.config.followed else critic
-        raw = self.critic.q(constant, observations, actions)  # [E, 3 n, B]
-        metrics = {"cql/q_uniform": raw[:, :n].mean(), "cql/q_policy": raw[:, n : 2 * n].mean()}
-        values, more = self.calibrate(raw, batch)
-        free = values == raw  # where a change of Q changes what the penalty takes for it
-        if self.config.importance:
-            scores = (values - log_density) / temperature
-        else:
-            own = taken.detach() if self.config.followed else taken
-            actions, free = torch.cat([actions, batch["actions"].unsqueeze(0)]), torch.cat([free, free.new_ones(own.shape).unsqueeze(1)], 1)
-            scores = torch.cat([values, own.unsqueeze(1)], 1) / temperature
-        level = temperature * self.joint(scores)
-        if self.config.followed:
-            level = level + self.follow(critic, observations, actions, scores, free, rng.fold_in(key, 3))
-        return level, taken, {**metrics, **more}
-
-    def joint(self, scores: Tensor) -> Tensor:
-        """What the scores [E, M, B] of tried actions come to: their logsumexp, [E, B]."""
-        return scores.logsumexp(1)
-
-    def follow(self, critic: Params, observations: Tensor, actions: Tensor, scores: Tensor, free: Tensor, key: Tensor) -> Tensor:
-        """Zeros [E, B] whose gradient is in expectation that of the logsumexp of scores [E, M, B] over actions [M, B, A].
-
-        That gradient is the mean of Q's over actions drawn from the softmax of the scores, so it is enough to differentiate the few that
-        are drawn. free [E, M, B]: whether Q has a gradient there.
-        """
-        many, (size, _, rows) = self.config.followed, scores.shape
-        drawn = rng.categorical(key, scores.detach().transpose(1, 2).expand(many, size, rows, -1))  # [many, E, B]
-        index = drawn.transpose(0, 1)  # [E, many, B]
-        picked = actions.expand(size, *actions.shape).gather(1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1]))
-        inputs = torch.cat([observations.expand(size, many, *observations.shape), picked], -1)
-        q = self.critic.head.mean(self.critic(critic, inputs.flatten(1, 2))).reshape(size, many, rows)
-        return ((q - q.detach()) * free.gather(1, index)).mean(1)
-
-    @abstractmethod
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """The penalty, summed over critics, with its weight."""
-
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        loss, metrics = super().critic_loss(critic, state, batch, key)
-        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
-        return loss + penalty, {**metrics, **more}
-
-
-class Conservative(SoftMaximum):
-    """The critics' loss gains conservative_weight * (soft maximum over actions of Q(s, .) - Q(s, a)), for each critic.
-
-    All losses of an update are those of the state before it. Modules: those of `SoftActorCritic`, and with `action_gap` "lagrange".
-    """
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """Raises UserError for settings with which the penalty would be a constant."""
-        low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("smallest_difference", "largest_difference"))
-        if None not in (*low, *high) and max(low) >= min(high):
-            raise UserError(
-                f"algo.smallest_difference={max(low):g} must be below algo.largest_difference={min(high):g}: nothing lies between them"
-            )
-        if config.penalty_share <= 0.0:
-            raise UserError("algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without it")
-        return super().fit_config(config, dataset, grid)
-
-    def modules(self) -> dict[str, nn.Module]:
-        modules = super().modules()
-        return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
-
-    def make_actor(self) -> nn.Module:
-        c, s = self.config, self.spec
-        if s.discrete:
-            return Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
-        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, init=c.init, log_std_min=-20.0, log_std_max=2.0, scaled=True)
-
-    def multiplier(self, lagrange: Params) -> Tensor:
-        """The learnt multiplier, []."""
-        return self.apply("lagrange", lagrange).clamp(max=LARGEST_MULTIPLIER)
-
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """The penalty, summed over critics, with its weight."""
-        c = self.config
-        many = len(batch["rewards"])
-        rows = max(1, round(c.penalty_share * many))
-        if rows < many:  # evenly from the whole: online, the data's rows come first and the played ones after them
-            some = torch.arange(rows, device=batch["rewards"].device) * many // rows
-            batch = {k: v[some] for k, v in batch.items()}
-        level, taken, metrics = self.soft_maximum(critic, state, batch, key)
-        difference = level - taken  # [E, B]
-        if c.smallest_difference is not None:
-            difference = difference.clamp(min=c.smallest_difference)
-        if c.largest_difference is not None:
-            difference = difference.clamp(max=c.largest_difference)
-        each = difference.mean(-1)
-        metrics = {**metrics, "cql/difference": each.mean(), "cql/q_data": taken.mean()}
-        if c.action_gap is not None:
-            loss = self.multiplier(state.params["lagrange"]) * c.conservative_weight * (each - c.action_gap).sum()
-        else:
-            loss = c.conservative_weight * each.sum()
-        return loss, {**metrics, "cql/penalty": loss}
-
-    def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:
-        """Raises the multiplier while the mean over critics of the difference, [], is above the gap (equation 30 of the paper)."""
-        multiplier = self.multiplier(lagrange)
-        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
-        return loss, {"cql/multiplier": multiplier}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        now, after = rng.split(key)
-        if self.spec.discrete:
-            (log_p,) = self.apply("actor", state.params["actor"], batch["observations"])
-            log_density = (log_p.exp() * log_p).sum(-1)
-        else:
-            _, log_density = self.sample(state.params["actor"], batch["observations"], now)
-        moved = {  # each from the state before the update
-            "entropy": self.descend(state, "entropy", self.entropy_loss, log_density),
-            "actor": self.descend(state, "actor", self.actor_loss, batch, now),
-            "critic": self.descend(state, "critic", self.critic_loss, batch, after),
-        }
-        moved["critic"] = self.critic.regularised(moved["critic"][0]), moved["critic"][1]
-        if self.config.action_gap is not None:
-            difference = moved["critic"][1]["cql/difference"]
-            moved["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, difference)
-        state = state._replace(
-            params={name: moved[name][0].params[name] for name in state.params},
-            opt={name: moved[name][0].opt[name] for name in state.opt},
-            extra=moved["critic"][0].extra,
+def check(config: ConservativeSettings, grid: Mapping[str, Sequence[float]] | None = None) -> None:
+    """Raise UserError for settings with which the penalty would be a constant."""
+    low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("smallest_difference", "largest_difference"))
+    if None not in (*low, *high) and max(low) >= min(high):
+        raise UserError(
+            f"algo.smallest_difference={max(low):g} must be below algo.largest_difference={min(high):g}: nothing lies between them"
         )
-        return self.polyak(state, "critic", self.config.polyak), {k: v for _, metrics in moved.values() for k, v in metrics.items()}
+    if config.penalty_share <= 0.0:
+        raise UserError("algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without it")
+
+
+def make_actor(config: ConservativeSettings, spec: DataSpec) -> nn.Module:
+    """The policy network: its log standard deviations have a learnt scale and shift, as in the implementation followed."""
+    if spec.discrete:
+        return Categorical(spec.observation_dim, spec.num_actions, config.hidden, init=config.init)
+    return TanhGaussian(
+        spec.observation_dim, spec.action_dim, config.hidden, init=config.init, log_std_min=-20.0, log_std_max=2.0, scaled=True
+    )
+
+
+def spread_rows(batch: Batch, share: float) -> Batch:
+    """A share of the batch's rows, at least one, evenly spread: online, the data's rows come first and the played ones after them."""
+    size = len(batch["rewards"])
+    rows = max(1, round(share * size))
+    if rows == size:
+        return batch
+    index = torch.arange(rows, device=batch["rewards"].device) * size // rows
+    return {k: v[index] for k, v in batch.items()}
+
+
+class SampledActions(NamedTuple):
+    """Actions that an integral over all actions is estimated with."""
+
+    actions: Tensor  # [M, B, A]
+    log_density: Tensor  # [M, B], of the distribution that each was drawn from
+
+
+def sampled_actions(sample_policy: SamplePolicy, batch: Batch, n: int, key: Tensor) -> SampledActions:
+    """M = 3 n actions for each state of the batch: n uniform ones, n of the policy at s, and n of the policy at s'."""
+    uniform, present, following = rng.split(key, 3)
+    shape = (n, *batch["actions"].shape)
+    random = rng.uniform(uniform, shape, -1.0, 1.0)
+    density = torch.full(shape[:2], -shape[-1] * math.log(2.0), device=random.device)
+    now, log_now = sample_policy(batch["observations"], present, n)
+    later, log_later = sample_policy(batch["next_observations"], following, n)
+    return SampledActions(torch.cat([random, now, later]), torch.cat([density, log_now, log_later]))
+
+
+class SoftMaximum(NamedTuple):
+    """The soft maximum of Q(s, .) over actions, and what it was made of."""
+
+    level: Tensor  # [E, B]: temperature * log sum_a exp(Q(s, a) / temperature)
+    q_data: Tensor  # [E, B]: Q at the data's action
+    q: Tensor  # [E, M, B] at sampled actions; [E, B, K] at all discrete ones
+
+
+def exact_soft_maximum(critic: Critic, params: Params, batch: Batch, temperature: float | Tensor) -> SoftMaximum:
+    """The soft maximum over all discrete actions."""
+    q = critic.head.mean(critic.logits_of_all(params, batch["observations"]))
+    index = batch["actions"].view(1, -1, 1).expand(q.shape[0], -1, 1)
+    return SoftMaximum(temperature * (q / temperature).logsumexp(-1), q.gather(2, index).squeeze(2), q)
+
+
+def over_all(scores: Tensor) -> Tensor:
+    """The logsumexp of scores [E, M, B] over the M actions: [E, B]."""
+    return scores.logsumexp(1)
+
+
+def soft_maximum(
+    critic: Critic,
+    params: Params,
+    batch: Batch,
+    sampled: SampledActions,
+    config: SoftMaximumSettings,
+    key: Tensor,
+    *,
+    bound: Callable[[Tensor], Tensor] = lambda q: q,
+    joint: Callable[[Tensor], Tensor] = over_all,
+) -> SoftMaximum:
+    """The soft maximum, each action's exp(Q) divided by the density that it was drawn with (appendix F of the paper).
+
+    The temperature divides what the densities have been subtracted from, as in the implementation followed. Without `importance` actions
+    count alike, and the data's is one of them. With `followed` the value is the same, and the gradient `sampled_gradient`'s.
+
+    bound: of the values [E, M, B], what the penalty takes for them (Cal-QL). joint: what scores come to (COMBO).
+    """
+    observations, temperature = batch["observations"], config.cql_temperature
+    q_data = critic.q(params, observations, batch["actions"])
+    constant = {k: v.detach() for k, v in params.items()} if config.followed else params
+    q = critic.q(constant, observations, sampled.actions)
+    values, actions = bound(q), sampled.actions
+    free = values == q  # where a change of Q changes what the penalty takes for it
+    if config.importance:
+        scores = (values - sampled.log_density) / temperature
+    else:
+        last = q_data.detach() if config.followed else q_data
+        actions = torch.cat([actions, batch["actions"].unsqueeze(0)])
+        free = torch.cat([free, free.new_ones(last.shape).unsqueeze(1)], 1)
+        scores = torch.cat([values, last.unsqueeze(1)], 1) / temperature
+    level = temperature * joint(scores)
+    if config.followed:
+        level = level + sampled_gradient(critic, params, observations, actions, scores, free, config.followed, key)
+    return SoftMaximum(level, q_data, q)
+
+
+def sampled_gradient(
+    critic: Critic, params: Params, observations: Tensor, actions: Tensor, scores: Tensor, free: Tensor, n: int, key: Tensor
+) -> Tensor:
+    """Zeros [E, B] whose gradient is in expectation that of the logsumexp of scores [E, M, B] over actions [M, B, A].
+
+    That gradient is the mean of Q's over actions drawn from the softmax of the scores, so it is enough to differentiate the n that are
+    drawn. free [E, M, B]: whether Q has a gradient there.
+    """
+    size, _, rows = scores.shape
+    drawn = rng.categorical(key, scores.detach().transpose(1, 2).expand(n, size, rows, -1))  # [n, E, B]
+    index = drawn.transpose(0, 1)  # [E, n, B]
+    picked = actions.expand(size, *actions.shape).gather(1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1]))
+    inputs = torch.cat([observations.expand(size, n, *observations.shape), picked], -1)
+    q = critic.head.mean(critic(params, inputs.flatten(1, 2))).reshape(size, n, rows)
+    return ((q - q.detach()) * free.gather(1, index)).mean(1)
+
+
+def simultaneous(state: TrainState, steps: Mapping[str, tuple[TrainState, Metrics]]) -> tuple[TrainState, Metrics]:
+    """The state after one step of each module, all of them made from `state`; the critic's step may have changed `extra` too."""
+    after = state._replace(
+        params={name: steps[name][0].params[name] for name in state.params},
+        opt={name: steps[name][0].opt[name] for name in state.opt},
+        extra=steps["critic"][0].extra,
+    )
+    return after, {k: v for _, metrics in steps.values() for k, v in metrics.items()}

@@ -106,6 +106,10 @@ class SoftActorCritic(Algorithm):
         (log_p,) = self.apply("actor", actor, observations)
         return log_p, -(log_p.exp() * log_p).sum(-1)
 
+    def negative_entropy(self, actor: Params, observations: Tensor, key: Tensor) -> Tensor:
+        """log pi [B] of an action of the policy; discrete: its exact expectation."""
+        return -self.probabilities(actor, observations)[1] if self.spec.discrete else self.sample(actor, observations, key)[1]
+
     def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> tuple[Tensor, Metrics]:
         """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the entropies."""
         weight = self.apply("entropy", entropy)
@@ -167,11 +171,8 @@ class SoftActorCritic(Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         now, after = rng.split(key)
-        if self.spec.discrete:
-            log_density = -self.probabilities(state.params["actor"], batch["observations"])[1]
-        else:
-            _, log_density = self.sample(state.params["actor"], batch["observations"], now)
-        state, entropy = self.descend(state, "entropy", self.entropy_loss, log_density)
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], now)
+        state, entropy = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, now)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, after)
         state = self.critic.regularised(state)

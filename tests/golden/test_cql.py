@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
 from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
+from offrl.families.conservative import SampledActions, sampled_actions
 from offrl.training.step import make_step
 from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, single, spec, transitions
 from tests.support.reference import mlp as ref
@@ -67,9 +69,13 @@ def tried(actor: Actor, key: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([drawn, now, later]), np.concatenate([np.full((N, B), A * np.log(0.5)), log_now, log_later])
 
 
+def sampled(algorithm: Any, state: TrainState, batch: dict[str, Tensor]) -> SampledActions:
+    return sampled_actions(partial(algorithm.sample, state.params["actor"]), batch, N, rng.fold_in(KEY, 102))
+
+
 def test_the_tried_actions_and_their_densities() -> None:
     algorithm, state = make()
-    actions, log_p = algorithm.tried(state, BATCH, rng.fold_in(KEY, 102))
+    actions, log_p = sampled(algorithm, state, BATCH)
     expected, log_expected = tried(Actor(state.params["actor"]), KEY)
     np.testing.assert_allclose(actions, expected, atol=1e-5)
     np.testing.assert_allclose(log_p, log_expected, rtol=1e-3, atol=1e-3)
@@ -98,7 +104,7 @@ def test_penalty(settings: dict[str, Any]) -> None:
     if "penalty_share" in settings:  # the noise has the shape of what is asked, so it is taken from the algorithm
         rows = [0, 2, 4, 6] if settings["penalty_share"] == 0.5 else [0, 2, 5]  # from the whole batch: online its parts differ
         some = {k: v[rows] for k, v in BATCH.items()}
-        actions, log_p = (x.numpy().astype(np.float64) for x in algorithm.tried(state, some, rng.fold_in(KEY, 102)))
+        actions, log_p = (x.numpy().astype(np.float64) for x in sampled(algorithm, state, some))
     q = q_values(nets, X["observations"][rows], actions)  # [2, 3 N, B]
     taken = q_values(nets, X["observations"][rows], X["actions"][rows])
     temperature = settings.get("cql_temperature", 1.0)
@@ -142,9 +148,8 @@ def test_cal_ql_bounds_the_policys_values_only_and_before_the_densities(importan
 def test_cal_ql_pushes_no_value_at_its_bound_down() -> None:
     """With returns above all values the penalty's gradient is that of the uniform actions and the data's alone."""
     algorithm, _ = make("cal_ql")
-    high = {**BATCH, "returns_to_go": torch.full((B,), 100.0)}
     values = torch.zeros(2, 3 * N, B, requires_grad=True)
-    bounded, _ = algorithm.calibrate(values, high)
+    bounded = algorithm.calibrated(values, torch.full((B,), 100.0))
     bounded.sum().backward()
     assert values.grad is not None and bool((values.grad[:, :N] == 1).all()) and not values.grad[:, N:].any()
 
