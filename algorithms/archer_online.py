@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, Requirement, TrainState, Traits, Tree
+from offrl.algorithm import Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit
 from offrl.data.samplers.transitions import Batch
@@ -24,6 +24,7 @@ from offrl.lm.rollouts import played
 from offrl.lm.sampler import ACTION, IDS
 from offrl.lm.utterances import EACH, trim
 from offrl.optim import Params
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import setting

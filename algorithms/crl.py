@@ -73,7 +73,7 @@ class CRL(GoalValued):
         c = self.config
         if c.encoder == "residual" and c.depth % BLOCK:
             raise UserError(f"algo.depth={c.depth} must be a multiple of {BLOCK}")
-        modules = {"actor": self.make_actor(), "critic": self.encoders(2, self.spec.observation_dim + self.encoded_action_dim)}
+        modules = {"actor": self.make_actor(), "critic": self.encoders(2, self.spec.observation_dim + self.spec.encoded_action_dim)}
         return {**modules, "value": self.encoders(1, self.spec.observation_dim)} if self.learner == "awr" else modules
 
     def encoders(self, size: int, inputs: int) -> Encoders:
@@ -107,7 +107,7 @@ class CRL(GoalValued):
 
     def energy(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """The smaller of the critics' energies, [B]."""
-        return self.near("critic", state.params["critic"], together(observations, self.encode(actions)), goals).amin(0)
+        return self.near("critic", state.params["critic"], together(observations, self.spec.encode(actions)), goals).amin(0)
 
     def floored(self, energies: Tensor) -> Tensor:
         """Pairs that are hardly ever of one trajectory are all alike to the actor, and have no gradient."""
@@ -124,7 +124,7 @@ class CRL(GoalValued):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         observations, goals = batch["observations"], batch[VALUE_GOALS]
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
-        taken = together(observations, self.encode(batch["actions"]))
+        taken = together(observations, self.spec.encode(batch["actions"]))
         state, critic = self.descend(state, "critic", self.contrastive_loss, "critic", taken, goals)
         if self.learner != "awr":
             return state, {**critic, **actor}

@@ -118,7 +118,6 @@ class DPT(Algorithm):
     """
 
     Config = DPTConfig
-    headline = "actor/loss"
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -129,7 +128,7 @@ class DPT(Algorithm):
         return config
 
     def modules(self) -> dict[str, nn.Module]:
-        self.blank = self.encoded_action_dim + self.spec.observation_dim + 1  # numbers in a token that the query leaves at zero
+        self.blank = self.spec.encoded_action_dim + self.spec.observation_dim + 1  # numbers in a token that the query leaves at zero
         return {"actor": InContext(self.spec.observation_dim + self.blank, self.config, self.spec)}
 
     @property
@@ -156,7 +155,7 @@ class DPT(Algorithm):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """Mean imitation loss of the label over batch and lengths of the context."""
-        context = self.tokens({**batch, "actions": self.encode(batch["actions"])})
+        context = self.tokens({**batch, "actions": self.spec.encode(batch["actions"])})
         valid = torch.cat([torch.ones_like(batch["valid"][:, :1]), batch["valid"]], 1)
         tokens = torch.cat([self.asked(batch["queries"]), context], 1)
         dist = self.apply("actor", actor, tokens, visible(valid, tokens.shape[-2]), key)
@@ -180,14 +179,14 @@ class DPTActor(Actor):
 
     def start(self, episodes: int) -> Carry:
         observation = torch.zeros(episodes, 0, self.algorithm.spec.observation_dim)
-        actions = torch.zeros(episodes, 0, self.algorithm.encoded_action_dim)
+        actions = torch.zeros(episodes, 0, self.algorithm.spec.encoded_action_dim)
         seen = {"observations": observation, "actions": actions, "next_observations": observation, "rewards": torch.zeros(episodes, 0)}
         return Memory(seen)
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         dist, memory = self.best(self.noted(carry, observations), observations)
         actions = self.choose(dist, key, explore)
-        doing = {"observations": observations, "actions": self.algorithm.encode(actions), "rewards": torch.zeros(len(observations))}
+        doing = {"observations": observations, "actions": self.algorithm.spec.encode(actions), "rewards": torch.zeros(len(observations))}
         return actions, dataclasses.replace(memory, doing=doing, steps=memory.steps + 1)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:

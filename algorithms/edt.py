@@ -104,14 +104,14 @@ class EDT(WindowAlgorithm):
         return {"actor": EDTNet(self.sizes(), self.config, self.spec)}
 
     def sizes(self) -> dict[str, int]:
-        return {"observation": self.spec.observation_dim, "return": 1, "action": self.encoded_action_dim, "reward": 1}
+        return {"observation": self.spec.observation_dim, "return": 1, "action": self.spec.encoded_action_dim, "reward": 1}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         bins = self.config.return_bins
         return {
             "observation": batch["observations"],
             "return": 2.0 * self.bin_of(batch[RETURNS]).float().unsqueeze(-1) / (bins - 1) - 1.0,
-            "action": self.encode(batch["actions"]),
+            "action": self.spec.encode(batch["actions"]),
             "reward": batch["rewards"].unsqueeze(-1),
         }
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, Pretrained, TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACHIEVED
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -23,6 +23,7 @@ from offrl.families.sequence import History, WindowActor, WindowAlgorithm, Windo
 from offrl.families.subgoals import Candidates, Subgoals
 from offrl.families.teacher import CHUNK, Valued, ValuedSettings
 from offrl.optim import Params
+from offrl.pretrained import Pretrained
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -117,10 +118,10 @@ class GADT(Valued, WindowAlgorithm):
         return state._replace(extra={**state.extra, "candidates": drawn}), {}
 
     def sizes(self) -> dict[str, int]:
-        return {"observation": self.subgoals.width + self.spec.observation_dim, "action": self.encoded_action_dim}
+        return {"observation": self.subgoals.width + self.spec.observation_dim, "action": self.spec.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        return {"observation": torch.cat([batch[PROMPTS], batch["observations"]], -1), "action": self.encode(batch["actions"])}
+        return {"observation": torch.cat([batch[PROMPTS], batch["observations"]], -1), "action": self.spec.encode(batch["actions"])}
 
     def sampler(self) -> Sampler:
         extra = (ACHIEVED,) if self.spec.goal_dim and not self.subgoals.latent else ()

@@ -37,7 +37,7 @@ class GCIQL(GoalValued):
 
     def modules(self) -> dict[str, nn.Module]:
         inputs = self.spec.observation_dim + self.goal_dim
-        critic = self.make_values(2, inputs + self.encoded_action_dim)
+        critic = self.make_values(2, inputs + self.spec.encoded_action_dim)
         return {"actor": self.make_actor(), "critic": critic, "value": self.make_net(inputs, 1)}
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class GCIQL(GoalValued):
 
     def both(self, critic: Params, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """Twin Q(s, g, a) [2, B]."""
-        return self.apply("critic", critic, together(observations, goals, self.encode(actions))).squeeze(-1)
+        return self.apply("critic", critic, together(observations, goals, self.spec.encode(actions))).squeeze(-1)
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         return self.both(state.params["critic"], observations, goals, actions).amin(0)

@@ -213,7 +213,7 @@ class LaMo(SequenceAlgorithm):
     def modules(self) -> dict[str, nn.Module]:
         self.language = identified(self.config)
         actor = LanguagePolicy(self.sizes(), self.config, self.spec, self.language)
-        self.notes = [described(self.language, actor, self.config)]
+        self.runtime.notes = [described(self.language, actor, self.config)]
         return {"actor": actor}
 
     @property
@@ -230,7 +230,7 @@ class LaMo(SequenceAlgorithm):
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         if isinstance(params, BoundParams):
             return super().apply(name, params, *x)
-        frozen = self.source.frozen if next(iter(params.values())).is_cuda else {}  # those of the modules are on the CPU
+        frozen = self.runtime.source.frozen if next(iter(params.values())).is_cuda else {}  # those of the modules are on the CPU
         return functional_call(self.networks[name], {**frozen, **params}, x, tie_weights=False)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:

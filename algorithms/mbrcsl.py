@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import Pretrained, Requirement
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import Sequences, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings, round_digits
+from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.system.devices import pick_device

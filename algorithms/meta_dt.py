@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, Pretrained, Requirement, TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.contexts import TASKS, episode_tasks, ranked_episodes
 from offrl.data.samplers.histories import PROMPT, PromptSampler, Windows, prompt_windows
@@ -33,6 +33,7 @@ from offrl.families.sequence import (
 )
 from offrl.nn.transformer import Affine, Table, drop, interleave, visible
 from offrl.optim import Params
+from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -202,7 +203,7 @@ class MetaDTActor(SequenceActor):
 
     def start(self, episodes: int) -> Carry:
         old, algorithm = super().start(episodes), self.algorithm
-        actions = torch.zeros(episodes, 0, algorithm.encoded_action_dim)
+        actions = torch.zeros(episodes, 0, algorithm.spec.encoded_action_dim)
         episode = {"observations": old.window["observations"], "actions": actions, "rewards": torch.zeros(episodes, 0)}
         steps, prompt = algorithm.config.prompt, {}
         if steps:
@@ -230,7 +231,7 @@ class MetaDTActor(SequenceActor):
         window = self.enter(carry, observations)
         dist = self.last({**window, **{PROMPT + name: column for name, column in carry.prompt.items()}})
         actions = self.choose(dist, key, explore)
-        new = {"observations": observations, "actions": self.algorithm.encode(actions), "rewards": torch.zeros(len(observations))}
+        new = {"observations": observations, "actions": self.algorithm.spec.encode(actions), "rewards": torch.zeros(len(observations))}
         episode = {name: torch.cat([column, new[name].unsqueeze(1)], 1) for name, column in carry.episode.items()}
         return actions, dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1, episode=episode)
 

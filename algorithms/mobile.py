@@ -69,7 +69,7 @@ class MOBILE(ModelBased):
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
         """U(s, a) [B] at observations [B, O]: the (unbiased) standard deviation over elites of the mean, over drawn next states and
         actions, of the smallest target critic's value. All are one batch of backup_samples * elites * B."""
-        source: ModelSource = self.source
+        source: ModelSource = self.runtime.source
         model, tree, many = source.model, self.model_tree(state, source), self.config.backup_samples
         prediction = model.predict(tree, observations, actions, model.first_past(observations))
         mean, std = prediction.mean[tree["elites"]], prediction.std[tree["elites"]]  # [K, B, O]

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, Requirement, TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.world_models import uncertainty
@@ -149,12 +150,12 @@ class PETS(Dynamics):
     def modules(self) -> dict[str, Any]:
         c = self.config
         check_plan(c)
-        self.notes = ()
+        self.runtime.notes = ()
         modules = super().modules()
         # without what is the planner's: this is what the model's file describes
         self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
         asked = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
-        self.notes = (*self.notes, f"planning asks the model {asked:,} times before each action (algo.plan_*)")
+        self.runtime.notes = (*self.runtime.notes, f"planning asks the model {asked:,} times before each action (algo.plan_*)")
         return modules
 
     @classmethod

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Metrics, Pretrained, TrainState
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, VALID, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -21,6 +21,7 @@ from offrl.families.return_conditioned import round_digits
 from offrl.families.sequence import SequenceAlgorithm, SequenceSettings
 from offrl.families.teacher import Valued, ValuedSettings, v_of_policy
 from offrl.optim import Params
+from offrl.pretrained import Pretrained
 from offrl.registry import register
 from offrl.settings.field import setting
 

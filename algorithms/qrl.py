@@ -54,7 +54,7 @@ class QRL(GoalValued):
             raise UserError(f"algo.latent={c.latent} must be a multiple of {8 if c.quasimetric == 'iqe' else 2} for {c.quasimetric}")
         encoder = self.make_net(self.spec.observation_dim, c.latent)
         # awr asks the distance alone: dynamics that nothing uses would only shape phi
-        moves = None if self.learner == "awr" else self.make_net(c.latent + self.encoded_action_dim, c.latent)
+        moves = None if self.learner == "awr" else self.make_net(c.latent + self.spec.encoded_action_dim, c.latent)
         return {"actor": self.make_actor(), "value": QuasimetricModel(encoder, moves, Quasimetric(c.quasimetric, c.latent))}
 
     def distance(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
@@ -76,14 +76,14 @@ class QRL(GoalValued):
         metrics = {"value/loss": loss, "value/distance": far.mean(), "value/step": step.mean(), "value/multiplier": multiplier}
         if self.learner == "awr":
             return loss, metrics
-        moved = self.apply("value", value, "move", here, self.encode(batch["actions"]))
+        moved = self.apply("value", value, "move", here, self.spec.encode(batch["actions"]))
         dynamics = 0.5 * (self.apply("value", value, "between", moved, there) + self.apply("value", value, "between", there, moved)).mean()
         return loss + dynamics, {**metrics, "value/dynamics": dynamics}
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         value = state.params["value"]
         here, goal = (self.apply("value", value, "encode", z.flatten(1)) for z in (observations, goals))
-        return -self.apply("value", value, "between", self.apply("value", value, "move", here, self.encode(actions)), goal)
+        return -self.apply("value", value, "between", self.apply("value", value, "move", here, self.spec.encode(actions)), goal)
 
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
         value, goals = state.params["value"], batch[ACTOR_GOALS]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, Requirement, TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.optim import Adam, Params
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.world_models import ensemble
@@ -65,7 +66,6 @@ class RAMBO(ModelBased):
 
     Config = RAMBOConfig
     dynamics: ClassVar[dict[str, Any]] = {"learning_rate": 3e-4, "patience": 10, "bounds_weight": 0.001}
-    watched: Mapping[str, str] = {"model/loss": "the loss of its world model is not finite"}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -186,7 +186,7 @@ class RAMBO(ModelBased):
 
     def oppose(self, state: TrainState, key: Tensor) -> tuple[TrainState, Metrics]:
         """One update of the model, along one step of the imagined states."""
-        c, source, at = self.config, self.source, state.extra["imagined"]
+        c, source, at = self.config, self.runtime.source, state.extra["imagined"]
         model, tree = source.model, self.model_tree(state, source)
         act, who, noise, end, fresh, real = rng.split(key, 6)
         observations, past = at["observations"], at["past"]
@@ -217,7 +217,7 @@ class RAMBO(ModelBased):
     def moments(self, tree: Tree, raw: ensemble.Raw) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the networks' outputs, float32 [E, B, D]; as roll-outs draw them."""
         std = (0.5 * raw.log_var.float()).exp()
-        return raw.mean.float(), std * tree["scale"] if self.source.model.config.calibrated else std
+        return raw.mean.float(), std * tree["scale"] if self.runtime.source.model.config.calibrated else std
 
     def advantage(
         self, state: TrainState, observations: Tensor, actions: Tensor, rewards: Tensor, ended: Tensor, following: Tensor
@@ -240,7 +240,7 @@ class RAMBO(ModelBased):
         self, params: Params, state: TrainState, inputs: Tensor, drawn: Tensor, advantage: Tensor, batch: Batch
     ) -> tuple[Tensor, Metrics]:
         """lambda * mean of log p(drawn) * advantage (as policy gradients go, but downhill), and what the model was trained with."""
-        c, source = self.config, self.source
+        c, source = self.config, self.runtime.source
         model, tree, rows = source.model, source.tree, inputs.shape[0]  # the scaler of the inputs stays as it is
         raw = model.raw(params, tree, torch.cat([inputs, batch["inputs"]]))
         imagined = ensemble.Raw(raw.mean[:, :rows], raw.log_var[:, :rows], None)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, Pretrained, Requirement, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.skills import SpanSampler
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -24,6 +24,7 @@ from offrl.families.critics import Critic, Value, Values, fit_value_range
 from offrl.families.in_sample import InSampleSettings
 from offrl.nn.latent import Latent, draw, gaussian_kl
 from offrl.optim import Adam, Params
+from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 

@@ -69,7 +69,6 @@ class Skills(Algorithm):
 
     Config = SkillsConfig
     traits = Traits(policy_modules=())
-    headline = "skills/error"
 
     def modules(self) -> dict[str, nn.Module]:
         s = self.spec
@@ -85,7 +84,7 @@ class Skills(Algorithm):
 
     def posterior(self, skills: Params, actions: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
         """(mean, log standard deviation) [B, Z] of q(z | actions [B, H, ...]), of which those that are not `valid` [B, H] do not count."""
-        return self.apply("skills", skills, "encode", self.encode(actions), valid)
+        return self.apply("skills", skills, "encode", self.spec.encode(actions), valid)
 
     def prior(self, skills: Params, observations: Tensor) -> tuple[Tensor, ...]:
         """(mean, log standard deviation) [B, Z] of p(z | s)."""

@@ -87,10 +87,9 @@ class TaskModel(Algorithm):
 
     Config = TaskModelConfig
     traits = Traits(policy_modules=())
-    headline = "model/loss"
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"model": TaskNet(self.spec.observation_dim, self.encoded_action_dim, self.config)}
+        return {"model": TaskNet(self.spec.observation_dim, self.spec.encoded_action_dim, self.config)}
 
     def sampler(self) -> Sampler:
         return HistorySampler(self.config.history)
@@ -114,8 +113,8 @@ class TaskModel(Algorithm):
 
     def encoded(self, batch: Batch) -> Batch:
         """A batch whose actions are as a network takes them; those before the start of the episode are zeros in any case."""
-        past = self.encode(batch["past_actions"]) * batch["past_valid"].unsqueeze(-1)
-        return {**batch, "actions": self.encode(batch["actions"]), "past_actions": past}
+        past = self.spec.encode(batch["past_actions"]) * batch["past_valid"].unsqueeze(-1)
+        return {**batch, "actions": self.spec.encode(batch["actions"]), "past_actions": past}
 
     def model_loss(self, model: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         _, squared, _ = self.errors(model, self.encoded(batch))

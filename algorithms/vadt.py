@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offrl import losses, registry
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Pretrained, TrainState, Tree
+from offrl.algorithm import TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
@@ -20,6 +20,7 @@ from offrl.families.return_conditioned import round_digits
 from offrl.families.sequence import History, WindowActor, WindowAlgorithm, WindowSettings
 from offrl.families.teacher import Valued, ValuedSettings, q_of_data
 from offrl.optim import Params
+from offrl.pretrained import Pretrained
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -93,12 +94,12 @@ class VADT(Valued, WindowAlgorithm):
         return {"value": (run.state if run else self.critic.init(0)).params["value"]}  # a policy's file has its own
 
     def sizes(self) -> dict[str, int]:
-        return {"observation": 1 + self.spec.observation_dim, "action": self.encoded_action_dim}
+        return {"observation": 1 + self.spec.observation_dim, "action": self.spec.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         scale = self.config.prompt_scale
         prompts = batch[PROMPTS].unsqueeze(-1) / (1.0 if scale is None else scale)
-        return {"observation": torch.cat([prompts, batch["observations"]], -1), "action": self.encode(batch["actions"])}
+        return {"observation": torch.cat([prompts, batch["observations"]], -1), "action": self.spec.encode(batch["actions"])}
 
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), made=self.judge)  # type: ignore[type-var]

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
@@ -22,6 +22,7 @@ from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
 if TYPE_CHECKING:
+    from offrl.pretrained import Requirement
     from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]
@@ -79,48 +80,10 @@ class Traits:
         return "text" in self.actions
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """A trained run that another one builds on, with everything that its training knew: critics and targets too."""
-
-    replicas: tuple[tuple[Algorithm, TrainState], ...]  # without a replica axis, optimiser states and `buffers`; on the CPU
-    settings: dict[str, Any]  # of the algorithm: with them it can be built again
-    identity: str  # the same for the same tensors
-    fingerprint: str = ""  # of the data that it was trained on
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """That of the first replica."""
-        return self.replicas[0][0]
-
-    @property
-    def state(self) -> TrainState:
-        """That of the first replica."""
-        return self.replicas[0][1]
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A run that an algorithm builds on: the one that the setting of the requirement's name names, or one that is trained first."""
-
-    algo: str = ""  # which algorithm is trained where no run is named; empty: one has to be named
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of that algorithm
-    steps: int | None = None  # updates of that run; None: until it leaves `artifact`
-    label: str = ""  # what its directory is called
-    seed: int | None = None  # None: the first one of the run that requires it
-    artifact: str = ""  # glob of a file that the run leaves when it is finished
-    load: Callable[[str, DataSpec], Any] | None = None  # reads what is no run's checkpoint: `identity`, `fingerprint`; raises UserError
-    check: Callable[[Any], None] = lambda run: None  # raises UserError for a run that lacks what is needed
-    take: Callable[[Any], Any] = lambda run: run  # the part of it that the algorithm is handed
-    every_replica: bool = False  # all replicas count, those of a grid too, not the first one alone
-    own_units: bool = False  # it may have been trained with another normalisation of observations and rewards
-    of_rewards: bool = False  # it speaks of rewards, which have to be in the same units
-
-
 class Part:
     """A component that algorithms have in common: a network with its values and losses, which reads the algorithm's settings.
 
-    An algorithm makes its parts in `modules` and keeps them as attributes; `Algorithm.with_config` hands them other settings.
+    An algorithm makes its parts in `modules` and keeps them as attributes; `with_config` hands them other settings.
     """
 
     def __init__(self, config: Any, spec: DataSpec) -> None:
@@ -131,22 +94,28 @@ class Part:
         return state
 
 
+@dataclass
+class Runtime:
+    """What surrounds a copy of an algorithm that trains or acts; the step fills it in."""
+
+    source: Any = None  # what the sampler prepared, the same for all replicas, on the device
+    reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
+    notes: Sequence[str] = ()  # what a person should know about how the algorithm was set up
+
+
 class Algorithm(ABC):
     """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions."""
 
     Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
     traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
-    headline: ClassVar[str] = ""  # the metric that the progress bar shows
-    notes: Sequence[str] = ()  # what a person should know about how it was set up
-    watched: Mapping[str, str] = {}  # metric -> what to say of a replica that is stopped because this one is not finite
-    average: Callable[[Params], Params] | None = None  # of the gradients of several processes that share a batch; set by the step
-    source: Any = None  # what the sampler prepared, the same for all replicas, on the device; set by the step
+    runtime: Runtime
 
     def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
         """pretrained: what `requires` names, where something is to be trained; a policy acts without, and has what it needs in its file."""
         self.config, self.spec = config, spec
         self.traits = self.traits_for(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
+        self.runtime = Runtime()
         with torch.random.fork_rng(devices=[]):
             self.networks = self.modules()  # only their structure is used: `apply` is handed the parameters
 
@@ -179,19 +148,6 @@ class Algorithm(ABC):
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
         """The run's `config` with the settings that follow from what it requires; called before `fit_config`."""
         return config
-
-    def with_config(self: AnyAlgorithm, config: Any) -> AnyAlgorithm:
-        """A copy with other values of settings that do not decide its networks: those of a replica, or of acting."""
-        other = copy.copy(self)
-        other.config, other.traits = config, self.traits_for(config)
-        for name, part in self._parts().items():
-            part = copy.copy(part)
-            part.config = config
-            setattr(other, name, part)
-        return other
-
-    def _parts(self) -> dict[str, Part]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, Part)}
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
@@ -274,7 +230,7 @@ class Algorithm(ABC):
             step=torch.zeros((), dtype=torch.int64),
             key=rng.make_key(seed),
         )
-        for part in self._parts().values():
+        for part in parts_of(self).values():
             state = part.begin(state)
         return state
 
@@ -285,8 +241,8 @@ class Algorithm(ABC):
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""
         grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(state.params[name], state, *x)
-        if self.average is not None:
-            grads = self.average(grads)
+        if self.runtime.reduce_gradients is not None:
+            grads = self.runtime.reduce_gradients(grads)
         params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
 
@@ -295,26 +251,28 @@ class Algorithm(ABC):
         target = {k: torch.lerp(v, state.params[name][k], rate) for k, v in state.target[name].items()}
         return state._replace(target={**state.target, name: target})
 
-    def encode(self, actions: Tensor) -> Tensor:
-        """Actions as network input: [B, A] as they are, discrete [B] as one-hot [B, K]."""
-        if not self.spec.discrete:
-            return actions
-        # one_hot itself looks at the values, which neither vmap nor a CUDA graph allows
-        return (actions.unsqueeze(-1) == torch.arange(self.spec.num_actions, device=actions.device)).to(torch.float32)
-
     @property
     def policy(self) -> Policy:
         """The module "actor", for its distribution's methods; its own parameters are not used."""
         return cast(Policy, self.networks["actor"])
 
-    @property
-    def encoded_action_dim(self) -> int:
-        """Width of `encode(actions)`."""
-        return self.spec.num_actions if self.spec.discrete else self.spec.action_dim
+
+def with_config(algorithm: AnyAlgorithm, config: Any) -> AnyAlgorithm:
+    """`algorithm` with other values of settings that do not decide its networks: those of a replica, or of acting."""
+    other = copy.copy(algorithm)
+    other.config, other.traits, other.runtime = config, algorithm.traits_for(config), copy.copy(algorithm.runtime)
+    for name, part in parts_of(algorithm).items():
+        part = copy.copy(part)
+        part.config = config
+        setattr(other, name, part)
+    return other
+
+
+def parts_of(algorithm: Algorithm) -> dict[str, Part]:
+    """The parts that an algorithm has, by attribute."""
+    return {name: value for name, value in vars(algorithm).items() if isinstance(value, Part)}
 
 
 def with_settings(algorithm: AnyAlgorithm, values: Mapping[str, Any]) -> AnyAlgorithm:
-    """`algorithm` with other values of settings that are not structural, on the same networks; itself where there are none."""
-    if not values:
-        return algorithm
-    return algorithm.with_config(dataclasses.replace(algorithm.config, **values))
+    """As `with_config`, with these values of settings by name; the algorithm itself where there are none."""
+    return with_config(algorithm, dataclasses.replace(algorithm.config, **values)) if values else algorithm

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, Requirement, TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Packed, Sampler, Transitions, TransitionSampler
 from offrl.errors import UserError
 from offrl.families.sac import SoftActorCritic, SoftSettings
 from offrl.optim import Adam
+from offrl.pretrained import Requirement
 from offrl.settings.field import setting
 from offrl.world_models.model import Outcome, past_at, required
 from offrl.world_models.rollout import CHUNK, Act, Imagined, Measure, branched, careful

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
-from offrl.algorithm import Algorithm, Metrics, Requirement, TrainState, Traits, Tree, select
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree, select
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Packed, Sampler, pack
 from offrl.errors import UserError, nearest
 from offrl.nn.mlp import ACTIVATIONS
 from offrl.optim import Params
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.replicas import Replica
@@ -176,7 +177,6 @@ class Dynamics(Algorithm):
 
     Config = DynamicsSettings
     traits = Traits(policy_modules=())
-    headline = "dynamics/held-out error"
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -214,13 +214,10 @@ class Dynamics(Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         self.model = WorldModel(self.config, self.spec)
         if self.config.termination == "learned":
-            self.notes = (f"no rule for when {self.spec.name or 'this environment'} ends is known: the model learns it from the data",)
+            self.runtime.notes = (
+                f"no rule for when {self.spec.name or 'this environment'} ends is known: the model learns it from the data",
+            )
         self.decay = ensemble.decay_of_layers(self.config.weight_decay, len(self.config.hidden) + 1)
-        self.watched = {
-            **{self._of("loss", e): f"the loss of member {e} of the ensemble is not finite" for e in range(self.config.members)},
-            **{self._of("held-out error", e): f"member {e} of the ensemble diverged: its held-out error is not finite, or its variance "
-               "explodes" for e in range(self.config.members)},
-        }  # fmt: skip
         return {"dynamics": self.model.build()}
 
     @staticmethod
@@ -256,7 +253,7 @@ class Dynamics(Algorithm):
 
     def draw(self, state: TrainState) -> Batch:
         """The next batch of every member: name -> [E, B, ...]."""
-        source, c = self.source, self.config
+        source, c = self.runtime.source, self.config
         at = (state.step % self.every) * c.batch_size + torch.arange(c.batch_size, device=state.step.device)
         order = rng.fold_in(rng.fold_in(state.key, 201), state.step // self.every)
         slot = rng.permuted(order, at % source.count, source.count)
@@ -313,7 +310,10 @@ class Dynamics(Algorithm):
             "stale": torch.where(going, torch.where(better.any(), 0, extra["stale"] + 1), extra["stale"]),
             "epochs": extra["epochs"] + going.long(),
         }
-        metrics = {self.headline: new["error"].topk(c.elites, largest=False).values.mean(), "dynamics/epochs": new["epochs"].float()}
+        metrics = {
+            "dynamics/held-out error": new["error"].topk(c.elites, largest=False).values.mean(),
+            "dynamics/epochs": new["epochs"].float(),
+        }
         metrics["dynamics/held-out loss"] = self.likelihood(params, state, held).mean()
         return state._replace(extra=new), {**metrics, **{self._of("held-out error", e): x for e, x in enumerate(error.unbind())}}
 

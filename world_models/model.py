@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from offrl import registry, rng
-from offrl.algorithm import Requirement, TrainState
+from offrl.algorithm import TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
 from offrl.optim import Params
+from offrl.pretrained import Requirement
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.world_models.ensemble import GaussianEnsemble, Raw

@@ -14,10 +14,11 @@ from torch.func import vjp
 from torch.utils import _pytree as pytree
 
 from offrl import registry
-from offrl.algorithm import Algorithm, Pretrained, Requirement, TrainState
+from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
 from offrl.families.critics import Critic
+from offrl.pretrained import Pretrained, Requirement
 
 CHUNK = 4096  # rows at once
 MEASURED = 20_000  # rows, evenly spread, that say how large slopes are

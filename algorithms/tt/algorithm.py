@@ -182,7 +182,6 @@ class TT(Algorithm):
 
     Config = TTConfig
     traits = Traits(policy_modules=("trajectory",), acts_on_device=True)
-    headline = "trajectory/loss"
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
@@ -212,7 +211,7 @@ class TT(Algorithm):
         self.dims = sum(self.sizes) + 2
         model = TokenModel(self.dims, c.bins, c.context, c.width, c.layers, c.heads, c.dropout)
         self.decayed = model.decayed()
-        self.notes = (
+        self.runtime.notes = (
             f"planning: {c.plan_horizon * (s.observation_dim + s.action_dim + 2):,} tokens one after another, each for "
             f"{c.beam_width * c.beam_expand:,} plans of every episode, before "
             f"{'each action' if c.plan_every == 1 else f'every {c.plan_every} actions'} (algo.plan_*, algo.beam_*)",
@@ -253,7 +252,7 @@ class TT(Algorithm):
         weights = torch.cat([weight.expand(count) for weight, count in zip(kinds, counts, strict=True)])
         logits = self.apply("trajectory", params, tokens[:, :-1], key)
         loss, entropy = weighted_loss(logits, tokens, weights, batch["counted"])
-        metrics = {self.headline: loss}
+        metrics = {"trajectory/loss": loss}
         dim = torch.arange(1, tokens.shape[-1], device=tokens.device) % self.dims
         first = 0
         for kind, count in zip(KINDS, counts, strict=True):
@@ -266,7 +265,7 @@ class TT(Algorithm):
         new, metrics = self.descend(state, "trajectory", self.loss, batch, key)
         # the same at each update: a state is handed the data in updates only
         device = state.step.device  # memory-mapped data stay on the CPU
-        found = {name: bins.to(device) for name, bins in self.source.bins._asdict().items()}
+        found = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
         extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in found.items()}
         return new._replace(extra=extra), metrics
 

@@ -38,6 +38,18 @@ class DataSpec:
     def observation_dim(self) -> int:
         return int(np.prod(self.observation_shape)) if self.observation_shape else 1
 
+    @property
+    def encoded_action_dim(self) -> int:
+        """Width of `encode(actions)`."""
+        return self.num_actions if self.discrete else self.action_dim
+
+    def encode(self, actions: Tensor) -> Tensor:
+        """Actions as network input: [B, A] as they are, discrete [B] as one-hot [B, K]."""
+        if not self.discrete:
+            return actions
+        # one_hot itself looks at the values, which neither vmap nor a CUDA graph allows
+        return (actions.unsqueeze(-1) == torch.arange(self.num_actions, device=actions.device)).to(torch.float32)
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for a JSON file. The task's `env_factory`, a function, is left out."""
         data = asdict(replace(self, task=None))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, TrainState, Traits, Tree
+from offrl.algorithm import Algorithm, TrainState, Traits, Tree, with_config
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
@@ -163,7 +163,7 @@ class ZeroShotActor(Actor):
 
     def infer_task(self, next_observations: Tensor, rewards: Tensor) -> Actor:
         config = dataclasses.replace(self.algorithm.config, task="reward", inference_samples=len(rewards))
-        other = self.algorithm.with_config(config)
+        other = with_config(self.algorithm, config)
         return other.actor(self.state._replace(extra={**self.state.extra, "states": next_observations, "rewards": rewards}))
 
 

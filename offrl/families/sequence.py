@@ -248,13 +248,13 @@ class SequenceAlgorithm(ReturnConditioned, WindowAlgorithm):
     """Learns to act from the last K steps and the return to go, with DT's tokens unless a subclass has others."""
 
     def sizes(self) -> dict[str, int]:
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.encoded_action_dim}
+        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         return {
             "return": self.scaled(batch[RETURNS]).unsqueeze(-1),
             "observation": batch["observations"],
-            "action": self.encode(batch["actions"]),
+            "action": self.spec.encode(batch["actions"]),
         }
 
     def scaled(self, returns: Tensor) -> Tensor:

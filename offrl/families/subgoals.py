@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl.algorithm import Pretrained
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.families.hierarchical import TwoLevels
+from offrl.pretrained import Pretrained
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Pretrained, Requirement
+from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
+from offrl.pretrained import Pretrained, Requirement
 from offrl.settings.field import setting
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import TrainState, with_config
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan
@@ -45,7 +45,7 @@ class Learner(LocalEngine):
         self.base = {name: self.hyper[0].get(name, values) for name, values in same.items()}
         self.captured = "cudagraph" in plan.mode
         self._graphs: dict[Any, backend.Captured] = {}
-        self._own = plan.algorithm.with_config(copy.copy(plan.algorithm.config))
+        self._own = with_config(plan.algorithm, copy.copy(plan.algorithm.config))
 
     def progress(self, share: float) -> None:
         """Set the annealed settings: `share` of the steps is done."""

@@ -54,7 +54,10 @@ class WeighedSampler:
             cure = "rewards must be above 0 (dataset.reward_shift)" if by_reward else "all rewards seem to be the same"
             raise UserError(f"{dataset.spec.name}: no action has a {'reward' if by_reward else 'advantage'} above 0: {cure}")
         what = "reward" if by_reward else "advantage"
-        self.algorithm.notes = [*self.algorithm.notes, f"{share:.0%} of the actions have {what}s above 0, and are learnt from"]
+        self.algorithm.runtime.notes = [
+            *self.algorithm.runtime.notes,
+            f"{share:.0%} of the actions have {what}s above 0, and are learnt from",
+        ]
         source = dataclasses.replace(source, columns={**source.columns, WEIGHT: weight})
         if c.sampling == "uniform":
             return source
@@ -98,7 +101,7 @@ def reference_values(algorithm: Any, source: TurnSource, earned: Tensor) -> Tens
         words = f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} on average"
     values, error, constant = fit(states, targets, mine, c.value_layers, c.values_steps, c.values_learning_rate)
     words = f"the reference's values are fitted to {words}; mean squared error {error:.4g}, of a constant {constant:.4g}"
-    algorithm.notes = [*algorithm.notes, words]
+    algorithm.runtime.notes = [*algorithm.runtime.notes, words]
     with contextlib.suppress(UserError, OSError):  # no room for it
         path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.write(path, {"values": values}, {})

@@ -156,7 +156,7 @@ class TextAlgorithm(Algorithm):
 
     def modules(self) -> dict[str, nn.Module]:
         policy = language_model(self.config)
-        self.notes = [self.described(policy)]
+        self.runtime.notes = [self.described(policy)]
         return {"policy": policy}
 
     def described(self, lm: LM) -> str:
@@ -210,8 +210,8 @@ class TextAlgorithm(Algorithm):
             grads = found if grads is None else [a + b for a, b in zip(grads, found, strict=True)]
             metrics = {k: metrics[k] + v if k in metrics else v for k, v in more.items()}
         named = dict(zip(leaves, cast(list[Tensor], grads), strict=True))
-        if self.average is not None:
-            named = self.average(named)
+        if self.runtime.reduce_gradients is not None:
+            named = self.runtime.reduce_gradients(named)
         params, opt = self.optimizer(name).update(state.params[name], named, state.opt[name])
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
 

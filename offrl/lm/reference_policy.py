@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from offrl import registry
-from offrl.algorithm import Requirement
 from offrl.data.dataset import Dataset
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
@@ -19,6 +18,7 @@ from offrl.lm.algorithm import TextAlgorithm, TextSettings, language_model
 from offrl.lm.models.causal_lm import LM
 from offrl.nn.heads import ValueHead, make_head
 from offrl.optim import Params
+from offrl.pretrained import Requirement
 from offrl.settings.field import setting
 
 if TYPE_CHECKING:

@@ -76,12 +76,12 @@ class Steered(Cloned):
         c = self.config
         self.head = self.v_head = head_of(c)  # of the heads with a value for each token, and of those with one
         lm = language_model(c)
-        self.notes = [self.described(lm)]
+        self.runtime.notes = [self.described(lm)]
         if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
             many = f"algo.value_head={c.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many"
             if not self.single:
                 raise UserError(f"{many}; take algo.value_head=scalar, or fewer algo.bins")
-            self.notes.append(f"{many}: values of tokens are numbers, and V is a distribution")
+            self.runtime.notes.append(f"{many}: values of tokens are numbers, and V is a distribution")
             self.head = head_of(dataclasses.replace(c, value_head="scalar"))
         outs = dict.fromkeys(self.outs, lm.vocabulary * self.head.out_dim) | dict.fromkeys(self.single, self.v_head.out_dim)
         self.behaviour = self.clone()

@@ -82,7 +82,7 @@ class FQE(Algorithm):
         super().__init__(config, dataset.spec)
 
     def modules(self) -> dict[str, nn.Module]:
-        width, hidden = self.spec.observation_dim + self.encoded_action_dim, self.config.hidden
+        width, hidden = self.spec.observation_dim + self.spec.encoded_action_dim, self.config.hidden
         if self.shared:
             return {"critic": MLP(width, hidden, self.candidates, layer_norm=self.config.layer_norm)}
         return {"critic": EnsembleMLP(self.candidates, width, hidden, 1, layer_norm=self.config.layer_norm)}
@@ -105,13 +105,13 @@ class FQE(Algorithm):
 
     def q_data(self, critic: Params, observations: Tensor, actions: Tensor) -> Tensor:
         """q of all candidates at the data's actions: [B, K]."""
-        x = torch.cat([observations, self.encode(actions)], -1)
+        x = torch.cat([observations, self.spec.encode(actions)], -1)
         q = self.apply("critic", critic, x)
         return q if self.shared else q.squeeze(-1).T
 
     def q_own(self, critic: Params, observations: Tensor, actions: Tensor, which: Tensor | None = None) -> Tensor:
         """q of candidate which[b, j] at action actions[b, j] ([B, J, A] or [B, J]): [B, J]. Without `which` J is K, all in their order."""
-        actions = self.encode(actions)
+        actions = self.spec.encode(actions)
         states = observations.unsqueeze(1).expand(-1, actions.shape[1], -1)
         x = torch.cat([states, actions], -1)  # [B, J, O + A]
         if not self.shared:

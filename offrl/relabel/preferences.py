@@ -62,7 +62,7 @@ class Preferences(Algorithm):
     traits = Traits(policy_modules=())
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"reward": MLP(self.spec.observation_dim + self.encoded_action_dim, self.config.hidden, 1)}
+        return {"reward": MLP(self.spec.observation_dim + self.spec.encoded_action_dim, self.config.hidden, 1)}
 
     def sampler(self) -> Sampler:
         return PairSampler()

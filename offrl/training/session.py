@@ -41,7 +41,7 @@ class Session:
         self.algorithm, self.world = setup.plan.algorithm, setup.plan.world
         self.step = self.since = 0  # updates done; those at which the sums of metrics began
         self.alive = torch.ones(len(self.replicas), dtype=torch.bool)
-        self.text = ""  # beside the progress: the last scores, or the headline metric
+        self.text, self.shows_scores = "", False  # beside the progress: the last scores, or before the first ones a loss
         self.slices, self.signals = Slices(self.algorithm.traits.period), StopSignals()
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, config.algo.name, self.replicas)
         state = good = first_state(self.algorithm, self.replicas)
@@ -99,7 +99,7 @@ class Session:
             say(f"this run ended at step {self.end:,}: {why}")
         elif resumed:
             say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
-        for note in (*self.dataset.notes, *self.algorithm.notes):
+        for note in (*self.dataset.notes, *self.algorithm.runtime.notes):
             say(note)
         if not scored and self.algorithm.traits.policy_modules:
             say("no environment: policies are trained but not scored (eval.env=ID names one)")
@@ -163,16 +163,16 @@ class Session:
             cure = f"The compiled step computes something else than the uncompiled one ({problem}): {backend.set_aside_compiled()}, "
             cure += "and train again, or with compile=eager"
         for index in diverged:
-            causes = [cause for name, cause in self.algorithm.watched.items() if name in values and not values[name][index].isfinite()]
-            reason = " and ".join(causes) or "a loss is not finite"
+            names = [name for name, column in values.items() if not column[index].isfinite()]
+            reason = f"not finite: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
             warn_diverged(self.replicas[index], self.since, self.step, reason, cure)
         self.alive = alive
         self.engine.settle(alive)
         self.log.metrics(self.step, rows(dict(sorted(values.items())), alive))
         self.since = self.step
-        headline = self.algorithm.headline
-        if headline in values:
-            self.text = f"{headline.rpartition('/')[2]} {float(values[headline].nanmean()):.4g}"
+        name = next((name for name in values if name.endswith(("/loss", "error"))), None)
+        if name is not None and not self.shows_scores:
+            self.text = f"{name.rpartition('/')[2]} {float(values[name].nanmean()):.4g}"
 
     def policies(self) -> list[TrainedPolicy]:
         """The current policies, one for each replica."""
@@ -219,5 +219,5 @@ class Session:
         return [TrainedPolicy(p.algorithm, s, p.seed, self.device) for p, s in zip(policies, states, strict=True)]
 
     def _show(self, scores: str) -> None:
-        self.text = scores
+        self.text, self.shows_scores = scores, True
         self.log.progress(self.step, self.slices.recent, scores)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from offrl import registry
-from offrl.algorithm import Pretrained, Requirement, with_settings
+from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, warn
+from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.presets import read_yaml

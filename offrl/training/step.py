@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, Metrics, TrainState, with_config
 from offrl.data.samplers.transitions import Batch
 from offrl.training import distributed
 from offrl.training.compiled import Hyper, Program, Updates
@@ -52,12 +52,12 @@ class Step:
         pool: Any,
     ) -> None:
         self.source, self.batch_size, self.replicas = source, batch_size, replicas
-        self.algorithm = algorithm.with_config(copy.copy(algorithm.config))
+        self.algorithm = with_config(algorithm, copy.copy(algorithm.config))
         self.base = algorithm.config
         self.world = world
         if world.size > 1:
-            self.algorithm.average = distributed.average
-        self.algorithm.source = source
+            self.algorithm.runtime.reduce_gradients = distributed.average
+        self.algorithm.runtime.source = source
         self.sampler = algorithm.sampler()
         self.every = algorithm.every
         if self.every % algorithm.traits.period:

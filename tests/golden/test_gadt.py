@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from offrl import registry, rng
-from offrl.algorithm import Requirement
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import windows
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.subgoals import Candidates, Subgoals, nearest, words
+from offrl.pretrained import Requirement
 from offrl.settings.train import TrainConfig
 from offrl.training import stages
 from tests.support.reference import goals

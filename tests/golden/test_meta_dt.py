@@ -239,7 +239,7 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
         window = actor.enter(carry, c["observations"][t : t + 1])
         _, carry = actor.act(carry, c["observations"][t : t + 1], rng.make_key(t), explore=False)
         # what was done is what the data did
-        done = algorithm.encode(c["actions"][t : t + 1])
+        done = algorithm.spec.encode(c["actions"][t : t + 1])
         carry = dataclasses.replace(
             carry,
             window={**carry.window, "actions": torch.cat([carry.window["actions"][:, :-1], c["actions"][t : t + 1].unsqueeze(1)], 1)},

@@ -74,8 +74,8 @@ def make(model: str, dataset: Dataset = DATA, **settings: Any) -> tuple[Any, Tra
     run = TrainConfig(algo=kind.Config(**{**small, "world_model": model, **settings}), device="cpu", quiet=True, compile="eager")
     run, pretrained = ready(dataclasses.replace(run, runs_dir=str(Path(model).parent)), dataset)
     algorithm = kind(run.algo, dataset.spec, pretrained)
-    algorithm.source = algorithm.sampler().prepare(dataset)
-    return algorithm, algorithm.refresh(algorithm.init(0), algorithm.source, KEY, step=0)[0]
+    algorithm.runtime.source = algorithm.sampler().prepare(dataset)
+    return algorithm, algorithm.refresh(algorithm.init(0), algorithm.runtime.source, KEY, step=0)[0]
 
 
 def members(tree: dict[str, Any], params: dict[str, Any], inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,9 +126,9 @@ def test_its_gradient_is_finite_where_densities_underflow() -> None:
 def test_every_term_of_the_models_loss(tmp_path: Path, ending: bool) -> None:
     path = made(tmp_path / "m.safetensors", termination="learned" if ending else "never")
     algorithm, state = make(path, adversarial_weight=0.7, bounds_weight=0.05)
-    tree, params = algorithm.source.tree, state.params["dynamics"]
+    tree, params = algorithm.runtime.source.tree, state.params["dynamics"]
     inputs, drawn, advantage = (torch.tensor(G.normal(size=s), dtype=torch.float32) for s in ((B, OBS + A), (B, D), (B,)))
-    batches = [algorithm.real(algorithm.source, rng.make_key(i)) for i in range(20)]
+    batches = [algorithm.real(algorithm.runtime.source, rng.make_key(i)) for i in range(20)]
     batch = next(b for b in batches if bool((b["known"] == 0).any()))
 
     mean, log_var = members(tree, params, wide(inputs))
@@ -158,7 +158,7 @@ def test_every_term_of_the_models_loss(tmp_path: Path, ending: bool) -> None:
 
 def test_what_the_model_learns_from_is_the_data(model: str) -> None:
     algorithm, _ = make(model)
-    batch = algorithm.real(algorithm.source, KEY)
+    batch = algorithm.real(algorithm.runtime.source, KEY)
     x = {k: wide(v) for k, v in DATA.columns.items() if v.dtype == torch.float32}
     rows = DATA.transition_rows()
     for inputs, target, end, known in zip(*(wide(batch[k]) for k in ("inputs", "targets", "ending", "known")), strict=True):
@@ -170,7 +170,7 @@ def test_what_the_model_learns_from_is_the_data(model: str) -> None:
         )
         np.testing.assert_allclose(inputs[OBS:], x["actions"][row])
         np.testing.assert_allclose(target, [*(x["next_observations"][row] - x["observations"][row]), x["rewards"][row]], atol=1e-6)
-    assert len(algorithm.source.extra["table"]) == len(rows) < len(DATA), "not the last row of a time-out"
+    assert len(algorithm.runtime.source.extra["table"]) == len(rows) < len(DATA), "not the last row of a time-out"
 
 
 def test_the_advantage(model: str) -> None:
@@ -193,11 +193,11 @@ def test_what_raises_the_value_becomes_less_likely(model: str) -> None:
     algorithm, state = make(model, adversarial_weight=1.0)
     inputs, drawn = torch.randn(B, OBS + A), torch.randn(B, D)
     advantage = torch.tensor([1.0, -1.0] * (B // 2))
-    batch = algorithm.real(algorithm.source, KEY)
+    batch = algorithm.real(algorithm.runtime.source, KEY)
 
     def gap(params: dict[str, torch.Tensor]) -> float:
-        raw = algorithm.source.model.raw(params, algorithm.source.tree, inputs)
-        mean, std = (x[algorithm.source.tree["elites"]] for x in algorithm.moments(algorithm.source.tree, raw))
+        raw = algorithm.runtime.source.model.raw(params, algorithm.runtime.source.tree, inputs)
+        mean, std = (x[algorithm.runtime.source.tree["elites"]] for x in algorithm.moments(algorithm.runtime.source.tree, raw))
         log_p = log_mixture(mean, std, drawn)
         return float(log_p[advantage > 0].mean() - log_p[advantage < 0].mean())
 
@@ -211,7 +211,7 @@ def test_what_raises_the_value_becomes_less_likely(model: str) -> None:
 
 def make_loss(algorithm: Any, weight: float) -> Any:
     own = registry.get("algo", "rambo")(dataclasses.replace(algorithm.config, adversarial_weight=weight), algorithm.spec)
-    own.source = algorithm.source
+    own.runtime.source = algorithm.runtime.source
     return own.model_loss
 
 
@@ -234,7 +234,7 @@ def test_an_update_of_the_model_follows_the_definition(model: str, monkeypatch: 
     s = wide(state.extra["imagined"]["observations"])
     a = np.tanh(ref.forward(ref.net(state.params["actor"], "net."), s)[0][:, :A])
     np.testing.assert_allclose(given["inputs"], np.concatenate([s, a], 1), atol=1e-5)
-    mean, _ = members(algorithm.source.tree, state.params["dynamics"], np.concatenate([s, a], 1))
+    mean, _ = members(algorithm.runtime.source.tree, state.params["dynamics"], np.concatenate([s, a], 1))
     drawn = wide(given["drawn"])
     asked = [int(np.abs(mean[:, i] - drawn[i]).sum(-1).argmin()) for i in range(B)]
     assert set(asked) == {0, 2}, "the elites, both"
@@ -265,11 +265,11 @@ def test_imagined_states_begin_anew_after_horizon_steps_and_where_an_episode_end
 
 def test_each_replica_trains_a_model_of_its_own_and_the_shared_one_stays(model: str) -> None:
     algorithm, _ = make(model)
-    before = {k: v.clone() for k, v in algorithm.source.tree["params"].items()}
-    step = make_step(algorithm, algorithm.source, batch_size=B, replicas=2)
+    before = {k: v.clone() for k, v in algorithm.runtime.source.tree["params"].items()}
+    step = make_step(algorithm, algorithm.runtime.source, batch_size=B, replicas=2)
     state, _ = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 5)
     for name, value in state.params["dynamics"].items():
-        assert torch.equal(algorithm.source.tree["params"][name], before[name])
+        assert torch.equal(algorithm.runtime.source.tree["params"][name], before[name])
         assert not torch.equal(value[0], value[1]) and float((value[0] - before[name]).abs().max()) < 5 * 3.1e-4  # Adam at 3e-4
     assert float(state.opt["dynamics"]["count"][0]) == 5  # type: ignore[index]
 
@@ -280,8 +280,8 @@ def test_a_model_that_does_not_learn_stays_the_shared_one(model: str) -> None:
     shared = None
     for settings, grid in (({"model_learning_rate": 0.0}, {}), ({"adversarial_weight": 0.0}, {}), ({}, rates)):
         algorithm, _ = make(model, **settings)
-        shared = algorithm.source.tree["params"]
-        step = make_step(algorithm, algorithm.source, batch_size=B, replicas=2, hyper=grid)
+        shared = algorithm.runtime.source.tree["params"]
+        step = make_step(algorithm, algorithm.runtime.source, batch_size=B, replicas=2, hyper=grid)
         state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 3)
         same = [all(torch.equal(v[n], shared[k]) for k, v in state.params["dynamics"].items()) for n in (0, 1)]
         frozen = "model_learning_rate" in settings
@@ -293,11 +293,11 @@ def test_roll_outs_are_those_of_its_own_model(model: str) -> None:
     algorithm, state = make(model)
     other = {k: v + 1.0 if k == "net.head.bias" else v for k, v in state.params["dynamics"].items()}
     moved = state._replace(params={**state.params, "dynamics": other})
-    mine, theirs = (algorithm.roll(s, algorithm.source, KEY) for s in (state, moved))
+    mine, theirs = (algorithm.roll(s, algorithm.runtime.source, KEY) for s in (state, moved))
     torch.testing.assert_close(theirs.next_observations[0] - mine.next_observations[0], torch.ones(12, OBS), atol=2.0, rtol=0)
     assert float((theirs.rewards[0] - mine.rewards[0]).mean()) > 0.4
     algorithm, state = make(model, random_rollouts=True, rollouts=2000, horizon=1)
-    actions = algorithm.roll(state, algorithm.source, KEY).actions
+    actions = algorithm.roll(state, algorithm.runtime.source, KEY).actions
     assert float(actions.abs().max()) <= 1.0 and float(actions.var()) == pytest.approx(1 / 3, rel=0.05)
 
 

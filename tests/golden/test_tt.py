@@ -49,7 +49,7 @@ def data(discrete: bool = False, ends: tuple[int, ...] = (19, 59)) -> Dataset:
 def make(dataset: Dataset, **settings: Any) -> Any:
     config = KIND.fit_config(KIND.Config(**{**SMALL, **settings}), dataset)
     algorithm = KIND(config, dataset.spec)
-    algorithm.source = algorithm.sampler().prepare(dataset)
+    algorithm.runtime.source = algorithm.sampler().prepare(dataset)
     return algorithm
 
 
@@ -58,7 +58,7 @@ def trained(algorithm: Any, scale: float = 0.4) -> TrainState:
     state = algorithm.init(1)
     g = torch.Generator().manual_seed(5)
     params = {k: scale * torch.randn(v.shape, generator=g) for k, v in state.params["trajectory"].items()}
-    return state._replace(params={"trajectory": params}, extra=algorithm.source.bins._asdict())
+    return state._replace(params={"trajectory": params}, extra=algorithm.runtime.source.bins._asdict())
 
 
 # ---- the network
@@ -146,7 +146,7 @@ def test_loss() -> None:
 def test_windows_and_values(terminal: float | None) -> None:
     dataset = data()
     algorithm = make(dataset, terminal_reward=terminal, discount=0.8)
-    source, sampler = algorithm.source, algorithm.sampler()
+    source, sampler = algorithm.runtime.source, algorithm.sampler()
     r = dataset.columns["rewards"].double().numpy()
     if terminal is not None:
         r[[19, 59]] = terminal
@@ -189,7 +189,7 @@ def test_published_defaults() -> None:
 def test_the_whole_loss_weighs_by_kind() -> None:
     algorithm = make(data(), action_weight=3.0, reward_weight=2.0, value_weight=0.5, dropout=0.0)
     state = trained(algorithm)
-    batch = algorithm.sampler()(algorithm.source, rng.make_key(0), 8)
+    batch = algorithm.sampler()(algorithm.runtime.source, rng.make_key(0), 8)
     loss, metrics = algorithm.loss(state.params["trajectory"], state, batch, rng.make_key(0))
     total, counted = 0.0, batch["counted"].view(8, 5, 6).clone()
     counted[:, 0, 0] = False  # nothing predicts the first token

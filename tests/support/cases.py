@@ -323,5 +323,5 @@ def copy(tree: Any) -> Any:
 def a_batch(algorithm: Algorithm) -> dict[str, Tensor]:
     """A batch of what is prepared, which the algorithm then knows as it does in a step."""
     sampler = algorithm.sampler()
-    algorithm.source = sampler.prepare(data(algorithm.spec.discrete))
-    return sampler(algorithm.source, rng.make_key(17), BATCH)
+    algorithm.runtime.source = sampler.prepare(data(algorithm.spec.discrete))
+    return sampler(algorithm.runtime.source, rng.make_key(17), BATCH)

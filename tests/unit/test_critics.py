@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState, select, stack
+from offrl.algorithm import TrainState, select, stack, with_config
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.transforms.columns import add_returns_to_go
@@ -84,7 +84,7 @@ def test_power_iterations_go_on_from_update_to_update() -> None:
         v = state.extra["spectral"][key].double().numpy()
         np.testing.assert_allclose(np.abs((v * right[:, 0]).sum(-1)), 1.0, atol=1e-4, err_msg=key)
         np.testing.assert_allclose(np.linalg.norm(np.einsum("eio,eo->ei", w.double().numpy(), v), axis=-1), sigma[:, 0], rtol=1e-4)
-    bounded = algorithm.with_config(dataclasses.replace(algorithm.config, spectral_norm=0.1)).critic.spectral_normalise(state)
+    bounded = with_config(algorithm, dataclasses.replace(algorithm.config, spectral_norm=0.1)).critic.spectral_normalise(state)
     for key, w in layers(state.params["critic"]).items():
         largest = np.linalg.svd(w.double().numpy())[1][:, 0].reshape(-1, 1, 1)
         np.testing.assert_allclose(bounded.params["critic"][key], w * np.minimum(1, 0.1 / largest), atol=1e-5)

@@ -347,9 +347,9 @@ def test_packages_and_networks_that_are_missing(
     with pytest.raises(UserError, match=r"algo.lm=gpt2: no such folder here, and the Hugging Face Hub did not give it \(no network\)"):
         make(dataset, "gpt2")
     algorithm = make(dataset, "gpt2", lm_fallback=True, width=8, layers=1, heads=1)
-    assert algorithm.notes[0].startswith("LaMo-scratch: without a pre-trained language model") and algorithm.config.lm_id.startswith(
-        "scratch-"
-    )
+    assert algorithm.runtime.notes[0].startswith(
+        "LaMo-scratch: without a pre-trained language model"
+    ) and algorithm.config.lm_id.startswith("scratch-")
     languages.packages.cache_clear()
     real = languages.importlib.import_module
     monkeypatch.setattr(languages.importlib, "import_module", lambda name: real(name) if name != "peft" else real("peft_that_is_not_here"))

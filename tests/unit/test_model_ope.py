@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from offrl import ope
-from offrl.algorithm import Requirement
 from offrl.cli import select as command
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
+from offrl.pretrained import Requirement
 from offrl.statistics.intervals import student_t
 from tests.support import linear_model
 

@@ -71,7 +71,7 @@ class Toy(Algorithm):
 
     def update(self, state: TrainState, batch: Any, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         def loss(params: Any, state: TrainState) -> tuple[Tensor, Metrics]:
-            away = params["weight"].sum() - state.buffers["ring"].mean() * self.source["unit"]
+            away = params["weight"].sum() - state.buffers["ring"].mean() * self.runtime.source["unit"]
             return away.square(), {"loss": away.square()}
 
         return self.descend(state, "w", loss)

@@ -69,7 +69,7 @@ def make(
     small = {"hidden": [6, 5], "batch_size": 8, "rollouts": 6, "horizon": 3, "retain": 2, "real_share": 0.25, "discount": 0.9}
     at = world_model(path / "model.safetensors", data, **(model or {}))
     algorithm = kind(kind.Config(**{**small, "world_model": at, **settings}), data.spec, {"world_model": load(at)})
-    source = algorithm.source = algorithm.sampler().prepare(data)
+    source = algorithm.runtime.source = algorithm.sampler().prepare(data)
     state = algorithm.init(3)
     g = torch.Generator().manual_seed(5)
     for params in (state.params["critic"], state.target["critic"], state.params["actor"]):
