@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import functools
 import re
@@ -36,11 +37,11 @@ def find_experiment(algo: str, dataset: str) -> str:
     Those are the patterns under `match` in the experiment's file, or else those of its file's name in configs/experiment/match.yaml.
     A file configs/algo/NAME.yaml that says `experiment: none` takes none of its algorithm's.
     """
-    if algo in config_names("algo") and read_yaml(config_folder() / "algo" / f"{algo}.yaml").get("experiment") == "none":
+    if _algorithm_file(algo).get("experiment") == "none":
         return "none"
-    best, length = "none", 0
+    best, length, folder = "none", 0, base_algorithm(algo)
     for experiment in config_names("experiment"):
-        if experiment.startswith(f"{base_algorithm(algo)}/"):
+        if experiment.startswith(f"{folder}/"):
             fitting = _fitting(dataset, _experiment_file(experiment)[0])
             if fitting is not None and len(fitting) > length:
                 best, length = experiment, len(fitting)
@@ -84,15 +85,14 @@ def _fitting(dataset: str, patterns: Iterable[str]) -> str | None:
 def finetune_settings(algo: str) -> dict[str, Any] | None:
     """The block `finetune` of a registered algorithm's file: settings that change in `offrl finetune`, of the algorithm and of the command,
     and under `anneal` {setting: [its factor at first, at last, and from which share of the steps on]}. None: it cannot be fine-tuned."""
-    values = read_yaml(config_folder() / "algo" / f"{algo}.yaml") if algo in config_names("algo") else {}
-    return values.get("finetune", {})
+    return copy.deepcopy(_algorithm_file(algo).get("finetune", {}))
 
 
 def base_algorithm(algo: str) -> str:
     """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc)."""
     if algo in registry.names("algo"):
         return algo
-    used = read_yaml(config_folder() / "algo" / f"{algo}.yaml").get("defaults", [])
+    used = _algorithm_file(algo).get("defaults", [])
     return next(d.split("/")[2].partition("@")[0] for d in used if isinstance(d, str) and d.startswith("/offrl_algo/"))
 
 
@@ -109,10 +109,19 @@ def config_folder() -> Path:
     return Path(str(resources.files("offrl"))) / "configs"
 
 
-def config_names(group: str) -> list[str]:
+@functools.cache
+def _algorithm_file(algo: str) -> dict[str, Any]:
+    """What configs/algo says about an algorithm; nothing of a plugin's."""
+    return read_yaml(config_folder() / "algo" / f"{algo}.yaml") if algo in config_names("algo") else {}
+
+
+@functools.cache  # the files are the package's own
+def config_names(group: str) -> tuple[str, ...]:
     """Names of the YAML files of a config group; files in sub-folders as folder/name."""
     root = config_folder() / group
-    return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default", "match"))
+    return tuple(
+        sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml") if p.stem not in ("none", "default", "match"))
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def layers(params: dict[str, Tensor]) -> dict[str, Tensor]:
 # ---- spectral normalisation
 
 
-@pytest.mark.parametrize("name", ["td3_bc", "iql"])
+@pytest.mark.parametrize("name", ["td3_bc", pytest.param("iql", marks=pytest.mark.slow)])
 def test_no_layer_grows_beyond_the_spectral_bound(name: str) -> None:
     bound = 0.8
     state, _ = cases.train(cases.Case(name, False, (("spectral_norm", bound), ("learning_rate", 1e-2))).make(), [0, 1], 150)
@@ -154,7 +154,7 @@ def test_lipschitz_penalty_and_its_gradient() -> None:
         assert float(ours[f"{name}.bias"][e, 0, 0]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
+@pytest.mark.parametrize("head", [pytest.param("scalar", marks=pytest.mark.slow), "hl_gauss"])
 def test_the_penalty_makes_critics_smoother(head: str) -> None:
     change = []
     for weight in (0.0, 30.0):
@@ -361,10 +361,8 @@ def test_options_under_vmap(name: str, settings: dict[str, Any]) -> None:
     cases.close(select(alone, 0).extra, select(among, 2).extra, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [pytest.param(*o, id="-".join(map(str, (o[0], o[1]["value_head"]))), marks=pytest.mark.slow if o[0] == "iql" else ()) for o in OPTIONS],
-)
+@pytest.mark.slow
+@options
 def test_options_in_one_graph(name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = cases.Case(name, False, tuple({**settings, "value_bins": 11}.items())).make()
     among, _ = cases.train(algorithm, [0, 1, 2], 6)
@@ -442,8 +440,10 @@ def chain() -> Dataset:
     )
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", ["td3_bc", "iql"])
+CHAINS = [("td3_bc", h) for h in HEADS] + [pytest.param("iql", h, marks=() if h in ("scalar", "c51") else pytest.mark.slow) for h in HEADS]
+
+
+@pytest.mark.parametrize(("name", "head"), CHAINS)
 def test_every_head_finds_the_exact_value_of_a_chain(name: str, head: str) -> None:
     kind, data = registry.get("algo", name), chain()
     config = kind.Config(value_head=head, discount=0.9, hidden=[32], learning_rate=1e-2, polyak=0.1, value_bins=31)

@@ -347,12 +347,12 @@ def test_list_says_what_a_data_set_gets(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_an_algorithm_file_may_take_none_of_its_algorithm_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = composing.read_yaml
+    read = experiments._algorithm_file
 
-    def changed(path: Path) -> dict[str, Any]:
-        return {**read(path), **({"experiment": "none"} if path.name == "percent_bc.yaml" else {})}
+    def changed(algo: str) -> dict[str, Any]:
+        return {**read(algo), **({"experiment": "none"} if algo == "percent_bc" else {})}
 
     assert find_experiment("percent_bc", "antmaze-umaze-v2") == "bc/d4rl-antmaze"
-    monkeypatch.setattr(experiments, "read_yaml", changed)
+    monkeypatch.setattr(experiments, "_algorithm_file", changed)
     assert find_experiment("percent_bc", "antmaze-umaze-v2") == "none"
     assert find_experiment("bc", "antmaze-umaze-v2") == "bc/d4rl-antmaze"

@@ -387,7 +387,7 @@ def test_float64_observations_are_refused_by_the_runtimes(tmp_path: Path) -> Non
 
 
 @needs_onnx
-@pytest.mark.parametrize("opset", [18, 20, 21])
+@pytest.mark.parametrize("opset", [18, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 21))])
 def test_opsets(opset: int, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs pip install 'offrl[export]'")
     result = export_policy(trained("iql"), tmp_path / "p.onnx", opset=opset)

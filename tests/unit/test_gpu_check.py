@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import threading
 import time
@@ -173,7 +174,8 @@ def test_what_cannot_be_compared_is_skipped_with_a_reason(check: Any, monkeypatc
         return str(check.run({"job": "equality", "algo": algo, "mode": "eager", "size": "small"}, "cpu")["skipped"])
 
     assert "waits for values" in skipped("sindy") and "texts" in skipped("lm_bc")
-    monkeypatch.setattr(registry.get("algo", "bc"), "vectorized", False)
+    bc = registry.get("algo", "bc")
+    monkeypatch.setattr(bc, "traits", dataclasses.replace(bc.traits, vectorized=False))
     assert "not vectorised" in skipped("bc")
 
 

@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("heeds_signals")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if i in (0, len(CASES) - 1) else pytest.mark.slow) for i, c in enumerate(CASES)])
 def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algo, discrete, settings = CASES[case]
     offline = trained(tmp_path, algo, discrete)

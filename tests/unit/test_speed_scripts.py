@@ -14,6 +14,7 @@ from offrl import rng
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iql", "td3_bc", "cql", "edac", "dt", "ensemble"])
 def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_speed
@@ -150,6 +151,7 @@ def test_table_has_ratios_within_a_round() -> None:
     assert "no such package" in line_of(Row("d3rlpy", ["d3rlpy"]), [failed], {PLAIN: plain}, floor=600.0)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     from peers.runner import Runner, make, resident, synthetic
 
