@@ -110,7 +110,7 @@ class VADT(Valued, WindowAlgorithm):
         run = self.pretrained["values"]
         q = q_of_data(run, dataset)
         observations = dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
-        v = torch.cat([run.algorithm.v(run.state.params["value"], some) for some in observations.split(16_384)])
+        v = torch.cat([run.algorithm.value(run.state.params["value"], some).mean for some in observations.split(16_384)])
         return {PROMPTS: q, ADVANTAGES: q - v}
 
     def weight(self, state: TrainState, batch: Batch) -> Tensor:
@@ -130,4 +130,4 @@ class VADTActor(WindowActor):
         return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
 
     def now(self, carry: History, observations: Tensor) -> Batch:
-        return {**super().now(carry, observations), PROMPTS: self.algorithm.critic.v(self.state.extra["value"], observations)}
+        return {**super().now(carry, observations), PROMPTS: self.algorithm.critic.value(self.state.extra["value"], observations).mean}
