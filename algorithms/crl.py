@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,16 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.goal_conditioned import GoalValued, GoalValueSettings, learner_field, together
+from offrl.families.goal_conditioned import (
+    GoalConditioned,
+    GoalValueSettings,
+    awr_loss,
+    chosen_learner,
+    ddpg_bc_loss,
+    learner_field,
+    make_values,
+    together,
+)
 from offrl.nn.residual import BLOCK, Encoders, ResidualEnsemble
 from offrl.optim import Params
 from offrl.registry import register
@@ -61,7 +69,7 @@ def info_nce(logits: Tensor, penalty: float | Tensor) -> Tensor:
 
 
 @register("algo", "crl")
-class CRL(GoalValued):
+class CRL(GoalConditioned):
     """Q(s, a, g), up to what depends on g alone, is the log of how much likelier g is on the discounted way from (s, a) than anywhere.
 
     It is learnt by telling the goals of a row's own future from those of the batch's other rows, so it values the data's policy.
@@ -71,25 +79,28 @@ class CRL(GoalValued):
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
+        self.learner = chosen_learner(c, self.spec.discrete)
         if c.encoder == "residual" and c.depth % BLOCK:
             raise UserError(f"algo.depth={c.depth} must be a multiple of {BLOCK}")
         modules = {"actor": self.make_actor(), "critic": self.encoders(2, self.spec.observation_dim + self.spec.encoded_action_dim)}
         return {**modules, "value": self.encoders(1, self.spec.observation_dim)} if self.learner == "awr" else modules
 
     def encoders(self, size: int, inputs: int) -> Encoders:
-        """`size` encoders of so many inputs and as many of goals."""
+        """`size` encoders of inputs of that dimension, and as many of goals."""
         c = self.config
-        make = self.make_values if c.encoder == "mlp" else lambda size, width, out: ResidualEnsemble(size, width, c.width, c.depth, out)
-        return Encoders(make(size, inputs, c.latent), make(size, self.goal_dim, c.latent))
+        if c.encoder == "mlp":
+            return Encoders(make_values(c, size, inputs, c.latent), make_values(c, size, self.goal_dim, c.latent))
+        networks = (ResidualEnsemble(size, width, c.width, c.depth, c.latent) for width in (inputs, self.goal_dim))
+        return Encoders(*networks)
 
-    def near(self, name: str, params: Params, x: Tensor, goals: Tensor) -> Tensor:
+    def row_energies(self, name: str, params: Params, x: Tensor, goals: Tensor) -> Tensor:
         """Energies of rows with their own goals, [E, B]."""
         phi, psi = self.apply(name, params, x, goals)
         if self.config.energy == "l2":
             return -(phi - psi).square().sum(-1).clamp(min=1e-12).sqrt()
         return (phi * psi).sum(-1) / math.sqrt(self.config.latent)
 
-    def pairs(self, name: str, params: Params, x: Tensor, goals: Tensor) -> Tensor:
+    def pair_energies(self, name: str, params: Params, x: Tensor, goals: Tensor) -> Tensor:
         """Energies of all rows with all goals, [E, B, B]."""
         phi, psi = self.apply(name, params, x, goals)
         product = phi @ psi.transpose(-2, -1)
@@ -99,27 +110,38 @@ class CRL(GoalValued):
         return -square.clamp(min=1e-12).sqrt()
 
     def contrastive_loss(self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor) -> tuple[Tensor, Metrics]:
-        logits = self.pairs(name, params, x, goals)
+        """NCE of the rows' own goals against those of the batch's other rows: binary, or InfoNCE with its penalty."""
+        logits = self.pair_energies(name, params, x, goals)
         loss = binary_nce(logits) if self.config.contrast == "binary" else info_nce(logits, self.config.logsumexp_penalty)
-        own = logits.diagonal(dim1=-2, dim2=-1).mean()
-        found = (logits.mean(0).argmax(-1) == torch.arange(logits.shape[-1], device=logits.device)).float().mean()
-        return loss, {f"{name}/loss": loss, f"{name}/own": own, f"{name}/others": logits.mean(), f"{name}/accuracy": found}
+        positive = logits.diagonal(dim1=-2, dim2=-1).mean()
+        accuracy = (logits.mean(0).argmax(-1) == torch.arange(logits.shape[-1], device=logits.device)).float().mean()
+        return loss, {f"{name}/loss": loss, f"{name}/own": positive, f"{name}/others": logits.mean(), f"{name}/accuracy": accuracy}
 
     def energy(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """The smaller of the critics' energies, [B]."""
-        return self.near("critic", state.params["critic"], together(observations, self.spec.encode(actions)), goals).amin(0)
+        return self.row_energies("critic", state.params["critic"], together(observations, self.spec.encode(actions)), goals).amin(0)
 
     def floored(self, energies: Tensor) -> Tensor:
         """Pairs that are hardly ever of one trajectory are all alike to the actor, and have no gradient."""
         return energies.clamp(min=FLOOR) if self.config.energy == "dot" else energies
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
+        """The smaller energy as the actor sees it, [B]."""
         return self.floored(self.energy(state, observations, goals, actions))
 
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
+        """Q(s, a, g) - V(s, g) [B] of the data's actions at the actor's goals."""
         observations, goals = batch["observations"], batch[ACTOR_GOALS]
-        v = self.floored(self.near("value", state.params["value"], observations.flatten(1), goals).squeeze(0))
+        v = self.floored(self.row_energies("value", state.params["value"], observations.flatten(1), goals).squeeze(0))
         return self.q(state, observations, goals, batch["actions"]) - v
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """ddpg_bc: -E Q(s, pi(s, g), g) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(beta (Q - V)), 100) log pi(a | s, g)."""
+        dist, log_prob = self.imitation(actor, batch)
+        if self.learner == "awr":
+            return awr_loss(log_prob, self.advantage(state, batch), self.config.temperature)
+        q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
+        return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         observations, goals = batch["observations"], batch[VALUE_GOALS]
@@ -131,6 +153,6 @@ class CRL(GoalValued):
         state, value = self.descend(state, "value", self.contrastive_loss, "value", observations.flatten(1), goals)
         return state, {**critic, **value, **actor}
 
-    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Any:
+    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         mean = self.policy.mode(self.apply("actor", state.params["actor"], together(observations, goals)))
         return -self.energy(state, observations, goals, mean)

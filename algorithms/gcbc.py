@@ -32,6 +32,7 @@ class GCBC(GoalConditioned):
         return {"actor": self.make_actor()}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """-E log pi(a | s, g)."""
         loss = -self.imitation(actor, batch)[1].mean()
         return loss, {"actor/loss": loss}
 

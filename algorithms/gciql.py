@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,7 +10,18 @@ from offrl import losses
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalTargetSettings, GoalValued, goal_rewards, learner_field, together
+from offrl.families.goal_conditioned import (
+    GoalConditioned,
+    GoalTargetSettings,
+    awr_loss,
+    chosen_learner,
+    ddpg_bc_loss,
+    goal_rewards,
+    learner_field,
+    make_net,
+    make_values,
+    together,
+)
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -29,45 +39,59 @@ class GCIQLConfig(GoalTargetSettings):
 
 
 @register("algo", "gciql")
-class GCIQL(GoalValued):
+class GCIQL(GoalConditioned):
     """V(s, g) is an expectile of the smaller of twin Q(s, g, a); Q regresses on -1 + discount V(s', g), until the goal is reached."""
 
     Config = GCIQLConfig
-    traits = replace(GoalValued.traits, targets=("critic",))
+    traits = replace(GoalConditioned.traits, targets=("critic",))
+    subgoal_kind = "state"
 
     def modules(self) -> dict[str, nn.Module]:
+        self.learner = chosen_learner(self.config, self.spec.discrete)
         inputs = self.spec.observation_dim + self.goal_dim
-        critic = self.make_values(2, inputs + self.spec.encoded_action_dim)
-        return {"actor": self.make_actor(), "critic": critic, "value": self.make_net(inputs, 1)}
+        critic = make_values(self.config, 2, inputs + self.spec.encoded_action_dim)
+        return {"actor": self.make_actor(), "critic": critic, "value": make_net(self.config, inputs, 1)}
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
         """V(s, g) [B]."""
         return self.apply("value", value, together(observations, goals)).squeeze(-1)
 
-    def both(self, critic: Params, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
+    def twin_q(self, critic: Params, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """Twin Q(s, g, a) [2, B]."""
         return self.apply("critic", critic, together(observations, goals, self.spec.encode(actions))).squeeze(-1)
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
-        return self.both(state.params["critic"], observations, goals, actions).amin(0)
+        """The smaller Q(s, g, a) [B]."""
+        return self.twin_q(state.params["critic"], observations, goals, actions).amin(0)
 
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
+        """Q(s, g, a) - V(s, g) [B] of the data's actions at the actor's goals."""
         q = self.q(state, batch["observations"], batch[ACTOR_GOALS], batch["actions"])
         return q - self.v(state.params["value"], batch["observations"], batch[ACTOR_GOALS])
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        q = self.both(state.target["critic"], batch["observations"], batch[VALUE_GOALS], batch["actions"]).amin(0)
+        """E |tau - 1(Q' - V < 0)| (Q' - V)^2, Q' = min Q'(s, g, a)."""
+        q = self.twin_q(state.target["critic"], batch["observations"], batch[VALUE_GOALS], batch["actions"]).amin(0)
         v = self.v(value, batch["observations"], batch[VALUE_GOALS])
         loss = losses.expectile(q - v, self.config.expectile).mean()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """E (r + gamma V(s', g) - Q(s, g, a))^2 of both Q."""
         rewards, masks = goal_rewards(batch[SUCCESSES])
         following = self.v(state.params["value"], batch["next_observations"], batch[VALUE_GOALS])
         target = losses.td_target(rewards, masks, self.config.discount, following)
-        q = self.both(critic, batch["observations"], batch[VALUE_GOALS], batch["actions"])
+        q = self.twin_q(critic, batch["observations"], batch[VALUE_GOALS], batch["actions"])
         loss = (q - target).square().mean(-1).sum()
         return loss, {"critic/loss": loss, "critic/q": q.mean()}
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """ddpg_bc: -E Q(s, g, pi(s, g)) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(beta (Q - V)), 100) log pi(a | s, g)."""
+        dist, log_prob = self.imitation(actor, batch)
+        if self.learner == "awr":
+            return awr_loss(log_prob, self.advantage(state, batch), self.config.temperature)
+        q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
+        return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
@@ -75,5 +99,5 @@ class GCIQL(GoalValued):
         state, value = self.descend(state, "value", self.value_loss, batch)
         return self.polyak(state, "critic", self.config.polyak), {**critic, **value, **actor}
 
-    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Any:
+    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return -self.v(state.params["value"], observations, goals)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from offrl import losses
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, together, value_loss
+from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, goal_rewards, make_values, together
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -33,30 +34,39 @@ class GCIVL(GoalConditioned):
 
     Config = GCIVLConfig
     traits = replace(GoalConditioned.traits, targets=("value",))
+    subgoal_kind = "state"
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"actor": self.make_actor(), "value": self.make_values(2, self.spec.observation_dim + self.goal_dim)}
+        return {"actor": self.make_actor(), "value": make_values(self.config, 2, self.spec.observation_dim + self.goal_dim)}
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
         """Twin values [2, B]."""
         return self.apply("value", value, together(observations, goals)).squeeze(-1)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        observations, following, goals = batch["observations"], batch["next_observations"], batch[VALUE_GOALS]
-        now, target, c = self.v(value, observations, goals), state.target["value"], self.config
-        before, after = self.v(target, observations, goals), self.v(target, following, goals)
-        loss = value_loss(now, before, after, batch[SUCCESSES], c.discount, c.expectile)
-        return loss, {"value/loss": loss, "value/v": now.mean()}
+        """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g)."""
+        c, target = self.config, state.target["value"]
+        observations, goals = batch["observations"], batch[VALUE_GOALS]
+        rewards, masks = goal_rewards(batch[SUCCESSES])
+        v, target_v = self.v(value, observations, goals), self.v(target, observations, goals)
+        next_v = self.v(target, batch["next_observations"], goals)
+        advantage = losses.td_target(rewards, masks, c.discount, next_v.amin(0)) - target_v.mean(0)
+        error = losses.td_target(rewards, masks, c.discount, next_v) - v
+        loss = (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum()
+        return loss, {"value/loss": loss, "value/v": v.mean()}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """-E min(exp(beta A), 100) log pi(a | s, g), A = V(s', g) - V(s, g)."""
         value, goals = state.params["value"], batch[ACTOR_GOALS]
         advantage = (self.v(value, batch["next_observations"], goals) - self.v(value, batch["observations"], goals)).mean(0)
-        return self.weighted_loss(actor, batch, advantage)
+        weight = losses.advantage_weight(advantage, self.config.temperature)
+        loss = -(weight * self.imitation(actor, batch)[1]).mean()
+        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         state, value = self.descend(state, "value", self.value_loss, batch)
         return self.polyak(state, "value", self.config.polyak), {**value, **actor}
 
-    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
+    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return -self.v(state.params["value"], observations, goals).mean(0)

@@ -12,7 +12,15 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.goal_conditioned import GoalValued, GoalValueSettings, learner_field
+from offrl.families.goal_conditioned import (
+    GoalConditioned,
+    GoalValueSettings,
+    awr_loss,
+    chosen_learner,
+    ddpg_bc_loss,
+    learner_field,
+    make_net,
+)
 from offrl.nn.quasimetric import QUASIMETRICS, Quasimetric, QuasimetricModel
 from offrl.optim import Params
 from offrl.registry import register
@@ -38,7 +46,7 @@ class QRLConfig(GoalValueSettings):
 
 
 @register("algo", "qrl")
-class QRL(GoalValued):
+class QRL(GoalConditioned):
     """The largest quasimetric under which no step of the data is longer than 1 is the number of steps to the goal.
 
     States and goals are pushed apart, one step's distance is held at 1 by a multiplier that rises while the constraint is violated, and,
@@ -46,15 +54,21 @@ class QRL(GoalValued):
     """
 
     Config = QRLConfig
-    states_as_goals = "it measures distances between states"
 
     def modules(self) -> dict[str, nn.Module]:
-        c = self.config
+        c, s = self.config, self.spec
+        if s.goal_dim:
+            name = s.task.name if s.task is not None and not s.name else s.name
+            raise UserError(
+                f"{c.name} cannot learn from {name}, whose goals are no observations but have {s.goal_dim} numbers of their own "
+                "(achieved_goals): it measures distances between states; take gcivl, gciql, crl or hiql"
+            )
+        self.learner = chosen_learner(c, s.discrete)
         if c.latent % (8 if c.quasimetric == "iqe" else 2):
             raise UserError(f"algo.latent={c.latent} must be a multiple of {8 if c.quasimetric == 'iqe' else 2} for {c.quasimetric}")
-        encoder = self.make_net(self.spec.observation_dim, c.latent)
+        encoder = make_net(c, s.observation_dim, c.latent)
         # awr asks the distance alone: dynamics that nothing uses would only shape phi
-        moves = None if self.learner == "awr" else self.make_net(c.latent + self.spec.encoded_action_dim, c.latent)
+        moves = None if self.learner == "awr" else make_net(c, c.latent + self.spec.encoded_action_dim, c.latent)
         return {"actor": self.make_actor(), "value": QuasimetricModel(encoder, moves, Quasimetric(c.quasimetric, c.latent))}
 
     def distance(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
@@ -63,6 +77,8 @@ class QRL(GoalValued):
         return self.apply("value", value, "between", x, y)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """beta E softplus(spread - d(s, g) / beta) + lambda (E relu(d(s, s') - 1)^2 - slack), which lambda maximises; and for the latent
+        dynamics T, E (d(T(s, a), s') + d(s', T(s, a))) / 2."""
         c = self.config
         here, there, goal = (
             self.apply("value", value, "encode", batch[k].flatten(1)) for k in ("observations", "next_observations", VALUE_GOALS)
@@ -81,18 +97,29 @@ class QRL(GoalValued):
         return loss + dynamics, {**metrics, "value/dynamics": dynamics}
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
+        """-d(T(s, a), g) [B]."""
         value = state.params["value"]
         here, goal = (self.apply("value", value, "encode", z.flatten(1)) for z in (observations, goals))
         return -self.apply("value", value, "between", self.apply("value", value, "move", here, self.spec.encode(actions)), goal)
 
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
+        """d(s, g) - d(s', g) [B] at the actor's goals."""
         value, goals = state.params["value"], batch[ACTOR_GOALS]
         return self.distance(value, batch["observations"], goals) - self.distance(value, batch["next_observations"], goals)
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """ddpg_bc: E d(T(s, pi(s, g)), g) / E |d| - bc_weight E log pi(a | s, g);
+        awr: -E min(exp(beta (d(s, g) - d(s', g))), 100) log pi(a | s, g)."""
+        dist, log_prob = self.imitation(actor, batch)
+        if self.learner == "awr":
+            return awr_loss(log_prob, self.advantage(state, batch), self.config.temperature)
+        q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
+        return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
         state, value = self.descend(state, "value", self.value_loss, batch)
         return state, {**value, **actor}
 
-    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
+    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return self.distance(state.params["value"], observations, goals)

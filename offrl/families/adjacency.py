@@ -10,13 +10,19 @@ passes over a table of positions, and HRAC's goals are relative.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from offrl.algorithm import Metrics, Part
+from offrl.data.dataset import DataSpec
+from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES
+from offrl.data.samplers.transitions import Batch
 from offrl.nn import MLP, initialise
+from offrl.optim import Params
 
 WITHIN, BEYOND = 1.0, 1.2  # adjacent pairs are to lie within this, others beyond that
 MARGIN = (WITHIN + BEYOND) / 2  # of the penalty, as in the authors' code
@@ -53,13 +59,43 @@ def contrast(distances: Tensor, adjacent: Tensor) -> Tensor:
     return (adjacent * (distances - WITHIN).clamp(min=0.0) + (1.0 - adjacent) * (BEYOND - distances).clamp(min=0.0)).mean()
 
 
-def penalty(distances: Tensor) -> Tensor:
-    """Mean of max(0, d - 1.1)."""
-    return (distances - MARGIN).clamp(min=0.0).mean()
+class AdjacencyConstraint(Part):
+    """The penalty of subgoals that are not reached within k steps, the algorithm's module "adjacency"."""
+
+    def __init__(self, config: Any, spec: DataSpec) -> None:
+        super().__init__(config, spec)
+        self.network = Adjacency(spec.observation_dim, config.representation, config.adjacency_dims)
+
+    def __call__(self, params: Params, *x: Any) -> Tensor:
+        """The network's outputs for its own inputs: [B, WIDTH]."""
+        return functional_call(self.network, params, x)
+
+    def penalty(self, params: Params, observations: Tensor, latents: Tensor) -> Tensor:
+        """Mean of max(0, d - 1.1), d the distances of states [B, O] to the subgoals [B, D]."""
+        distances = length(self(params, "psi", observations) - self(params, "reads", observations, latents))
+        return (distances - MARGIN).clamp(min=0.0).mean()
+
+    def loss(self, params: Params, batch: Batch, near_latents: Tensor, any_latents: Tensor) -> tuple[Tensor, Metrics]:
+        """The contrast of psi over both kinds of pairs, and the squared error of reading psi(w) out of (s, phi(s, w)).
+
+        near_latents, any_latents [B, D]: phi(s, w) of the pairs' second states w.
+        """
+        observations, adjacent = batch["observations"], batch[ADJACENT]
+        psi = self(params, "psi", observations)
+        distances, error = [], torch.zeros((), device=psi.device)
+        for states, latents in ((NEAR_STATES, near_latents), (ANY_STATES, any_latents)):
+            other = self(params, "psi", batch[states])
+            read = self(params, "reads", observations, latents)
+            distances.append(length(psi - other))
+            error = error + 0.5 * (read - other.detach()).square().sum(-1).mean()
+        contrasts = 0.5 * (contrast(distances[0], torch.ones_like(adjacent)) + contrast(distances[1], adjacent))
+        loss = contrasts + error
+        metrics = {"adjacency/loss": loss, "adjacency/contrast": contrasts, "adjacency/missed": error}
+        return loss, {**metrics, **accuracy(distances[0], distances[1], adjacent)}
 
 
-def metrics(near: Tensor, other: Tensor, adjacent: Tensor) -> Mapping[str, Tensor]:
-    """How well pairs are told apart: the share on the right side of the margin, of those near and of those that are not."""
+def accuracy(near: Tensor, other: Tensor, adjacent: Tensor) -> Metrics:
+    """Share of the pairs on the right side of the margin, of those near and of those that are not."""
     far = 1.0 - adjacent
     return {
         "adjacency/near_right": (near < MARGIN).float().mean(),

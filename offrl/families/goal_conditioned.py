@@ -1,4 +1,4 @@
-"""What goal-conditioned algorithms share: their settings, networks, policies and the two ways to improve a policy on the data's.
+"""Goal-conditioned algorithms: their settings, networks and policies, and the two losses of policy extraction.
 
 Networks and losses are those of OGBench's reference implementations (arXiv 2410.20092; specification C.0): GELU, LayerNorm after it in
 values and never in actors, a policy N(f(s, g), I), observations as they are. Their one optimiser over the sum of all losses is, for Adam,
@@ -7,10 +7,8 @@ one for each module: each loss looks at the others' parameters of before the upd
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +17,11 @@ from offrl import losses
 from offrl.actor import Actor, Carry
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.nn import MLP, EnsembleMLP, make_policy
 from offrl.optim import Params
 from offrl.settings.field import setting
-
-if TYPE_CHECKING:
-    pass
 
 LEARNERS = ("auto", "ddpg_bc", "awr")
 
@@ -104,100 +99,53 @@ class GoalConditioned(Algorithm):
     """Base of algorithms that learn from goals drawn in hindsight. Module "actor" sees the observation and the goal side by side."""
 
     traits = Traits(goal_conditioned=True)
-    states_as_goals: ClassVar[str] = ""  # why goals have to be observations; "": they need not
-
-    def __init__(self, config: Any, spec: Any, pretrained: Mapping[str, Any] | None = None) -> None:
-        name = spec.task.name if spec.task is not None and not spec.name else spec.name
-        if self.states_as_goals and spec.goal_dim:
-            raise UserError(
-                f"{config.name} cannot learn from {name}, whose goals are no observations but have {spec.goal_dim} numbers of their own "
-                f"(achieved_goals): {self.states_as_goals}; take gcivl, gciql, crl or hiql"
-            )
-        super().__init__(config, spec, pretrained)
-
-    # ---- networks
+    subgoal_kind: ClassVar[str] = ""  # subgoals that trained runs choose for others (`offrl.families.subgoals`): "latent", "state", or none
 
     @property
     def goal_dim(self) -> int:
-        """G: how many numbers a goal has."""
+        """G: the dimension of a goal."""
         return int(self.spec.goal_dim or self.spec.observation_dim)
 
-    def make_actor(self, inputs: int | None = None, outputs: int | None = None) -> nn.Module:
-        """N(f(x), I) over actions, with x the observation and the goal; or from so many inputs to so many outputs."""
+    def make_actor(self, inputs: int | None = None) -> nn.Module:
+        """N(f(x), I) over actions, x the observation and the goal, or another input of that dimension."""
         c, s = self.config, self.spec
         inputs = s.observation_dim + self.goal_dim if inputs is None else inputs
-        discrete = s.num_actions if outputs is None else 0
-        return make_policy("unit_gaussian", inputs, outputs or s.action_dim, discrete, c.hidden, activation="gelu_tanh", init="xavier")
+        return make_policy("unit_gaussian", inputs, s.action_dim, s.num_actions, c.hidden, activation="gelu_tanh", init="xavier")
 
-    def make_values(self, size: int, inputs: int, outputs: int = 1) -> EnsembleMLP:
-        """`size` value networks."""
-        c = self.config
-        return EnsembleMLP(size, inputs, c.hidden, outputs, activation="gelu_tanh", layer_norm=c.layer_norm, init="xavier")
-
-    def make_net(self, inputs: int, outputs: int) -> MLP:
-        """One such network."""
-        c = self.config
-        return MLP(inputs, c.hidden, outputs, activation="gelu_tanh", layer_norm=c.layer_norm, init="xavier")
-
-    def sampler(self) -> Sampler:
-        actor = self.config.actor_mix
+    def sampler(self) -> GoalSampler:
+        actor, value = self.config.actor_mix, getattr(self.config, "value_mix", None)
         actor.check("actor")
-        return GoalSampler(self.value_goals(), actor)
-
-    def value_goals(self) -> Mix | None:
-        """Where the values' goals come from; None: there are no values."""
-        if not hasattr(self.config, "value_mix"):
-            return None
-        self.config.value_mix.check("value")
-        return self.config.value_mix
+        if value is not None:
+            value.check("value")
+        return GoalSampler(value, actor)
 
     def actor(self, state: TrainState) -> Actor:
         return GoalActor(self, state)
-
-    # ---- what policies learn from
 
     def imitation(self, actor: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
         """The policy's distribution at the actor's goals, and the log density [B] of the data's actions."""
         dist = self.apply("actor", actor, together(batch["observations"], batch[ACTOR_GOALS]))
         return dist, self.policy.log_prob(dist, batch["actions"])
 
-    def weighted_loss(self, actor: Params, batch: Batch, advantage: Tensor) -> tuple[Tensor, Metrics]:
-        """-min(exp(temperature A), 100) log pi(a | s, g), A [B] of the data's actions at the actor's goals."""
-        weight = losses.advantage_weight(advantage, self.config.temperature)
-        loss = -(weight * self.imitation(actor, batch)[1]).mean()
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
-
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
-        """How far goals [B, G] are, the larger the farther, [B]: for pictures and tests. None: it learns no such thing."""
+        """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: it learns no such thing."""
         return None
 
 
-class GoalValued(GoalConditioned):
-    """With values, which improve the policy: by their gradient (ddpg_bc) or by weighting what is imitated (awr)."""
+# ---- networks
 
-    def __init__(self, config: Any, spec: Any, pretrained: Mapping[str, Any] | None = None) -> None:
-        self.learner = chosen_learner(config, spec.discrete)
-        super().__init__(config, spec, pretrained)
 
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        if self.learner == "awr":
-            return self.weighted_loss(actor, batch, self.advantage(state, batch))
-        return self.gradient_loss(actor, state, batch)
+def make_values(config: Any, size: int, inputs: int, outputs: int = 1) -> EnsembleMLP:
+    """`size` value networks."""
+    return EnsembleMLP(size, inputs, config.hidden, outputs, activation="gelu_tanh", layer_norm=config.layer_norm, init="xavier")
 
-    def gradient_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-mean Q / mean |Q| - bc_weight log pi(a | s, g), Q at the policy's mean action, clipped."""
-        dist, density = self.imitation(actor, batch)
-        q = self.q(state, batch["observations"], batch[ACTOR_GOALS], self.policy.mode(dist))
-        loss = -q.mean() / (q.detach().abs().mean() + 1e-6) - self.config.bc_weight * density.mean()
-        return loss, {"actor/loss": loss, "actor/q": q.mean(), "actor/log_prob": density.mean()}
 
-    @abstractmethod
-    def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
-        """Q(s, g, a) [B]."""
+def make_net(config: Any, inputs: int, outputs: int) -> MLP:
+    """One such network."""
+    return MLP(inputs, config.hidden, outputs, activation="gelu_tanh", layer_norm=config.layer_norm, init="xavier")
 
-    @abstractmethod
-    def advantage(self, state: TrainState, batch: Batch) -> Tensor:
-        """A(s, g, a) [B] of the data's actions at the actor's goals."""
+
+# ---- losses of the policy
 
 
 def learner_field() -> Any:
@@ -216,23 +164,25 @@ def chosen_learner(config: Any, discrete: bool) -> str:
     return str(config.learner) if config.learner != "auto" else "awr" if discrete else "ddpg_bc"
 
 
+def awr_loss(log_prob: Tensor, advantage: Tensor, temperature: float | Tensor) -> tuple[Tensor, Metrics]:
+    """-E min(exp(temperature A), 100) log pi(a | s, g) (OGBench's AWR), of log densities and advantages [B] of the data's actions."""
+    weight = losses.advantage_weight(advantage, temperature)
+    loss = -(weight * log_prob).mean()
+    return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+
+
+def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> tuple[Tensor, Metrics]:
+    """-E Q / mean |Q| - bc_weight E log pi(a | s, g) (OGBench's DDPG+BC), of Q [B] at the policy's mean actions.
+
+    The scale mean |Q| is a constant: no gradient goes through it.
+    """
+    loss = -q.mean() / (q.detach().abs().mean() + 1e-6) - bc_weight * log_prob.mean()
+    return loss, {"actor/loss": loss, "actor/q": q.mean(), "actor/log_prob": log_prob.mean()}
+
+
 def together(*parts: Tensor) -> Tensor:
     """Side by side as one network input: [B, ...] each -> [B, sum of widths]."""
     return torch.cat([p.flatten(1) for p in parts], -1)
-
-
-def value_loss(
-    now: Tensor, target_now: Tensor, target_next: Tensor, successes: Tensor, discount: float | Tensor, expectile: float | Tensor
-) -> Tensor:
-    """GCIVL's loss of twin values V [2, B], with their targets V' at s and at s' [2, B] (specification C.2).
-
-    Each regresses on r + discount V'(s') of its own target, with the expectile's weight for whether r + discount min V'(s') is above the
-    mean of V'(s).
-    """
-    rewards, masks = goal_rewards(successes)
-    advantage = losses.td_target(rewards, masks, discount, target_next.amin(0)) - target_now.mean(0)
-    error = losses.td_target(rewards, masks, discount, target_next) - now
-    return (losses.expectile_weight(advantage, expectile) * error.square()).mean(-1).sum()
 
 
 def goal_rewards(successes: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,32 +1,34 @@
-"""Two levels over one value: where to be k steps from now, and how to get there (HIQL and its descendants)."""
+"""Hierarchical policies over one representation of goals: the subgoal to be at k steps from now, and the actions towards it.
+
+A value V(s, phi(s, g)) trains phi, a high level chooses latents phi(s, w) of subgoals w, and a low level acts towards them (HIQL and its
+descendants).
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from offrl import losses
-from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.adjacency import ADJACENT, ANY_GOALS, ANY_STATES, NEAR_GOALS, NEAR_STATES, AdjacentSampler
-from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGET_STATES, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.actor import Carry
+from offrl.algorithm import TrainState
+from offrl.data.dataset import DataSpec
+from offrl.data.samplers.adjacency import AdjacentSampler
+from offrl.data.samplers.goals import GoalSampler
 from offrl.errors import UserError
-from offrl.families import adjacency
-from offrl.families.goal_conditioned import GoalActor, GoalConditioned, GoalTargetSettings, required_goals, together, value_loss
+from offrl.families.adjacency import AdjacencyConstraint
+from offrl.families.goal_conditioned import GoalActor, GoalTargetSettings, make_net, make_values, required_goals, together
 from offrl.nn import MLP, EnsembleMLP
 from offrl.nn.policies import UnitGaussian
-from offrl.optim import Adam, Params
+from offrl.optim import Params
 from offrl.settings.field import setting
 
 
 @dataclass
-class LevelSettings(GoalTargetSettings):
-    """Settings of two levels; the defaults are OGBench's for mazes."""
+class HierarchicalSettings(GoalTargetSettings):
+    """Settings of hierarchical policies; the defaults are OGBench's for mazes."""
 
     expectile: float = setting(0.7, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0)
     low_temperature: float = setting(3.0, "of the low level: multiplies the advantage in the exponent (explore: 10)", low=0.0)
@@ -64,145 +66,42 @@ class GoalValue(nn.Module):
         return goal if part == "represent" else self.heads[part](together(observations, goal)).squeeze(-1)
 
 
-class TwoLevels(GoalConditioned):
-    """Values V(s, g), and two policies by weighted imitation. Modules "value", "actor" (the low level), "high".
+def make_goal_value(config: Any, spec: DataSpec, goal_dim: int, heads: Sequence[str]) -> GoalValue:
+    """The module "value": phi and twin values for each of `heads`."""
+    represent = make_net(config, spec.observation_dim + goal_dim, config.representation)
+    return GoalValue(represent, {name: make_values(config, 2, spec.observation_dim + config.representation) for name in heads})
 
-    The low level imitates actions by V(s', w) - V(s, w), w the state k steps ahead; the high level imitates phi(s, w) by V(w, g) - V(s, g).
-    It acts towards a new subgoal in every step, scaled back to the sphere on which phi lies. With adjacency_weight a module "adjacency"
-    learns what is near, and the high level pays for subgoals that are not (`offrl.families.adjacency`).
-    """
 
-    traits = replace(GoalConditioned.traits, targets=("value",), policy_modules=("actor", "high"))
-    heads: ClassVar[tuple[str, ...]] = ("low",)
+def make_high_level(config: Any, spec: DataSpec, goal_dim: int) -> UnitGaussian:
+    """The module "high": N(f(s, g), I) over the latents of subgoals."""
+    return UnitGaussian(spec.observation_dim + goal_dim, config.representation, config.hidden, activation="gelu_tanh", init="xavier")
 
-    def modules(self) -> dict[str, nn.Module]:
-        c, s = self.config, self.spec
-        represent = self.make_net(s.observation_dim + self.goal_dim, c.representation)
-        heads = {name: self.make_values(2, s.observation_dim + c.representation) for name in self.heads}
-        if c.adjacency_dims > s.observation_dim:
-            raise UserError(f"algo.adjacency_dims={c.adjacency_dims} is more than the {s.observation_dim} entries of an observation")
-        modules: dict[str, nn.Module] = {
-            "actor": self.make_actor(s.observation_dim + c.representation),
-            "high": UnitGaussian(s.observation_dim + self.goal_dim, c.representation, c.hidden, activation="gelu_tanh", init="xavier"),
-            "value": GoalValue(represent, heads),
-        }
-        if c.adjacency_weight:  # last: the others' first parameters are the same without it
-            modules["adjacency"] = adjacency.Adjacency(s.observation_dim, c.representation, c.adjacency_dims)
-        return modules
 
-    def sampler(self) -> Sampler:
-        c, plain = self.config, super().sampler()
-        if not c.adjacency_weight:
-            return dataclasses.replace(plain, subgoal_steps=c.subgoal_steps)  # type: ignore[type-var]
-        own = {**vars(plain), "subgoal_steps": c.subgoal_steps}
-        return AdjacentSampler(**own, near_steps=c.subgoal_steps, dims=c.adjacency_dims, cell=c.adjacency_cell)
+def make_adjacency(config: Any, spec: DataSpec) -> AdjacencyConstraint | None:
+    """HRAC's constraint, where `adjacency_weight` asks for it. Raises UserError."""
+    if config.adjacency_dims > spec.observation_dim:
+        raise UserError(f"algo.adjacency_dims={config.adjacency_dims} is more than the {spec.observation_dim} entries of an observation")
+    return AdjacencyConstraint(config, spec) if config.adjacency_weight else None
 
-    def optimizer(self, name: str) -> Adam:
-        return Adam(self.config.adjacency_learning_rate) if name == "adjacency" else super().optimizer(name)
 
-    def v(self, value: Params, observations: Tensor, goals: Tensor, head: str = "low") -> Tensor:
-        """Twin values [2, B]."""
-        return self.apply("value", value, head, observations, goals)
+def subgoal_sampler(sampler: GoalSampler, config: Any) -> GoalSampler:
+    """`sampler` with the subgoals that both levels learn from, and the pairs of states that the adjacency constraint learns from."""
+    sampler = replace(sampler, subgoal_steps=config.subgoal_steps)
+    if not config.adjacency_weight:
+        return sampler
+    return AdjacentSampler(**vars(sampler), near_steps=config.subgoal_steps, dims=config.adjacency_dims, cell=config.adjacency_cell)
 
-    def represent(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
-        """phi(s, g) [B, D]."""
-        return self.apply("value", value, "represent", observations, goals)
 
-    def objective(
-        self, value: Params, state: TrainState, head: str, now: Tensor, after: Tensor, goals: Tensor, successes: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(the loss of a head over the step from `now` to `after`, its values [2, B]).
-
-        Targets average the heads alone: in OGBench's code V and its target share one phi, as it is before the update.
-        """
-        c, shared = self.config, {k: p for k, p in state.params["value"].items() if k.startswith("represent.")}
-        target = {**state.target["value"], **shared}
-        v = self.v(value, now, goals, head)
-        before, following = self.v(target, now, goals, head), self.v(target, after, goals, head)
-        return value_loss(v, before, following, successes, c.discount, c.expectile), v
-
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        now, after, goals = batch["observations"], batch["next_observations"], batch[VALUE_GOALS]
-        loss, v = self.objective(value, state, "low", now, after, goals, batch[SUCCESSES])
-        return loss, {"value/loss": loss, "value/v": v.mean()}
-
-    def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        value, goals, observations = state.params["value"], batch[LOW_GOALS], batch["observations"]
-        advantage = (self.v(value, batch["next_observations"], goals) - self.v(value, observations, goals)).mean(0)
-        weight = losses.advantage_weight(advantage, self.config.low_temperature)
-        dist = self.apply("actor", actor, together(observations, self.represent(value, observations, goals)))
-        loss = -(weight * self.policy.log_prob(dist, batch["actions"])).mean()
-        return loss, {"low/loss": loss, "low/advantage": advantage.mean(), "low/weight": weight.mean()}
-
-    def high_advantage(self, state: TrainState, batch: Batch) -> Tensor:
-        """V(w, g) - V(s, g) [B], w the subgoal."""
-        return self.gain(state, batch, self.heads[-1])
-
-    def gain(self, state: TrainState, batch: Batch, head: str) -> Tensor:
-        value, goals = state.params["value"], batch[HIGH_GOALS]
-        there, here = (self.v(value, batch[k], goals, head) for k in (HIGH_TARGET_STATES, "observations"))
-        return (there - here).mean(0)
-
-    def high_loss(self, high: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        advantage = self.high_advantage(state, batch)
-        weight = losses.advantage_weight(advantage, self.config.high_temperature)
-        observations = batch["observations"]
-        subgoal = self.represent(state.params["value"], observations, batch[HIGH_TARGETS])
-        dist = self.apply("high", high, together(observations, batch[HIGH_GOALS]))
-        loss = -(weight * self.networks["high"].log_prob(dist, subgoal)).mean()  # type: ignore[operator]
-        metrics = {"high/loss": loss, "high/advantage": advantage.mean(), "high/weight": weight.mean()}
-        if not self.config.adjacency_weight:
-            return loss, metrics
-        far = adjacency.penalty(self.reach(state.params["adjacency"], observations, on_sphere(dist[0])))
-        return loss + self.config.adjacency_weight * far, {**metrics, "high/far": far}
-
-    # ---- what is near
-
-    def reach(self, near: Params, observations: Tensor, subgoals: Tensor) -> Tensor:
-        """How far states [B, O] are from what subgoals [B, D] stand for, as the adjacency networks see it: within 1 is near; [B]."""
-        here, there = self.apply("adjacency", near, "psi", observations), self.apply("adjacency", near, "reads", observations, subgoals)
-        return adjacency.length(here - there)
-
-    def adjacency_loss(self, near: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """The contrast of psi over both kinds of pairs, and the squared error of reading psi(w) out of (s, phi(s, w))."""
-        observations, value = batch["observations"], state.params["value"]
-        here = self.apply("adjacency", near, "psi", observations)
-        found, missed = [], torch.zeros((), device=here.device)
-        for states, goals in ((NEAR_STATES, NEAR_GOALS), (ANY_STATES, ANY_GOALS)):
-            there = self.apply("adjacency", near, "psi", batch[states])
-            read = self.apply("adjacency", near, "reads", observations, self.represent(value, observations, batch[goals]))
-            found.append(adjacency.length(here - there))
-            missed = missed + 0.5 * (read - there.detach()).square().sum(-1).mean()
-        label = batch[ADJACENT]
-        contrast = 0.5 * (adjacency.contrast(found[0], torch.ones_like(label)) + adjacency.contrast(found[1], label))
-        loss = contrast + missed
-        told = {"adjacency/loss": loss, "adjacency/contrast": contrast, "adjacency/missed": missed}
-        return loss, {**told, **adjacency.metrics(found[0], found[1], label)}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        state, low = self.descend(state, "actor", self.low_loss, batch)
-        state, high = self.descend(state, "high", self.high_loss, batch)
-        if self.config.adjacency_weight:
-            state, near = self.descend(state, "adjacency", self.adjacency_loss, batch)
-            high = {**high, **near}
-        state, value = self.descend(state, "value", self.value_loss, batch)
-        return self.polyak(state, "value", self.config.polyak), {**value, **low, **high}
-
-    def subgoals(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
-        """What the high level asks for, [B, D]."""
-        return on_sphere(self.apply("high", state.params["high"], together(observations, goals))[0])
-
-    def actor(self, state: TrainState) -> Actor:
-        return HierarchicalActor(self, state)
-
-    def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
-        return -self.v(state.params["value"], observations, goals, self.heads[-1]).mean(0)
+def value_targets(state: TrainState) -> Params:
+    """Parameters of V': the heads' Polyak copies over the online phi, for in OGBench's code V and its target share one phi."""
+    shared = {k: p for k, p in state.params["value"].items() if k.startswith("represent.")}
+    return {**state.target["value"], **shared}
 
 
 class HierarchicalActor(GoalActor):
     """Acts towards the subgoal that the high level chooses at every step."""
 
-    algorithm: TwoLevels
+    algorithm: Any  # with the method `subgoals`
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         subgoal = self.algorithm.subgoals(self.state, observations, required_goals(self.algorithm, carry))

@@ -1,10 +1,11 @@
-"""Subgoals from a trained goal-conditioned run, as vectors of a few numbers or as words: what to reach next on the way to a goal.
+"""Subgoals from a trained goal-conditioned run, as vectors or as words: what to reach next on the way to a goal.
 
     provider = Subgoals.of(run)  # a `Pretrained`
     wanted = provider.choose(run.state, observations, goals)            # [B, D]
 
-Of two levels (hiql, ota) a subgoal is the latent phi(s, w) that the high level asks for. An algorithm with V(s, g) alone (gcivl, gciql) has
-no high level: there a subgoal is a state itself, given as a goal, and is chosen among states of the data by the values.
+Of a hierarchical algorithm (hiql, ota) a subgoal is the latent phi(s, w) that the high level chooses. An algorithm with V(s, g) alone
+(gcivl, gciql) has no high level: there a subgoal is a state itself, given as a goal, and is chosen among states of the data by the values.
+The algorithm's `subgoal_kind` says which; all have the method `v`, and those of latents `represent` and `subgoals` too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from torch import Tensor
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import GoalConditioned
-from offrl.families.hierarchical import TwoLevels
 from offrl.pretrained import Pretrained
 
 
@@ -44,22 +44,21 @@ class Subgoals:
 
     @classmethod
     def of(cls, run: Pretrained, steps: int = 25) -> Subgoals:
-        """Those of a trained run; of two levels the steps are the run's own. Raises UserError for a run that has none."""
+        """Those of a trained run; of a hierarchical one the steps are the run's own. Raises UserError for a run that has none."""
         return cls.from_algorithm(run.algorithm, steps)
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, steps: int = 25) -> Subgoals:
         """As `of`."""
-        if isinstance(algorithm, TwoLevels):
-            return cls(algorithm, int(algorithm.config.subgoal_steps))
-        if isinstance(algorithm, GoalConditioned) and callable(getattr(algorithm, "v", None)) and "value" in algorithm.networks:
-            return cls(algorithm, steps)
-        raise UserError(f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or gciql")
+        kind = getattr(algorithm, "subgoal_kind", "")
+        if not kind:
+            raise UserError(f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or gciql")
+        return cls(algorithm, int(algorithm.config.subgoal_steps) if kind == "latent" else steps)
 
     @property
     def latent(self) -> bool:
         """Whether subgoals are latents of a high level; else they are states of the data, of which it has to be told some."""
-        return isinstance(self.algorithm, TwoLevels)
+        return self.algorithm.subgoal_kind == "latent"
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -68,15 +67,15 @@ class Subgoals:
 
     @property
     def width(self) -> int:
-        """D: how many numbers a subgoal has."""
+        """D: the dimension of a subgoal."""
         algorithm: Any = self.algorithm
         return int(algorithm.config.representation) if self.latent else int(algorithm.goal_dim)
 
     def value(self, state: Any, observations: Tensor, goals: Tensor) -> Tensor:
         """V(s, g) [B], the mean of twins."""
         algorithm: Any = self.algorithm
-        found = algorithm.v(state.params["value"], observations, goals)
-        return found.mean(0) if found.ndim == 2 else found
+        v = algorithm.v(state.params["value"], observations, goals)
+        return v.mean(0) if v.ndim == 2 else v
 
     def describe(self, state: Any, observations: Tensor, goals: Tensor) -> Tensor:
         """The subgoals [B, D] that mean to be at `goals` [B, G], seen from `observations`."""

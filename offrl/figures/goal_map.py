@@ -90,16 +90,15 @@ def draw(
 
 
 def subgoals(algorithm: GoalConditioned, state: TrainState, start: Tensor, goal: Tensor, observations: Tensor, goals: Tensor) -> list[int]:
-    """Which of the candidates [N, O], which as goals are [N, G], two levels would pass on the way from `start` [O] to `goal` [G].
+    """Which of the candidates [N, O], which as goals are [N, G], a hierarchical policy passes on the way from `start` [O] to `goal` [G].
 
     A subgoal is a latent: the candidate is taken whose own latent is nearest. From there the next one is asked for, until that is the goal
-    itself or a candidate that was passed already. Empty for algorithms of one level.
+    itself or a candidate that was passed already. Empty for policies without a high level.
     """
-    from offrl.families.hierarchical import TwoLevels
     from offrl.families.subgoals import Candidates, Subgoals, nearest
 
     passed: list[int] = []
-    if not isinstance(algorithm, TwoLevels):
+    if algorithm.subgoal_kind != "latent":
         return passed
     here, provider = start, Subgoals.from_algorithm(algorithm)
     every = Candidates(observations, torch.cat([goals, goal.unsqueeze(0)]))

@@ -12,7 +12,6 @@ from offrl import registry
 from offrl.algorithm import Algorithm, TrainState, select
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, warn
-from offrl.families.goal_conditioned import GoalConditioned
 from offrl.figures import goal_map
 from offrl.registry import register
 from offrl.settings.replicas import Replica
@@ -80,7 +79,7 @@ class GoalMap:
 
     @staticmethod
     def applies(algorithm: Algorithm, spec: DataSpec) -> bool:
-        return isinstance(algorithm, GoalConditioned) and goal_map.is_maze(spec)
+        return hasattr(algorithm, "distances") and goal_map.is_maze(spec)
 
     @staticmethod
     def make(run: FinishedRun) -> None:

@@ -19,7 +19,6 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.envs import ogbench
 from offrl.errors import UserError
-from offrl.families.hierarchical import TwoLevels
 from offrl.figures import goal_map
 from offrl.settings.replicas import Replica
 from offrl.tasks.environments import make_env
@@ -59,7 +58,7 @@ def test_which_data_are_of_a_maze() -> None:
     assert not goal_map.is_maze(dataclasses.replace(spec, observation_shape=(64, 64, 3)))
 
 
-class OneStep(TwoLevels):
+class OneStep(registry.get("algo", "hiql")):  # type: ignore[misc]
     """Latents are goals; its high level asks for a place 1 to the right of where it is, but not beyond the goal."""
 
     def __init__(self) -> None:  # no networks
