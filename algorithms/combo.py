@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.conservative import SoftMaximumSettings
-from offrl.optim import Params
+from offrl.families.sac import SoftActorCritic
+from offrl.optim import Adam, Params
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings
+from offrl.world_models import model_rollouts
+from offrl.world_models.model import required
+from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
+from offrl.world_models.rollout import Imagined, describe
 from offrl.world_models.uncertainty import names
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -38,21 +49,54 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
 
 
 @register("algo", "combo")
-class COMBO(ModelBased):
+class COMBO(SoftActorCritic):
     """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is SAC's."""
 
     Config = COMBOConfig
+    traits = replace(SoftActorCritic.traits, actions=("continuous",))
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        return {"world_model": required({"members": config.algo.members})}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        model_rollouts.check(config, grid)
+        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
+        self.rollouts = ModelRollouts(c, self.spec)
         if c.kit_compat and (not c.importance or c.followed):
             raise UserError("algo.kit_compat=true is the penalty of that code, which has algo.importance=true and algo.followed=0")
-        if not 0 < self.real_rows < c.batch_size:
+        real = self.rollouts.real_rows
+        if not 0 < real < c.batch_size:
             raise UserError(
-                f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} is {self.real_rows} row(s): COMBO needs the data's, "
+                f"algo.real_share={c.real_share:g} of algo.batch_size={c.batch_size} is {real} row(s): COMBO needs the data's, "
                 "where values are pushed up, and imagined ones"
             )
         return super().modules()
+
+    def optimizer(self, name: str) -> Adam:
+        return self.rollouts.optimizer(name, super().optimizer(name))
+
+    def sampler(self) -> ModelSampler:
+        return ModelSampler(self.rollouts, self.pretrained)
+
+    def buffers(self) -> Tree:
+        return self.rollouts.buffers()
+
+    @property
+    def every(self) -> int:
+        return self.config.rollout_every
+
+    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
+        """New rollouts of the policy."""
+        return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key)
+
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        imagined = self.roll(state, source, key)
+        return self.rollouts.add(state, imagined), describe(imagined)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty (equation 2)."""
@@ -63,7 +107,7 @@ class COMBO(ModelBased):
 
     def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2)."""
-        c, real = self.config, self.real_rows
+        c, real = self.config, self.rollouts.real_rows
         penalised = batch if c.pushed == "mix" else {k: v[real:] for k, v in batch.items()}
         sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), penalised, c.actions, key)
         soft = conservative.soft_maximum(
@@ -82,3 +126,6 @@ class COMBO(ModelBased):
     def kit_joint(self, scores: Tensor) -> Tensor:
         """The mean over n of logsumexps of three of the scores [E, 3 n, B], as in OfflineRL-Kit: a uniform, a present and a next action."""
         return scores.unflatten(1, (3, self.config.actions)).logsumexp(1).mean(1)
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

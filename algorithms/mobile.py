@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +16,19 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.critics import Target, Values
-from offrl.optim import Params
+from offrl.families.sac import SoftActorCritic
+from offrl.optim import Adam, Params
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings, ModelSource
+from offrl.world_models import model_rollouts
+from offrl.world_models.model import required
+from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
+from offrl.world_models.rollout import Imagined, describe
 from offrl.world_models.uncertainty import names
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -40,18 +51,37 @@ class MOBILEConfig(ModelBasedSettings):
 
 
 @register("algo", "mobile")
-class MOBILE(ModelBased):
+class MOBILE(SoftActorCritic):
     """Targets of imagined rows lose beta times how much the elites' Bellman backups differ (equation 8); the data's rows lose nothing."""
 
     Config = MOBILEConfig
+    traits = replace(SoftActorCritic.traits, actions=("continuous",))
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        return {"world_model": required({"members": config.algo.members})}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        model_rollouts.check(config, grid)
+        return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        if self.real_rows >= c.batch_size:
+        self.rollouts = ModelRollouts(c, self.spec)
+        if self.rollouts.real_rows >= c.batch_size:
             raise UserError(f"algo.real_share={c.real_share:g}: MOBILE is cautious of imagined rows alone, and none is left in a batch")
         return super().modules()
 
-    def learn_of(self, source: ModelSource, dataset: Dataset) -> Tree:
+    def optimizer(self, name: str) -> Adam:
+        return self.rollouts.optimizer(name, super().optimizer(name))
+
+    def sampler(self) -> ModelSampler:
+        return ModelSampler(self.rollouts, self.pretrained, self.check_model)
+
+    @staticmethod
+    def check_model(source: ModelSource, dataset: Dataset) -> Tree:
+        """Nothing. Raises UserError for a model whose inconsistency cannot be measured."""
         if source.model.history > 1:
             raise UserError(
                 "algo=mobile asks the model again in each update and keeps no past: train one with algo.history=1 (this one has "
@@ -61,16 +91,31 @@ class MOBILE(ModelBased):
             raise UserError("algo=mobile compares the model's elites, and there is one: train a model with algo.elites=2 or more")
         return {}
 
+    def buffers(self) -> Tree:
+        return self.rollouts.buffers()
+
+    @property
+    def every(self) -> int:
+        return self.config.rollout_every
+
+    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
+        """New rollouts of the policy."""
+        return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), self.rollouts.penalised, key)
+
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        imagined = self.roll(state, source, key)
+        return self.rollouts.add(state, imagined), describe(imagined)
+
     def weight(self, state: TrainState) -> Tensor:
         most = self.config.largest_entropy_weight
         weight = super().weight(state)
         return weight if most is None else weight.clamp(max=most)
 
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
-        """U(s, a) [B] at observations [B, O]: the (unbiased) standard deviation over elites of the mean, over drawn next states and
-        actions, of the smallest target critic's value. All are one batch of backup_samples * elites * B."""
+        """U(s, a) [B] at observations [B, O] (equation 8): the (unbiased) standard deviation over elites of the mean, over drawn next
+        states and actions, of the smallest target critic's value. All are one batch of backup_samples * elites * B."""
         source: ModelSource = self.runtime.source
-        model, tree, many = source.model, self.model_tree(state, source), self.config.backup_samples
+        model, tree, many = source.model, self.rollouts.tree(source), self.config.backup_samples
         prediction = model.predict(tree, observations, actions, model.first_past(observations))
         mean, std = prediction.mean[tree["elites"]], prediction.std[tree["elites"]]  # [K, B, O]
         draw, act = rng.split(key)
@@ -93,7 +138,8 @@ class MOBILE(ModelBased):
         return self.critic.td_target(batch, value)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        c, real = self.config, self.real_rows
+        """E (y - Q_i(s, a))^2, summed over critics i, with y = r - beta U(s, a) + gamma min_j Q'_j(s', a') and U = 0 on the data's rows."""
+        c, real = self.config, self.rollouts.real_rows
         target = self.target(state, state.params["actor"], batch, key)
         doubt = self.inconsistency(state, batch["observations"][real:], batch["actions"][real:], rng.fold_in(key, 302))
         value = target.value - c.inconsistency_weight * torch.cat([doubt.new_zeros(real), doubt])
@@ -103,3 +149,6 @@ class MOBILE(ModelBased):
             value = value.clamp(min=c.smallest_target)
         loss, more = self.critic.loss(critic, batch, target._replace(value=value), key)
         return loss, {**more, **metrics}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -5,20 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, Tree
+from offrl import rng
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
+from offrl.families.sac import SoftActorCritic
+from offrl.optim import Adam
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.world_models.actor_critic import ModelBased, ModelBasedSettings, ModelSource, in_chunks
-from offrl.world_models.model import Outcome
-from offrl.world_models.rollout import Imagined
-from offrl.world_models.uncertainty import names
+from offrl.world_models import model_rollouts
+from offrl.world_models.model import Outcome, required
+from offrl.world_models.model_rollouts import ModelBasedSettings, ModelRollouts, ModelSampler, ModelSource, policy_of
+from offrl.world_models.rollout import Imagined, describe
+from offrl.world_models.uncertainty import measure, names, on_data
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
 
 
 @dataclass
@@ -51,69 +61,104 @@ SCALES = {"deviations": 3.0, "quantile": 0.95, "maximum": 1.0}
 
 
 @register("algo", "morel")
-class MOReL(ModelBased):
+class MOReL(SoftActorCritic):
     """Roll-outs end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic MDP).
 
     HALT is a termination: its value is the one reward, not an endless sum of such rewards. What is known keeps the model's rewards.
     """
 
     Config = MOReLConfig
+    traits = dataclasses.replace(SoftActorCritic.traits, actions=("continuous",))
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        return {"world_model": required({"members": config.algo.members})}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that would pay."""
-        found, own = super().fit_config(config, dataset, grid), grid or {}
+        model_rollouts.check(config, grid)
+        fitted, values = super().fit_config(config, dataset, grid), grid or {}
         lowest, mean = (float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean()))
         fixed = [] if config.halt_reward is None else [config.halt_reward]
-        rewards = list(own.get("halt_reward", fixed)) or [lowest - float(x) for x in own.get("halt_offset", [config.halt_offset])]
+        rewards = list(values.get("halt_reward", fixed)) or [lowest - float(x) for x in values.get("halt_offset", [config.halt_offset])]
         endless = mean / (1.0 - min(config.discount, 1.0 - 1e-9))
         if max(rewards) > endless:
             warn(
                 f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({endless:g}, from their mean reward and the "
                 "discount): leaving what the model knows would pay; set algo.halt_reward lower"
             )
-        if config.value_range or not found.value_range:
-            return found
-        low, high = found.value_range
-        return dataclasses.replace(found, value_range=[min(low, *rewards), max(high, *rewards)])
+        if config.value_range or not fitted.value_range:
+            return fitted
+        low, high = fitted.value_range
+        return dataclasses.replace(fitted, value_range=[min(low, *rewards), max(high, *rewards)])
 
-    def learn_of(self, source: ModelSource, dataset: Dataset) -> Tree:
+    def modules(self) -> dict[str, nn.Module]:
+        self.rollouts = ModelRollouts(self.config, self.spec)
+        return super().modules()
+
+    def optimizer(self, name: str) -> Adam:
+        return self.rollouts.optimizer(name, super().optimizer(name))
+
+    def sampler(self) -> ModelSampler:
+        return ModelSampler(self.rollouts, self.pretrained, self.uncertainties)
+
+    def buffers(self) -> Tree:
+        return self.rollouts.buffers()
+
+    @property
+    def every(self) -> int:
+        return self.config.rollout_every
+
+    def uncertainties(self, source: ModelSource, dataset: Dataset) -> Tree:
         """The uncertainty of each of the data's rows, in order, and the smallest reward of those rows."""
         c = self.config
-        if self.measure is None:
+        if c.uncertainty == "none":
             raise UserError(f"algo=morel halts where the model is uncertain: choose algo.uncertainty={' or '.join(names())}, not none")
         if c.threshold == "quantile" and c.threshold_scale is not None and c.threshold_scale > 1.0:
             raise UserError(f"algo.threshold_scale={c.threshold_scale:g}: a quantile is at most 1")
         device = source.tree["low"].device
-        found = in_chunks(source, dataset, self.measure)
-        if not torch.isfinite(found).all():
+        values = on_data(measure(c.uncertainty), source.model, source.tree, dataset)
+        if not torch.isfinite(values).all():
             raise UserError(f"{dataset.spec.name}: the world model's uncertainty is not finite on its own data; train another model")
         return {
-            "uncertainties": found.sort().values.to(device),
+            "uncertainties": values.sort().values.to(device),
             "lowest": dataset.columns["rewards"][dataset.transition_rows()].min().to(device),
         }
 
     def limit(self, source: ModelSource) -> Tensor:
         """The uncertainty above which a step is unknown, []."""
-        c, found = self.config, source.extra["uncertainties"]
+        c, values = self.config, source.extra["uncertainties"]
         scale = SCALES[c.threshold] if c.threshold_scale is None else c.threshold_scale
         if c.threshold == "deviations":
-            return found.mean() + scale * found.std(unbiased=False)
+            return values.mean() + scale * values.std(unbiased=False)
         if c.threshold == "maximum":
-            return found[-1] * scale
-        at = torch.as_tensor(scale, device=found.device).clamp(max=1.0) * (len(found) - 1)
+            return values[-1] * scale
+        at = torch.as_tensor(scale, device=values.device).clamp(max=1.0) * (len(values) - 1)
         below = at.floor().long()
-        return torch.lerp(found[below], found[(below + 1).clamp(max=len(found) - 1)], at - below)
+        return torch.lerp(values[below], values[(below + 1).clamp(max=len(values) - 1)], at - below)
 
-    def judge(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+    def halted(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards [B] and terminations [B] of the pessimistic MDP (definition 3): an unknown step ends in HALT and earns its reward."""
         c = self.config
-        rewards, terminations = super().judge(source, outcome, uncertainty)
-        halted = uncertainty > self.limit(source)
-        punished = source.extra["lowest"] - c.halt_offset if c.halt_reward is None else c.halt_reward
-        return torch.where(halted, punished, rewards), terminations | halted
+        rewards, terminations = self.rollouts.penalised(outcome, uncertainty)
+        unknown = uncertainty > self.limit(source)
+        halt_reward = source.extra["lowest"] - c.halt_offset if c.halt_reward is None else c.halt_reward
+        return torch.where(unknown, halt_reward, rewards), terminations | unknown
+
+    def roll(self, state: TrainState, source: ModelSource, key: Tensor) -> Imagined:
+        """New rollouts of the policy, in the pessimistic MDP."""
+        return self.rollouts.roll(source, policy_of(partial(self.sample, state.params["actor"])), partial(self.halted, source), key)
 
     def describe(self, source: ModelSource, imagined: Imagined) -> Metrics:
-        halted = (imagined.valid & (imagined.uncertainty > self.limit(source))).any(0).float()
-        begun = imagined.valid[0].float()
-        share = halted.sum() / begun.sum().clamp(min=1.0)
-        return {**super().describe(source, imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
+        """Metrics of rollouts, with the share of them that ended in HALT."""
+        unknown = (imagined.valid & (imagined.uncertainty > self.limit(source))).any(0).float()
+        share = unknown.sum() / imagined.valid[0].float().sum().clamp(min=1.0)
+        return {**describe(imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
+
+    def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        imagined = self.roll(state, source, key)
+        return self.rollouts.add(state, imagined), self.describe(source, imagined)
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
+from offrl.algorithm import Metrics
 from offrl.world_models.model import Outcome, Prediction, Tree
 
 CHUNK = 8192  # roll-outs at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on it
@@ -114,6 +115,23 @@ def careful(
     worth = (weights * future.valid * (future.rewards - penalty * future.uncertainty)).sum(0).reshape(candidates, rows)
     first = future.actions[0].reshape(candidates, rows, -1)
     return first.gather(0, worth.argmax(0).view(1, rows, 1).expand(1, rows, first.shape[-1])).squeeze(0)
+
+
+def describe(imagined: Imagined) -> Metrics:
+    """Metrics of rollouts: means over their valid rows."""
+    valid = imagined.valid.float()
+    count = valid.sum().clamp(min=1.0)
+
+    def mean(x: Tensor) -> Tensor:
+        return (x.float() * valid).sum() / count
+
+    return {
+        "rollout/reward": mean(imagined.rewards),
+        "rollout/uncertainty": mean(imagined.uncertainty),
+        "rollout/ended": mean(imagined.terminations),
+        "rollout/clipped": mean(imagined.clipped),
+        "rollout/steps": valid.sum(0).mean(),
+    }
 
 
 class Episode(NamedTuple):

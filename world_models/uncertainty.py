@@ -15,10 +15,11 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
-from offrl.world_models.model import Prediction, Tree
+from offrl.world_models.model import Prediction, Tree, past_at
 
 Measure = Callable[[Any, Tree, Prediction, Tensor, Tensor], Tensor]
 UNCERTAINTIES: dict[str, Measure] = {}
+ROWS_AT_ONCE = 2048  # of the data, whose uncertainty is measured
 FIT_ROWS = 100_000  # rows that a density is fitted to, at most
 QUADRATIC = 16  # principal directions whose products the density knows
 LINEAR = 256  # principal directions that it knows at all
@@ -70,6 +71,21 @@ def prepare(name: str, model: Any, tree: Tree, dataset: Dataset, rows: Tensor | 
     observations = dataset.columns["observations"].reshape(len(dataset), -1)[rows].float()
     found = fit_density(pairs(model, observations, dataset.columns["actions"][rows]))
     return {**tree, "density": {k: v.to(tree["low"].device) for k, v in found.items()}}
+
+
+def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset, max_rows: int = 100_000) -> Tensor:
+    """A measure at the data's transitions, or at `max_rows` of them evenly spread: [n] on the CPU."""
+    rows = dataset.transition_rows()
+    if len(rows) > max_rows:
+        rows = rows[torch.linspace(0, len(rows) - 1, max_rows, device=rows.device).long()]
+    observations, actions = dataset.columns["observations"].reshape(len(dataset), -1), dataset.columns["actions"]
+    values = []
+    with torch.no_grad():
+        for part in rows.split(ROWS_AT_ONCE):
+            o, a = observations[part].float(), actions[part]
+            prediction = model.predict(tree, o, a, past_at(model, dataset, part))
+            values.append(measure(model, tree, prediction, o, a).cpu())
+    return torch.cat(values)
 
 
 # ---- what the members say

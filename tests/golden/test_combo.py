@@ -43,7 +43,7 @@ def logsumexp(x: np.ndarray, axis: Any) -> np.ndarray:
 @pytest.mark.parametrize("settings", [{}, {"kit_compat": True}, {"cql_temperature": 2.0}, {"importance": False}], ids=str)
 def test_penalty(settings: dict[str, Any], pushed: str, tmp_path: Path) -> None:
     algorithm, state, _ = make(tmp_path, pushed=pushed, **settings)
-    assert algorithm.real_rows == REAL
+    assert algorithm.rollouts.real_rows == REAL
     rows = slice(REAL, None) if pushed == "model" else slice(None)
     actions, log_p = tried(state, rows, KEY)
     q = q_values(state.params["critic"], X["observations"][rows], actions)  # [2, 3, N, B]

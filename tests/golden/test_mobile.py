@@ -64,7 +64,7 @@ def test_elites_that_agree_are_not_penalised(tmp_path: Path) -> None:
 )
 def test_critic_loss(settings: dict[str, Any], tmp_path: Path) -> None:
     algorithm, state, source = make(tmp_path, **settings)
-    assert algorithm.real_rows == REAL
+    assert algorithm.rollouts.real_rows == REAL
     action, log_p = small.sample(state.params["actor"], X["next_observations"], small.normal(KEY, 8, A))
     value = q_values(state.target["critic"], X["next_observations"], action).min(0)
     if settings.get("entropy_in_target"):

@@ -17,7 +17,7 @@ from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.training.step import make_step
 from offrl.world_models.model import Outcome, load_for
-from offrl.world_models.rollout import Imagined, branched, careful
+from offrl.world_models.rollout import Imagined, branched, careful, describe
 from tests.support.reference import world_model as small
 from tests.support.reference.world_model import OBS, A
 
@@ -30,7 +30,7 @@ def test_mopo_s_penalised_reward(penalty: float, tmp_path: Path) -> None:
     algorithm, state, source = small.make(tmp_path, "mopo", penalty=penalty, rollouts=20)
     assert algorithm.config.uncertainty == "aleatoric"
     told = algorithm.roll(state, source, rng.make_key(1))
-    algorithm.judge = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
+    algorithm.penalised = lambda outcome, uncertainty: (outcome.rewards, outcome.terminations)
     plain = algorithm.roll(state, source, rng.make_key(1))
     assert torch.equal(told.next_observations, plain.next_observations)
     _, std = small.predict(source.tree, small.wide(plain.observations).reshape(-1, OBS), small.wide(plain.actions).reshape(-1, A))
@@ -59,7 +59,7 @@ def test_imagined_observations_stay_near_the_data(tmp_path: Path) -> None:
         assert (found.next_observations >= low - room - 1e-5).all() and (found.next_observations <= high + room + 1e-5).all()
         outside = (found.next_observations == high + room) | (found.next_observations == low - room)
         assert outside.any() and torch.equal(outside.any(-1), found.clipped)
-        assert 0 < float(algorithm.describe(source, found)["rollout/clipped"]) <= 1
+        assert 0 < float(describe(found)["rollout/clipped"]) <= 1
 
 
 # ---- the ring
@@ -77,19 +77,19 @@ def steps(first: int, valid: list[list[bool]]) -> Imagined:
 
 
 def rewards(algorithm: Any, ring: dict[str, Tensor]) -> list[float]:
-    first, _, _, _ = algorithm.layout["rewards"]
-    return ring["rows"][: algorithm.capacity, first].tolist()
+    first, _, _, _ = algorithm.rollouts.layout["rewards"]
+    return ring["rows"][: algorithm.rollouts.capacity, first].tolist()
 
 
 def test_the_ring_against_a_list(tmp_path: Path) -> None:
     """Rows of ended roll-outs are dropped, the oldest ones overwritten, in the order of their steps."""
     algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=3, horizon=2, retain=1)
     ring, kept, number, g = state.buffers["ring"], [0.0] * 6, 1, np.random.default_rng(0)
-    assert algorithm.capacity == 6
+    assert algorithm.rollouts.capacity == 6
     at = count = 0
     for _ in range(8):
         valid = g.random((2, 3)) < 0.6
-        ring = algorithm.push(ring, steps(number, valid.tolist()))
+        ring = algorithm.rollouts.push(ring, steps(number, valid.tolist()))
         for row in (number + np.flatnonzero(valid.reshape(-1))).tolist():
             kept[at], at, count = float(row), (at + 1) % 6, min(count + 1, 6)
         number += 6
@@ -97,7 +97,7 @@ def test_the_ring_against_a_list(tmp_path: Path) -> None:
         assert (int(ring["at"]), int(ring["count"])) == (at, count)
         assert not ring["rows"][6].any()  # what was thrown away leaves nothing
     assert count == 6 and number > 20
-    columns = algorithm.imagined(state._replace(buffers={"ring": ring}), rng.make_key(0), 50)
+    columns = algorithm.rollouts.draw(state._replace(buffers={"ring": ring}), rng.make_key(0), 50)
     n = columns["rewards"]
     torch.testing.assert_close(columns["observations"], n.unsqueeze(-1).expand(-1, OBS))
     torch.testing.assert_close(columns["next_observations"], n.unsqueeze(-1).expand(-1, OBS) + 0.5)
@@ -106,8 +106,8 @@ def test_the_ring_against_a_list(tmp_path: Path) -> None:
 
 def test_draws_are_uniform_over_what_is_there(tmp_path: Path) -> None:
     algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=4, horizon=2, retain=3)
-    ring = algorithm.push(state.buffers["ring"], steps(1, [[True, True, False, True], [True, False, False, True]]))
-    drawn = algorithm.imagined(state._replace(buffers={"ring": ring}), rng.make_key(5), 10_000)["rewards"]
+    ring = algorithm.rollouts.push(state.buffers["ring"], steps(1, [[True, True, False, True], [True, False, False, True]]))
+    drawn = algorithm.rollouts.draw(state._replace(buffers={"ring": ring}), rng.make_key(5), 10_000)["rewards"]
     values, counts = drawn.unique(return_counts=True)
     assert values.tolist() == [1.0, 2.0, 4.0, 5.0, 8.0]  # 5 of 24 places hold something
     assert float((counts / 10_000 - 0.2).abs().max()) < 0.02
@@ -117,7 +117,7 @@ def test_the_data_s_rows_come_first_in_a_batch(tmp_path: Path) -> None:
     data = small.dataset(rewards=np.full(small.ROWS, 9.0))
     algorithm, state, source = small.make(tmp_path, "mopo", data, real_share=0.25)
     state, _ = algorithm.refresh(state, source, rng.make_key(0), step=0)
-    batch = algorithm.mixed(state, algorithm.sampler()(source, rng.make_key(1), 8), rng.make_key(2))
+    batch = algorithm.rollouts.mixed(state, algorithm.sampler()(source, rng.make_key(1), 8), rng.make_key(2))
     assert (batch["rewards"] == 9.0).tolist() == [True] * 2 + [False] * 6
     assert all(v.shape[0] == 8 for v in batch.values())
 
@@ -131,7 +131,7 @@ def test_the_best_roll_outs_of_each_state_are_left_out(tmp_path: Path) -> None:
     imagined = steps(0, [[True] * 12, [True] * 11 + [False]])
     first = torch.tensor([1.0, 3.0, 2.0, 4.0, 100.0, 101.0, 103.0, 102.0, -1.0, -2.0, -3.0, -4.0])
     later = torch.tensor([10.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 99.0])  # the last is not reached
-    kept = algorithm.without_best(imagined._replace(rewards=torch.stack([first, later])), 4).valid
+    kept = algorithm.rollouts.without_best(imagined._replace(rewards=torch.stack([first, later])), 4).valid
     assert kept[0].tolist() == [False, True, True, False, True, True, False, False, False, False, True, True]
     assert kept[1].tolist() == [*kept[0].tolist()[:11], False]
 

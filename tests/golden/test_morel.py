@@ -59,7 +59,7 @@ def test_halting(tmp_path: Path) -> None:
     algorithm, state, source = make(tmp_path, threshold_scale=0.5, rollouts=40, horizon=4)
     limit, lowest = float(algorithm.limit(source)), X["rewards"][DATA.transition_rows().numpy()].min()
     told = algorithm.roll(state, source, rng.make_key(1))
-    algorithm.judge = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
+    algorithm.halted = lambda source, outcome, uncertainty: (outcome.rewards, outcome.terminations)
     plain = algorithm.roll(state, source, rng.make_key(1))
     u = disagreements(source, small.wide(plain.observations).reshape(-1, OBS), small.wide(plain.actions).reshape(-1, A)).reshape(4, 40)
     np.testing.assert_allclose(plain.uncertainty, u, rtol=1e-3, atol=1e-4)
@@ -85,7 +85,7 @@ def test_what_halting_costs(settings: dict[str, Any], reward: float, tmp_path: P
     flags = torch.tensor([False, False, True])
     outcome = Outcome(torch.zeros(3, OBS), torch.tensor([1.0, 2.0, 3.0]), flags, ~flags)
     limit = algorithm.limit(source)
-    rewards, ended = algorithm.judge(source, outcome, torch.stack([limit * 0.99, limit * 1.01, limit]))
+    rewards, ended = algorithm.halted(source, outcome, torch.stack([limit * 0.99, limit * 1.01, limit]))
     assert rewards.tolist() == [1.0, pytest.approx(reward), 3.0] and ended.tolist() == [False, True, True]
 
 
@@ -93,14 +93,14 @@ def test_a_penalty_is_of_known_steps_alone(tmp_path: Path) -> None:
     algorithm, _, source = make(tmp_path, penalty=2.0, halt_reward=-50.0)
     outcome = Outcome(torch.zeros(2, OBS), torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool))
     limit = algorithm.limit(source)
-    rewards, _ = algorithm.judge(source, outcome, torch.stack([0.5 * limit, 2 * limit]))
+    rewards, _ = algorithm.halted(source, outcome, torch.stack([0.5 * limit, 2 * limit]))
     assert rewards.tolist() == [pytest.approx(1.0 - float(limit)), -50.0]
 
 
 def test_halted_rows_end_in_the_ring(tmp_path: Path) -> None:
     algorithm, state, source = make(tmp_path, threshold_scale=0.5, rollouts=40, halt_reward=-77.0)
     state, metrics = algorithm.refresh(state, source, rng.make_key(2), step=0)
-    rows = algorithm.imagined(state, rng.make_key(3), 300)
+    rows = algorithm.rollouts.draw(state, rng.make_key(3), 300)
     halted = rows["rewards"] == -77.0
     assert halted.any() and not rows["masks"][halted].any() and rows["masks"][~halted].all()
     assert 0 < float(metrics["rollout/halted"]) < 1

@@ -12,7 +12,8 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState, stack
-from offrl.algorithms.rambo import log_mixture
+from offrl.algorithms.rambo.model import log_mixture
+from offrl.algorithms.rambo.settings import MODEL_SETTINGS
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
@@ -377,4 +378,4 @@ def test_published_defaults() -> None:
         "bounds_weight": 0.001,
     }
     assert {k: getattr(c, k) for k in published} == published
-    assert kind.dynamics == {"learning_rate": 3e-4, "patience": 10, "bounds_weight": 0.001}
+    assert MODEL_SETTINGS == {"learning_rate": 3e-4, "patience": 10, "bounds_weight": 0.001}

@@ -16,7 +16,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
 from offrl.world_models.dynamics import Dynamics, DynamicsSettings, split
-from offrl.world_models.model import load
+from offrl.world_models.model import load, required
 
 MODEL = {"algo.hidden": [16], "algo.members": 3, "algo.elites": 2, "algo.batch_size": 32, "algo.epoch": 10, "compile": "eager"}
 AGENT = {"algo.hidden": [8], "algo.rollouts": 16, "algo.horizon": 2, "algo.rollout_every": 4, "algo.batch_size": 8, "compile": "eager"}
@@ -63,11 +63,10 @@ def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.world_models.actor_critic import ModelBased
+    from offrl.algorithms import mopo
 
-    monkeypatch.setattr(
-        ModelBased, "dynamics", {k.removeprefix("algo."): v for k, v in MODEL.items() if k != "compile"} | {"max_epochs": 2}
-    )
+    dynamics = {k.removeprefix("algo."): v for k, v in MODEL.items() if k != "compile"} | {"max_epochs": 2}
+    monkeypatch.setattr(mopo, "required", lambda settings: required({**dynamics, **settings}))
     data = arrays()
     first = offrl.train("mopo", data, seeds=1, steps=8, runs_dir=str(tmp_path), settings=AGENT, **QUIET)
     (model,) = tmp_path.glob("dynamics-*")

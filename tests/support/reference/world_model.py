@@ -134,7 +134,7 @@ def q_values(params: dict[str, Any], observations: np.ndarray, actions: np.ndarr
 
 
 def batch(size: int = 8) -> dict[str, torch.Tensor]:
-    """A batch as `ModelBased.mixed` gives it."""
+    """A batch as `ModelRollouts.mixed` gives it."""
     g = np.random.default_rng(4)
     columns = {
         "observations": g.normal(size=(size, OBS)),

@@ -1,0 +1,274 @@
+"""Rollouts in a world model that an actor-critic learns from beside the data: they branch off its states (MBPO, arXiv 1906.08253)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.algorithm import Part, TrainState, Tree
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
+from offrl.errors import UserError
+from offrl.families.sac import SoftSettings
+from offrl.optim import Adam, Params
+from offrl.settings.field import setting
+from offrl.world_models.model import Outcome, past_at
+from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful
+from offrl.world_models.uncertainty import measure, names, prepare
+
+
+@dataclass
+class ModelBasedSettings(SoftSettings):
+    """Settings of model-based actor-critics; the defaults are those of OfflineRL-Kit for D4RL's locomotion tasks."""
+
+    actor_learning_rate: float | None = setting(1e-4, "the actor's, where it is another; null: learning_rate", low=0.0)
+    world_model: str = setting(
+        "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
+    )
+    world_model_id: str = setting("", "which model that is", filled=True)
+    members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
+    horizon: int = setting(5, "steps of a roll-out", low=1)
+    rollouts: int = setting(50_000, "roll-outs each time, from states of the data", low=1)
+    rollout_every: int = setting(1_000, "updates between two times", low=1)
+    retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
+    real_share: float = setting(0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
+    uncertainty: str = setting("aleatoric", "how uncertain the model is of a step", choices=("none", *names()))
+    penalty: float = setting(0.0, "times the uncertainty, is taken off each imagined reward (MOPO's lambda)", low=0.0)
+    range_margin: float = setting(
+        1.0, "imagined observations are cut off where they leave the data's range by so many times its width", low=0.0
+    )
+    candidates: int = setting(
+        1,
+        "actions of the policy that each step of a roll-out chooses from, by looking ahead in the model (COPlanner: 5); 1: no look-ahead",
+        low=1,
+    )
+    lookahead: int = setting(5, "candidates: steps that each one is followed", low=1)
+    lookahead_penalty: float = setting(2.0, "candidates: times the uncertainty, is taken off each reward of those steps", low=0.0)
+    lookahead_discount: float = setting(0.97, "candidates: discount factor of those steps", low=0.0, high=1.0)
+    lookahead_uncertainty: str = setting("ensemble_std", "candidates: how uncertain the model is of those steps", choices=names())
+    sample_dropout: float = setting(
+        0.0,
+        "of the roll-outs from one state, the share with the highest returns that is left out (MBDP)",
+        low=0.0,
+        high=0.9,
+        structural=True,
+    )
+    repeats: int = setting(10, "sample_dropout: roll-outs from each state", low=2)
+    model_dropout: float = setting(
+        0.0,
+        "share of the members, those with the largest held-out errors, that roll-outs never ask; 0: all but the model's elites",
+        low=0.0,
+        high=0.9,
+        shared=True,
+    )
+    actor_schedule: str = setting("constant", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
+    decay_steps: int = setting(1_000_000, "length of the schedule in updates", low=1)
+
+
+PENALTY_OF_NOTHING = "algo.penalty={:g} is times an uncertainty, and algo.uncertainty=none: choose one of {}"
+
+
+def check(config: ModelBasedSettings, grid: Mapping[str, Sequence[float]] | None = None) -> None:
+    """Raise UserError for settings that would change nothing."""
+    values = grid or {}
+    if config.uncertainty == "none" and any(values.get("penalty", [])):
+        raise UserError(PENALTY_OF_NOTHING.format(max(values["penalty"]), ", ".join(names())))
+    for share in values.get("sample_dropout", [config.sample_dropout]):
+        if 0.0 < share * config.repeats < 1.0:
+            raise UserError(f"algo.sample_dropout={share:g} of algo.repeats={config.repeats} roll-outs is none of them: raise one")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What all replicas share: the data's transitions, and the model."""
+
+    real: Transitions
+    model: Any
+    tree: Tree
+    past: Tensor | None  # [R, history - 1, O + A] of the rows that may be drawn, where the model looks back
+    starts: Tensor | None  # [R, O] of the same rows
+    extra: Tree = dataclasses.field(default_factory=dict)  # what an algorithm derived from the model and the data
+
+
+def policy_of(sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Act:
+    """Rollouts that follow samples of a policy: sample(observations, key) -> actions and their log densities."""
+    return lambda observations, past, key: sample(observations, key)[0]
+
+
+class ModelRollouts(Part):
+    """A ring of imagined transitions, `buffers["ring"]`, which each replica has for itself, and the rollouts that fill it.
+
+    Every `rollout_every` updates new rollouts begin in states of the data and follow the policy as it is then. The model is shared.
+    """
+
+    config: Any
+
+    def __init__(self, config: Any, spec: DataSpec) -> None:
+        super().__init__(config, spec)
+        shapes = {
+            "observations": (spec.observation_dim,),
+            "actions": (spec.action_dim,),
+            "rewards": (),
+            "next_observations": (spec.observation_dim,),
+            "masks": (),
+        }
+        # where the columns stand in a row of the ring, as in `Packed`; once, for what is compiled cannot read it off the spec
+        self.layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
+        self.width = 0
+        for name, shape in shapes.items():
+            self.layout[name] = (self.width, self.width + math.prod(shape), shape, torch.float32)
+            self.width += math.prod(shape)
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the ring."""
+        c = self.config
+        return c.retain * c.rollouts * c.horizon
+
+    @property
+    def real_rows(self) -> int:
+        """Rows of a batch that are the data's."""
+        return int(self.config.batch_size * self.config.real_share)
+
+    def optimizer(self, name: str, adam: Adam) -> Adam:
+        """`adam` of a module, with the schedule of `actor_schedule` for the actor."""
+        c = self.config
+        if name != "actor" or c.actor_schedule == "constant":
+            return adam
+        return dataclasses.replace(adam, schedule=c.actor_schedule, decay_steps=c.decay_steps)
+
+    # ---- the ring
+
+    def buffers(self) -> Tree:
+        """An empty ring."""
+        none = torch.zeros((), dtype=torch.int64)
+        # one row more, for what is thrown away
+        return {"ring": {"rows": torch.zeros(self.capacity + 1, self.width), "at": none, "count": none.clone()}}
+
+    def push(self, ring: Tree, imagined: Imagined) -> Tree:
+        """The ring with the valid rows of rollouts [H, B] added, the oldest ones overwritten."""
+        columns = {**imagined._asdict(), "masks": 1.0 - imagined.terminations.float()}
+        flat = [columns[name].reshape(imagined.valid.numel(), -1) for name in self.layout]
+        rows, valid = torch.cat(flat, -1), imagined.valid.reshape(-1)
+        rows = torch.where(valid.unsqueeze(-1), rows, 0.0)  # where several rows go to one place, they are the same
+        order = valid.long().cumsum(0)
+        slots = torch.where(valid, (ring["at"] + order - 1) % self.capacity, self.capacity)
+        return {
+            "rows": ring["rows"].index_put((slots,), rows),
+            "at": (ring["at"] + order[-1]) % self.capacity,
+            "count": (ring["count"] + order[-1]).clamp(max=self.capacity),
+        }
+
+    def add(self, state: TrainState, imagined: Imagined) -> TrainState:
+        """The state with new rollouts in its ring."""
+        return state._replace(buffers={**state.buffers, "ring": self.push(state.buffers["ring"], imagined)})
+
+    def draw(self, state: TrainState, key: Tensor, count: int) -> Batch:
+        """`count` rows of the ring."""
+        ring = state.buffers["ring"]
+        return Packed(ring["rows"], self.layout).take(rng.randint(key, (count,), ring["count"].clamp(min=1)))
+
+    def mixed(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
+        """The data's rows first, then imagined ones."""
+        imagined = self.draw(state, key, self.config.batch_size - self.real_rows)
+        return {name: torch.cat([batch[name], imagined[name]]) for name in self.layout}
+
+    # ---- rollouts
+
+    def tree(self, source: ModelSource, params: Params | None = None) -> Tree:
+        """The model's tensors with the range that imagined observations are kept in: the data's, with a margin on both sides.
+
+        params: of the model's networks, in place of the shared ones.
+        """
+        low, high = source.tree["low"], source.tree["high"]
+        margin = self.config.range_margin * (high - low)
+        tree = {**source.tree, "low": low - margin, "high": high + margin}
+        return tree if params is None else {**tree, "params": params}
+
+    def penalised(self, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
+        """The rewards [B] less `penalty` times the uncertainty, and the terminations [B]."""
+        return outcome.rewards - self.config.penalty * uncertainty, outcome.terminations
+
+    def starts(self, source: ModelSource, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """States of the data [count, O], and what came before them."""
+        if source.starts is not None and source.past is not None:
+            rows = rng.randint(key, (count,), len(source.starts))
+            return source.starts[rows], source.past[rows]
+        observations = TransitionSampler()(source.real, key, count)["observations"]
+        return observations, source.model.first_past(observations)
+
+    def roll(self, source: ModelSource, policy: Act, judge: Judge, key: Tensor, params: Params | None = None) -> Imagined:
+        """New rollouts. judge: the rewards and terminations that the agent learns from. params: see `tree`.
+
+        With `candidates` each action is the best of several of the policy (COPlanner, arXiv 2310.07220).
+        """
+        c = self.config
+        tree = self.tree(source, params)
+        begin, go = rng.split(key)
+        repeats = c.repeats if c.sample_dropout else 1
+        observations, past = self.starts(source, begin, -(-c.rollouts // repeats))
+        if repeats > 1:
+            observations, past = (x.repeat_interleave(repeats, 0)[: c.rollouts] for x in (observations, past))
+
+        def look_ahead(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
+            return careful(
+                source.model, tree, policy, observations, past, c.lookahead, key, candidates=c.candidates,
+                measure=measure(c.lookahead_uncertainty), penalty=c.lookahead_penalty, discount=c.lookahead_discount,
+            )  # fmt: skip
+
+        imagined = branched(
+            source.model, tree, policy if c.candidates == 1 else look_ahead, observations, past, c.horizon, go,
+            measure=None if c.uncertainty == "none" else measure(c.uncertainty), judge=judge, chunk=max(1, CHUNK // c.candidates),
+        )  # fmt: skip
+        return self.without_best(imagined, repeats) if repeats > 1 else imagined
+
+    def without_best(self, imagined: Imagined, repeats: int) -> Imagined:
+        """Without the `sample_dropout` share of rollouts from each state that has the highest returns (arXiv 2108.11645, 2108.01295)."""
+        returns = (imagined.rewards * imagined.valid).sum(0)
+        missing = -returns.shape[0] % repeats
+        padded = torch.cat([returns, returns.new_full((missing,), -torch.inf)]).reshape(-1, repeats)
+        rank = padded.sort(dim=1, descending=True, stable=True).indices.argsort(1)
+        valid = (rank >= int(self.config.sample_dropout * repeats + 1e-9)).reshape(-1)[: returns.shape[0]]
+        return imagined._replace(valid=imagined.valid & valid)
+
+
+@dataclass(frozen=True)
+class ModelSampler:
+    """The share of a batch that is the data's."""
+
+    rollouts: ModelRollouts
+    pretrained: Mapping[str, Any]  # "world_model"
+    derive: Callable[[ModelSource, Dataset], Tree] | None = None  # `ModelSource.extra`, such as a threshold; may raise UserError
+
+    def prepare(self, dataset: Dataset) -> ModelSource:
+        c = self.rollouts.config
+        if dataset.mapped:
+            raise UserError(f"{dataset.spec.name}: {c.name} needs the data in memory; raise dataset.memory_limit")
+        device = dataset.columns["rewards"].device
+        trained = self.pretrained["world_model"].to(device)
+        tree = dict(trained.tree)
+        if c.uncertainty == "none" and c.penalty:
+            raise UserError(PENALTY_OF_NOTHING.format(c.penalty, ", ".join(names())))
+        for name in {c.uncertainty} - {"none"} | ({c.lookahead_uncertainty} if c.candidates > 1 else set()):
+            tree = prepare(name, trained.model, tree, dataset)
+        if c.model_dropout:
+            members = max(1, math.ceil((1.0 - c.model_dropout) * trained.model.members - 1e-9))
+            order = torch.tensor(trained.meta["held_out"]).nan_to_num(torch.inf).argsort()
+            tree["elites"] = order[:members].to(device)
+        rows = dataset.transition_rows()
+        starts = past = None
+        if trained.model.history > 1:
+            starts = dataset.columns["observations"].reshape(len(dataset), -1)[rows]
+            past = past_at(trained.model, dataset, rows)
+        source = ModelSource(TransitionSampler().prepare(dataset), trained.model, tree, past, starts)
+        return source if self.derive is None else dataclasses.replace(source, extra=self.derive(source, dataset))
+
+    def __call__(self, source: ModelSource, key: Tensor, batch_size: int) -> Batch:
+        return TransitionSampler()(source.real, key, self.rollouts.real_rows)
