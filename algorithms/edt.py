@@ -18,7 +18,7 @@ from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes,
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.return_conditioned import round_digits
-from offrl.families.sequence import StepPolicy, WindowActor, WindowAlgorithm, WindowSettings, masked_mean, with_last
+from offrl.families.sequence import SequenceActor, SequenceModel, SequenceSettings, StepPolicy, masked_mean, with_last
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
@@ -26,7 +26,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class EDTConfig(WindowSettings):
+class EDTConfig(SequenceSettings):
     """Settings of EDT; the defaults are the authors' for D4RL's locomotion tasks, but for the width, which is DT's."""
 
     name: str = "edt"
@@ -65,12 +65,12 @@ class EDTNet(StepPolicy):
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
         """(action's distribution, largest return [B, K] in [-1, 1], logits of its bins [B, K, bins], next observation [B, K, O])."""
         h = self.steps(tokens, timesteps, valid, key)
-        seen = h["observation"]
-        return self.head(h["return"]), self.best(seen).squeeze(-1), self.bins(seen), self.next(h["reward"])
+        history = h["observation"]
+        return self.head(h["return"]), self.best(history).squeeze(-1), self.bins(history), self.next(h["reward"])
 
 
 @register("algo", "edt")
-class EDT(WindowAlgorithm):
+class EDT(SequenceModel):
     """A policy that shortens its history where a shorter one promises more, and so leaves a bad past behind.
 
     Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest return to go, an
@@ -90,9 +90,9 @@ class EDT(WindowAlgorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         config = super().fit_config(config, dataset, grid)
         if not config.return_range:
-            whole = torch.zeros(dataset.num_episodes, dtype=torch.bool)
-            whole[drawn_episodes(dataset).cpu()] = True
-            returns = recorded_returns_to_go(dataset)[torch.repeat_interleave(whole, dataset.episode_lengths().cpu())]
+            complete = torch.zeros(dataset.num_episodes, dtype=torch.bool)
+            complete[drawn_episodes(dataset).cpu()] = True
+            returns = recorded_returns_to_go(dataset)[torch.repeat_interleave(complete, dataset.episode_lengths().cpu())]
             low, high = round_digits(float(returns.min())), round_digits(float(returns.max()))
             config = dataclasses.replace(config, return_range=[low, high if high > low else low + 1.0])
         return config
@@ -125,6 +125,8 @@ class EDT(WindowAlgorithm):
         return (self.place(returns) * (self.config.return_bins - 1)).round().long()
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
+        -log p(bin of R | history) and |s' - model|^2."""
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
         dist, best, bins, following = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
@@ -137,11 +139,14 @@ class EDT(WindowAlgorithm):
         loss = imitation + c.best_weight * promise + c.bins_weight * entropy + c.next_weight * model
         return loss, {"actor/loss": imitation, "actor/return": promise, "actor/return_bins": entropy, "actor/next": model}
 
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
     def actor(self, state: TrainState) -> Actor:
         return EDTActor(self, state)
 
 
-class EDTActor(WindowActor):
+class EDTActor(SequenceActor):
     """Acts by the length of history that promises most, with that promise as the target return."""
 
     algorithm: EDT
@@ -159,7 +164,7 @@ class EDTActor(WindowActor):
         return dataclasses.replace(carry, window=with_last(carry.window, "rewards", rewards))
 
     def search(self, window: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The target return [E], as recorded, and the steps of the window that are looked at, bool [E, n]: of all lengths the best."""
+        """The target return [E], as recorded, and the steps of the window in the best of all lengths of history, bool [E, n]."""
         c, (episodes, steps) = self.algorithm.config, window[STEPS].shape
         device = window[STEPS].device
         lengths = torch.arange(steps, 0, -c.stride, device=device)
@@ -168,11 +173,11 @@ class EDTActor(WindowActor):
         valid = looked.repeat(episodes, 1)
         _, best, bins, _ = self.apply("actor", self.algorithm.tokens(every), every[STEPS], valid, None)
         promised = best[:, -1].unflatten(0, (episodes, -1))
-        found = promised.argmax(-1)  # among equals the longest
+        longest = promised.argmax(-1)  # among equals the first
         share = 0.5 * (promised.amax(-1) + 1.0)
         if c.expert_temperature:
-            logits = bins[:, -1].unflatten(0, (episodes, -1))[torch.arange(episodes, device=device), found]
+            logits = bins[:, -1].unflatten(0, (episodes, -1))[torch.arange(episodes, device=device), longest]
             scale = torch.linspace(0.0, 1.0, c.return_bins, device=device)
             share = scale[rng.categorical(key, logits.log_softmax(-1) + c.expert_temperature * scale)]
         low, high = c.return_range
-        return low + share * (high - low), looked[found]
+        return low + share * (high - low), looked[longest]

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,18 +14,22 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACHIEVED
+from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import required_goals
-from offrl.families.sequence import History, WindowActor, WindowAlgorithm, WindowSettings
+from offrl.families.sequence import History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
 from offrl.families.subgoals import Candidates, Subgoals
-from offrl.families.teacher import CHUNK, Valued, ValuedSettings
+from offrl.families.teacher import CHUNK, TeacherSettings, values_requirement
 from offrl.optim import Params
-from offrl.pretrained import Pretrained
+from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
 
 PROMPTS, ADVANTAGES = "prompts", "advantages"
 NEVER = -1e9  # the advantage of a step after which nothing is known
@@ -33,7 +37,7 @@ ONCE = 1 << 40  # `refresh` is called before the first update, and then no more
 
 
 @dataclass
-class GADTConfig(ValuedSettings, WindowSettings):
+class GADTConfig(TeacherSettings, SequenceSettings):
     """Settings of G-ADT; the defaults are the authors'."""
 
     name: str = "gadt"
@@ -62,48 +66,38 @@ pytree.register_dataclass(GoalHistory)
 
 
 @register("algo", "gadt")
-class GADT(Valued, WindowAlgorithm):
-    """A high level says where to be k steps from now, and a transformer goes there: where the data are k steps later while it learns, what
-    the high level chooses when it acts.
+class GADT(SequenceModel):
+    """A high level sets the state to be in k steps from now, and a transformer goes to it: the data's own state k steps later while it
+    learns, a subgoal of the high level when it acts.
 
     Tokens (subgoal and observation together, action) of each step. Imitation is weighted by exp(temperature (V(s', w) - V(s, w))), w the
     state k steps ahead, or the last of its trajectory. A prompt is HIQL's phi(s, w); the authors' HIQL has states for subgoals, and
     prompts are states. So they are here with a run of gcivl, whose subgoals `offrl.families.subgoals` chooses among states of the data.
-    The goal itself is not seen but by the high level.
+    The goal itself is seen by the high level alone.
     """
 
     Config = GADTConfig
-    traits = replace(Valued.traits, goal_conditioned=True)
-    teacher = "hiql"
-    suitable = "hiql, ota, gcivl or gciql"
+    traits = Traits(goal_conditioned=True)
 
     @classmethod
-    def teacher_settings(cls, config: Any) -> dict[str, Any]:
-        c = config
-        return {
-            "subgoal_steps": c.subgoal_steps, "representation": c.representation, "expectile": c.expectile, "discount": c.discount,
-            "hidden": list(c.value_hidden), "batch_size": c.value_batch_size, "learning_rate": c.value_learning_rate,
-        }  # fmt: skip
-
-    @classmethod
-    def check_values(cls, run: Pretrained) -> None:
-        Subgoals.of(run)  # which refuses what has none
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        return values_requirement(config, "hiql", hiql_settings(config.algo), check_values)
 
     def modules(self) -> Any:
         c = self.config
-        settings = c.values_settings or {"name": self.teacher, **self.teacher_settings(c)}
+        settings = c.values_settings or {"name": "hiql", **hiql_settings(c)}
         kind = registry.get("algo", settings["name"])
         self.subgoals = Subgoals.from_algorithm(kind(kind.Config(**settings), self.spec), c.subgoal_steps)
         return super().modules()
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """The high level, which acts but does not learn; and the states that it may choose, drawn before the first update."""
-        own, run = self.subgoals, self.pretrained.get("values")
-        values = (run.state if run else own.algorithm.init(0)).params  # a policy's file has its own
-        tree: dict[str, Any] = {name: values[name] for name in own.modules}
-        if not own.latent:
-            s, many = self.spec, self.config.candidates
-            tree["candidates"] = [torch.zeros(many, s.observation_dim), torch.zeros(many, s.goal_dim or s.observation_dim)]
+        subgoals, run = self.subgoals, self.pretrained.get("values")
+        values = (run.state if run else subgoals.algorithm.init(0)).params  # a policy's file has its own
+        tree: dict[str, Any] = {name: values[name] for name in subgoals.modules}
+        if not subgoals.latent:
+            s, count = self.spec, self.config.candidates
+            tree["candidates"] = [torch.zeros(count, s.observation_dim), torch.zeros(count, s.goal_dim or s.observation_dim)]
         return tree
 
     @property
@@ -125,32 +119,42 @@ class GADT(Valued, WindowAlgorithm):
 
     def sampler(self) -> Sampler:
         extra = (ACHIEVED,) if self.spec.goal_dim and not self.subgoals.latent else ()
-        return dataclasses.replace(super().sampler(), made=self.judge, extra=extra)  # type: ignore[type-var]
+        return dataclasses.replace(super().sampler(), made=self.prompts, extra=extra)  # type: ignore[type-var]
 
     @torch.no_grad()
-    def judge(self, dataset: Dataset) -> dict[str, Tensor]:
+    def prompts(self, dataset: Dataset) -> dict[str, Tensor]:
         """The prompt of every row, and the advantage of what the data do there on the way to it."""
-        run, own, columns = self.pretrained["values"], self.subgoals, dataset.columns
+        run, subgoals, columns = self.pretrained["values"], self.subgoals, dataset.columns
         last = torch.repeat_interleave(dataset.episode_end - 1, dataset.episode_lengths())
-        ahead = torch.minimum(torch.arange(len(dataset), device=last.device) + own.steps, last)
+        ahead = torch.minimum(torch.arange(len(dataset), device=last.device) + subgoals.steps, last)
         goal_column = columns[ACHIEVED if self.spec.goal_dim else "observations"]
         prompts, advantages = [], []
         for rows in torch.arange(len(dataset), device=last.device).split(CHUNK):
             now, after = (columns[name][rows].cpu().flatten(1).float() for name in ("observations", "next_observations"))
             goals = goal_column[ahead[rows]].cpu().flatten(1).float()
-            gain = own.value(run.state, after, goals) - own.value(run.state, now, goals)
-            prompts.append(own.describe(run.state, now, goals))
+            gain = subgoals.value(run.state, after, goals) - subgoals.value(run.state, now, goals)
+            prompts.append(subgoals.describe(run.state, now, goals))
             advantages.append(torch.where(columns["successor_known"][rows].cpu(), gain, NEVER))
         return {PROMPTS: torch.cat(prompts), ADVANTAGES: torch.cat(advantages)}
 
-    def weight(self, state: TrainState, batch: Batch) -> Tensor:
+    def weight(self, batch: Batch) -> Tensor:
+        """min(exp(temperature (V(s', w) - V(s, w))), cap) of each step, [B, K]."""
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.largest_weight)
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E weight(V(s', w) - V(s, w)) |a_t - pi(w_1, s_1, a_1, ..., w_t, s_t)|^2, or times -log pi(a_t | ...)."""
+        dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
+        loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
+        return loss, {"actor/loss": loss}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return GADTActor(self, state)
 
 
-class GADTActor(WindowActor):
+class GADTActor(SequenceActor):
     """Prompts itself with subgoals that the high level chooses on the way to the goal."""
 
     algorithm: GADT
@@ -172,3 +176,17 @@ class GADTActor(WindowActor):
         goals = required_goals(self.algorithm, carry.goals)
         prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
         return {**super().now(carry, observations), PROMPTS: prompts}
+
+
+def check_values(run: Pretrained) -> None:
+    """Raise UserError for a run without subgoals."""
+    Subgoals.of(run)
+
+
+def hiql_settings(config: GADTConfig) -> dict[str, Any]:
+    """Settings of the HIQL that is trained where no run is named."""
+    c = config
+    return {
+        "subgoal_steps": c.subgoal_steps, "representation": c.representation, "expectile": c.expectile, "discount": c.discount,
+        "hidden": list(c.value_hidden), "batch_size": c.value_batch_size, "learning_rate": c.value_learning_rate,
+    }  # fmt: skip

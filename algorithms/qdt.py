@@ -1,9 +1,9 @@
-"""Q-learning Decision Transformer (Yamagata et al., 2022, arXiv 2209.03993): DT on returns to go that values have mended."""
+"""Q-learning Decision Transformer (Yamagata et al., 2022, arXiv 2209.03993): DT on returns to go that values have relabelled."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from offrl import rng
+from offrl.actor import Actor
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import RETURNS, VALID, drawn_episodes
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.return_conditioned import round_digits
-from offrl.families.sequence import SequenceAlgorithm, SequenceSettings
-from offrl.families.teacher import Valued, ValuedSettings, v_of_policy
+from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, recorded, round_digits
+from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
+from offrl.families.teacher import TeacherSettings, check_critics, observation_rows, v_of_policy, values_requirement
 from offrl.optim import Params
-from offrl.pretrained import Pretrained
+from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class QDTConfig(ValuedSettings, SequenceSettings):
+class QDTConfig(TeacherSettings, TargetReturnSettings, SequenceSettings):
     """Settings of QDT."""
 
     name: str = "qdt"
@@ -56,71 +57,95 @@ def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.
 
 
 @register("algo", "qdt")
-class QDT(Valued, SequenceAlgorithm):
+class QDT(SequenceModel):
     """DT that learns from returns which a good policy could have earned from where the data went, by CQL's values.
 
-    Each return is mended by itself, so those of an episode need not add up. Within a window they do, as when acting: the last one is the
-    mended one, an earlier one the rewards until there and that. Where a window ends is drawn anew in each update.
+    Each return is relabelled by itself, so those of an episode need not add up. Within a window they do, as when acting: the last one
+    is the relabelled one, an earlier one the rewards until that step and that. The last step of a window is drawn anew in each update.
 
-    CQL bounds values from below, so a return is only ever raised to what is likely to be had. Asking for a return works as in DT, with
-    the largest mended return from a first step as the default.
+    CQL bounds values from below, so a return is only ever raised to a likely one. Target returns work as in DT, with the largest
+    relabelled return from a first step as the default.
     """
 
     Config = QDTConfig
-    suitable = "cql, or another actor-critic"
-    teacher = "cql"
-    values_ratio = 5  # 500,000 updates of CQL, then 100,000
 
     @classmethod
-    def teacher_settings(cls, config: Any) -> dict[str, Any]:
-        c = config
-        return {
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        c = config.algo
+        settings = {
             "conservative_weight": c.conservative_weight, "discount": c.discount, "hidden": list(c.value_hidden),
             "batch_size": c.value_batch_size,
         }  # fmt: skip
+        return values_requirement(config, "cql", settings, check_values, ratio=5)  # 500,000 updates of CQL, then 100,000
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
-        """The largest mended return from a first step, where no target return is given."""
+        """The largest relabelled return from a first step, where no target return is given."""
         c = config.algo
         if c.target_return is None:
             first = dataset.episode_start[drawn_episodes(dataset)].cpu()
-            best = float(mended(pretrained["values"], dataset, c.samples)[first].max())
+            best = float(relabelled_returns(pretrained["values"], dataset, c.samples)[first].max())
             config = dataclasses.replace(config, algo=dataclasses.replace(c, target_return=round_digits(best)))
         return config
 
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
+
+    def sizes(self) -> dict[str, int]:
+        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
+
+    def tokens(self, batch: Batch) -> dict[str, Tensor]:
+        """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
+        returns = batch[RETURNS] / self.config.return_scale
+        return {"return": returns.unsqueeze(-1), "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
+
     def sampler(self) -> Sampler:
-        return dataclasses.replace(super().sampler(), made=self.judge)  # type: ignore[type-var]
+        return dataclasses.replace(super().sampler(), made=self.relabelled)  # type: ignore[type-var]
+
+    def relabelled(self, dataset: Dataset) -> dict[str, Tensor]:
+        """The relabelled returns to go of every row."""
+        return {RETURNS: relabelled_returns(self.pretrained["values"], dataset, self.config.samples)}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel` (algorithm 1)."""
         cut, key = rng.split(key)
-        return super().actor_loss(actor, state, self.shortened(batch, cut), key)
+        batch = self.shortened(batch, cut)
+        dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
+        loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
+        return loss, {"actor/loss": loss}
 
     def shortened(self, batch: Batch, key: Tensor) -> Batch:
-        """Windows that end after a random number of their steps, with returns that follow from the mended one of their last step."""
+        """Windows that end after a random number of their steps, with returns that follow from the relabelled one of their last step."""
         valid = batch[VALID]
-        place, many = valid.cumsum(-1) - 1, valid.sum(-1)
-        last = rng.randint(key, tuple(many.shape), many).unsqueeze(-1)
-        rewards = torch.where(valid & (place < last), self.recorded(batch["rewards"]), 0.0)
-        mended = torch.where(valid & (place == last), batch[RETURNS], 0.0).sum(-1, keepdim=True)
+        place, lengths = valid.cumsum(-1) - 1, valid.sum(-1)
+        last = rng.randint(key, tuple(lengths.shape), lengths).unsqueeze(-1)
+        rewards = torch.where(valid & (place < last), recorded(batch["rewards"], self.spec), 0.0)
+        final = torch.where(valid & (place == last), batch[RETURNS], 0.0).sum(-1, keepdim=True)
         valid = valid & (place <= last)
-        returns = rewards.flip(-1).cumsum(-1).flip(-1) + mended
+        returns = rewards.flip(-1).cumsum(-1).flip(-1) + final
         return {**batch, VALID: valid, RETURNS: torch.where(valid, returns, 0.0)}
 
-    def judge(self, dataset: Dataset) -> dict[str, Tensor]:
-        """The mended returns to go of every row."""
-        return {RETURNS: mended(self.pretrained["values"], dataset, self.config.samples)}
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
+    def actor(self, state: TrainState) -> Actor:
+        return TargetReturnActor(self, state)
 
 
-def mended(run: Pretrained, dataset: Dataset, samples: int) -> Tensor:
+def check_values(run: Pretrained) -> None:
+    """Raise UserError for a run without Q."""
+    check_critics(run, "cql, or another actor-critic")
+
+
+def relabelled_returns(run: Pretrained, dataset: Dataset, samples: int) -> Tensor:
     """`relabel`ed returns to go of every row, [R] float32, in the units of the recorded rewards."""
     spec = dataset.spec
     if spec.reward_shift:
         raise UserError(
             "qdt compares values with returns as recorded, and dataset.reward_shift adds to one but not the other: leave it at 0"
         )
-    observations = dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
-    values = v_of_policy(run, observations, samples).double().numpy()
+    values = v_of_policy(run, observation_rows(dataset), samples).double().numpy()
     rewards = dataset.columns["rewards"].cpu().double().numpy()
-    found = relabel(rewards, values, dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy())
-    return torch.from_numpy((found / (spec.reward_scale or 1.0)).astype(np.float32))
+    returns = relabel(rewards, values, dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy())
+    return torch.from_numpy((returns / (spec.reward_scale or 1.0)).astype(np.float32))

@@ -12,15 +12,17 @@ from torch import Tensor
 
 from offrl import losses, registry
 from offrl.actor import Actor, Carry
-from offrl.algorithm import TrainState, Tree
+from offrl.algorithm import Metrics, TrainState, Tree
 from offrl.data.dataset import Dataset
+from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.families.critics import Value
 from offrl.families.return_conditioned import round_digits
-from offrl.families.sequence import History, WindowActor, WindowAlgorithm, WindowSettings
-from offrl.families.teacher import Valued, ValuedSettings, q_of_data
+from offrl.families.sequence import History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
+from offrl.families.teacher import CHUNK, TeacherSettings, check_critics, observation_rows, q_of_data, values_requirement
 from offrl.optim import Params
-from offrl.pretrained import Pretrained
+from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -31,7 +33,7 @@ PROMPTS, ADVANTAGES = "prompts", "advantages"
 
 
 @dataclass
-class VADTConfig(ValuedSettings, WindowSettings):
+class VADTConfig(TeacherSettings, SequenceSettings):
     """Settings of V-ADT."""
 
     name: str = "vadt"
@@ -48,31 +50,23 @@ class VADTConfig(ValuedSettings, WindowSettings):
 
 
 @register("algo", "vadt")
-class VADT(Valued, WindowAlgorithm):
-    """A high level says what is to be earned: Q(s, a) of the data while it learns, V(s) when it acts; a transformer does it.
+class VADT(SequenceModel):
+    """A high level sets a value to reach, Q(s, a) of the data while it learns and V(s) when it acts; a transformer reaches it.
 
     Tokens (value and observation together, action) of each step. Imitation is weighted by exp(temperature (Q - V)), equation 8; V and Q
     are IQL's.
     """
 
     Config = VADTConfig
-    suitable = "iql, xql or f_dvl"
-    teacher = "iql"
-    values_ratio = 10  # 1,000,000 updates of IQL, then 100,000
 
     @classmethod
-    def teacher_settings(cls, config: Any) -> dict[str, Any]:
-        c = config
-        return {
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        c = config.algo
+        settings = {
             "expectile": c.expectile, "discount": c.discount, "hidden": list(c.value_hidden), "batch_size": c.value_batch_size,
             "learning_rate": c.value_learning_rate,
         }  # fmt: skip
-
-    @classmethod
-    def check_values(cls, run: Pretrained) -> None:
-        super().check_values(run)
-        if "value" not in run.state.params:
-            raise UserError(f"algo.values: {run.algorithm.config.name} learns no V; use a run of {cls.suitable}")
+        return values_requirement(config, "iql", settings, check_values, ratio=10)  # 1,000,000 updates of IQL, then 100,000
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
@@ -85,13 +79,13 @@ class VADT(Valued, WindowAlgorithm):
     def modules(self) -> Any:
         settings = self.config.values_settings or {"name": "iql"}
         kind = registry.get("algo", settings["name"])
-        self.critic = kind(kind.Config(**settings), self.spec)
+        self.teacher = kind(kind.Config(**settings), self.spec)
         return super().modules()
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """V, which acts but does not learn."""
         run = self.pretrained.get("values")
-        return {"value": (run.state if run else self.critic.init(0)).params["value"]}  # a policy's file has its own
+        return {"value": (run.state if run else self.teacher.init(0)).params["value"]}  # a policy's file has its own
 
     def sizes(self) -> dict[str, int]:
         return {"observation": 1 + self.spec.observation_dim, "action": self.spec.encoded_action_dim}
@@ -102,25 +96,34 @@ class VADT(Valued, WindowAlgorithm):
         return {"observation": torch.cat([prompts, batch["observations"]], -1), "action": self.spec.encode(batch["actions"])}
 
     def sampler(self) -> Sampler:
-        return dataclasses.replace(super().sampler(), made=self.judge)  # type: ignore[type-var]
+        return dataclasses.replace(super().sampler(), made=self.values)  # type: ignore[type-var]
 
     @torch.no_grad()
-    def judge(self, dataset: Dataset) -> dict[str, Tensor]:
+    def values(self, dataset: Dataset) -> dict[str, Tensor]:
         """Q and the advantage Q - V of every row."""
         run = self.pretrained["values"]
         q = q_of_data(run, dataset)
-        observations = dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()
-        v = torch.cat([run.algorithm.value(run.state.params["value"], some).mean for some in observations.split(16_384)])
+        v = torch.cat([run.algorithm.value(run.state.params["value"], rows).mean for rows in observation_rows(dataset).split(CHUNK)])
         return {PROMPTS: q, ADVANTAGES: q - v}
 
-    def weight(self, state: TrainState, batch: Batch) -> Tensor:
+    def weight(self, batch: Batch) -> Tensor:
+        """min(exp(temperature (Q - V)), cap) of each step, [B, K]."""
         return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.largest_weight)
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E weight(Q - V) |a_t - pi(Q_1, s_1, a_1, ..., Q_t, s_t)|^2, or times -log pi(a_t | ...) (equation 8)."""
+        dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
+        loss = masked_mean(self.weight(batch) * self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
+        return loss, {"actor/loss": loss}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
         return VADTActor(self, state)
 
 
-class VADTActor(WindowActor):
+class VADTActor(SequenceActor):
     """Prompts itself with V(s)."""
 
     algorithm: VADT
@@ -130,4 +133,12 @@ class VADTActor(WindowActor):
         return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
 
     def now(self, carry: History, observations: Tensor) -> Batch:
-        return {**super().now(carry, observations), PROMPTS: self.algorithm.critic.value(self.state.extra["value"], observations).mean}
+        return {**super().now(carry, observations), PROMPTS: self.algorithm.teacher.value(self.state.extra["value"], observations).mean}
+
+
+def check_values(run: Pretrained) -> None:
+    """Raise UserError for a run without Q or V."""
+    suitable = "iql, xql or f_dvl"
+    check_critics(run, suitable)
+    if not isinstance(getattr(run.algorithm, "value", None), Value):
+        raise UserError(f"algo.values: {run.algorithm.config.name} learns no V; use a run of {suitable}")

@@ -1,4 +1,4 @@
-"""Return-conditioned policies: the target return, and what is left of it."""
+"""Return-conditioned policies: the target return, what is left of it, and policies that see one step and it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState
-from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import RETURNS, STEPS, SequenceSampler, drawn_episodes
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.algorithm import Algorithm, TrainState
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.sequences import SequenceSampler, drawn_episodes
+from offrl.data.samplers.transitions import Sampler
 from offrl.nn import make_policy
-from offrl.optim import Adam, Params
+from offrl.optim import Adam
 from offrl.settings.field import setting
 
 
@@ -35,23 +35,23 @@ class TargetReturnSettings:
     )
 
 
-class ReturnConditioned(Algorithm):
-    """An algorithm whose config has `TargetReturnSettings`; returns, as in `SequenceSampler`, are in the units of the recorded rewards."""
+def fit_target_return(config: Any, dataset: Dataset) -> Any:
+    """`config` with the data's best return as the target and its largest absolute one as the scale, where these are not given.
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        config = super().fit_config(config, dataset, grid)
-        returns = dataset.raw_returns[drawn_episodes(dataset).cpu()]
-        best, largest = float(returns.max()), float(returns.abs().max())
-        if config.target_return is None:
-            config = dataclasses.replace(config, target_return=round_digits(best))
-        if config.return_scale is None:
-            config = dataclasses.replace(config, return_scale=round_digits(largest) or 1.0)
-        return config
+    Returns, as in `SequenceSampler`, are in the units of the recorded rewards.
+    """
+    returns = dataset.raw_returns[drawn_episodes(dataset).cpu()]
+    best, largest = float(returns.max()), float(returns.abs().max())
+    if config.target_return is None:
+        config = dataclasses.replace(config, target_return=round_digits(best))
+    if config.return_scale is None:
+        config = dataclasses.replace(config, return_scale=round_digits(largest) or 1.0)
+    return config
 
-    def recorded(self, rewards: Tensor) -> Tensor:
-        """Rewards in training units as they were recorded."""
-        return (rewards - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
+
+def recorded(rewards: Tensor, spec: DataSpec) -> Tensor:
+    """Rewards in training units as they were recorded."""
+    return (rewards - spec.reward_shift) / (spec.reward_scale or 1.0)
 
 
 def round_digits(value: float, digits: int = 5) -> float:
@@ -97,18 +97,18 @@ class OutcomeActor(Actor):
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         # an average stays the target, as in the authors' evaluation: what was earned is not taken off it
-        return carry if self.algorithm.config.condition == "average" else carry - self.algorithm.recorded(rewards)
+        return carry if self.algorithm.config.condition == "average" else carry - recorded(rewards, self.algorithm.spec)
 
 
-class OutcomeConditioned(ReturnConditioned):
-    """Minimises -log pi(a | s, w), with w what came after (s, a) in the data, and acts with the w that is asked for.
+class OutcomeConditioned(Algorithm):
+    """A policy pi(a | s, w) without a memory, which acts with the target return for its outcome w. A subclass has its loss and its update.
 
-    Episodes of which the data lack the end have no return, and are not learnt from.
+    Batches are steps with the return that followed them. Episodes of which the data lack the end have no return, and are not learnt from.
     """
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        config = super().fit_config(config, dataset, grid)
+        config = fit_target_return(config, dataset)
         if config.longest is None:
             config = dataclasses.replace(config, longest=int(dataset.episode_lengths()[drawn_episodes(dataset)].max()))
         return config
@@ -125,7 +125,7 @@ class OutcomeConditioned(ReturnConditioned):
         return Adam(self.config.learning_rate, weight_decay=self.config.weight_decay)
 
     def inputs(self, observations: Tensor, outcome: Tensor) -> Tensor:
-        """What the network sees, [B, O + 1], of observations [B, *O] and w [B]."""
+        """The network's input [B, O + 1] of observations [B, *O] and w [B]."""
         return torch.cat([observations.flatten(1), outcome.unsqueeze(-1)], -1)
 
     def outcome(self, returns: Tensor, timesteps: Tensor) -> Tensor:
@@ -136,17 +136,8 @@ class OutcomeConditioned(ReturnConditioned):
         share = returns / self.config.return_scale
         if self.config.condition != "average":
             return share
-        left = (self.config.longest - timesteps).clamp(min=1)
-        return share * self.config.longest / left
-
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
-        loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
-        return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        steps = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
-        return self.descend(state, "actor", self.actor_loss, steps, key)
+        remaining = (self.config.longest - timesteps).clamp(min=1)
+        return share * self.config.longest / remaining
 
     def actor(self, state: TrainState) -> Actor:
         return OutcomeActor(self, state)

@@ -1,4 +1,4 @@
-"""Transformers over the steps of an episode: what the Decision Transformer and its descendants share.
+"""Transformers over the steps of an episode, which the Decision Transformer and its descendants share.
 
 Shapes in comments: B batch, K steps of context, D width, E episodes side by side.
 """
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Algorithm, Metrics, TrainState
+from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, SequenceSampler, drawn_episodes
+from offrl.data.samplers.sequences import RETURNS, STEPS, SequenceSampler, drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.families.return_conditioned import ReturnConditioned, TargetReturnSettings
+from offrl.families.return_conditioned import recorded
 from offrl.nn import Transformer, make_policy
 from offrl.nn.policies import Policy
 from offrl.nn.transformer import Affine, Norm, Table, drop, interleave, visible
-from offrl.optim import Adam, Params
+from offrl.optim import Adam
 from offrl.settings.field import setting
 
 OUTER = 1_000  # folded into the key of the dropout of embeddings; the transformer's layers have 0, 1, ...
 
 
 @dataclass
-class WindowSettings:
+class SequenceSettings:
     """Settings of transformers over steps; the defaults are DT's authors' for D4RL's locomotion tasks."""
 
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
@@ -64,7 +64,7 @@ class Steps(nn.Module):
     """Several tokens a step, each embedded linearly; those of a step share a learnt embedding of its time."""
 
     def __init__(self, sizes: Mapping[str, int], config: Any, post_norm: bool = False, hidden: str = "") -> None:
-        """sizes: numbers in each kind of token, in their order within a step. hidden: a kind to which no token attends, not even itself,
+        """sizes: dimension of each kind of token, in their order within a step. hidden: a kind to which no token attends, not even itself,
         but for the one of a window's first step."""
         super().__init__()
         c, self.kinds, self.rate, self.hidden = config, tuple(sizes), config.dropout, hidden
@@ -76,9 +76,9 @@ class Steps(nn.Module):
     def forward(
         self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
     ) -> dict[str, Tensor]:
-        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> what became of them, [B, K, D] by kind; of the kind `read` alone
-        where only that is wanted."""
-        many, time = len(self.kinds), self.time(timesteps)
+        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the transformer's outputs at them, [B, K, D] by kind; with `read`, of
+        that kind alone."""
+        count, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
         if key is not None:
             x = drop(x, self.rate, key, OUTER)
@@ -86,26 +86,26 @@ class Steps(nn.Module):
             valid = torch.ones_like(timesteps, dtype=torch.bool)
         mask = None
         if valid is not None:
-            rows = valid.repeat_interleave(many, -1)
+            rows = valid.repeat_interleave(count, -1)
             mask = visible(rows, x.shape[-2])
             if self.hidden:
                 first = valid & (valid.cumsum(-1) == 1)
                 shown = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
                 # padding goes on seeing itself, so that no row of weights is empty
                 mask = mask & (shown.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
-        return self.became(x, mask, key, 0, read)
+        return self.outputs(x, mask, key, 0, read)
 
-    def became(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, read: str | None) -> dict[str, Tensor]:
-        """What the transformer makes of all tokens but the first `skip`, by kind, or of those of the kind `read`."""
-        many = len(self.kinds)
+    def outputs(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, read: str | None) -> dict[str, Tensor]:
+        """The transformer's outputs at all tokens but the first `skip`, by kind, or at those of the kind `read`."""
+        count = len(self.kinds)
         if read is not None:
-            return {read: self.trunk(x, mask, key, slice(skip + self.kinds.index(read), None, many))}
-        x = self.trunk(x, mask, key)[..., skip:, :].unflatten(-2, (-1, many))
+            return {read: self.trunk(x, mask, key, slice(skip + self.kinds.index(read), None, count))}
+        x = self.trunk(x, mask, key)[..., skip:, :].unflatten(-2, (-1, count))
         return {kind: x[..., i, :] for i, kind in enumerate(self.kinds)}
 
 
 class StepPolicy(nn.Module):
-    """`Steps`, and the distribution of the action read from what became of one kind of token."""
+    """`Steps`, and the distribution of the action read from the output at one kind of token."""
 
     def __init__(
         self, sizes: Mapping[str, int], config: Any, spec: Any, read: str = "observation", post_norm: bool = False, hidden: str = ""
@@ -122,14 +122,9 @@ class StepPolicy(nn.Module):
         return self.head(self.steps(tokens, timesteps, valid, key, self.read)[self.read])
 
 
-@dataclass
-class SequenceSettings(TargetReturnSettings, WindowSettings):
-    """Settings of DT and of its return-conditioned descendants."""
-
-
 @dataclass(frozen=True)
 class History:
-    """What a policy remembers of E episodes, all at the same time step: the last K steps as columns of a batch without padding."""
+    """The memory of E episodes, all at the same time step: the last K steps as columns of a batch without padding."""
 
     window: Batch  # [E, n, ...] observations, actions, rewards (in training units), returns_to_go, timesteps
     remaining: Tensor  # [E] of the target return, in the units of the recorded rewards; 0 where there is none
@@ -139,8 +134,8 @@ class History:
 pytree.register_dataclass(History)
 
 
-class WindowAlgorithm(Algorithm):
-    """Learns to act from the last K steps. A subclass says what the tokens are.
+class SequenceModel(Algorithm):
+    """A policy over the last K steps. A subclass has its tokens, its loss and its update.
 
     The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows are padded and
     masked; when acting, the first windows are as short as the episode.
@@ -161,7 +156,7 @@ class WindowAlgorithm(Algorithm):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """The kinds of tokens in their order, and how many numbers each has."""
+        """The kinds of tokens in their order, and the dimension of each."""
 
     @abstractmethod
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
@@ -178,28 +173,14 @@ class WindowAlgorithm(Algorithm):
     def policy(self) -> Policy:
         return cast(Policy, self.networks["actor"].head)
 
-    def weight(self, state: TrainState, batch: Batch) -> Tensor | None:
-        """How much each step's imitation counts, [B, K]; None: all alike."""
-        return None
-
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """Mean imitation loss over the steps that are no padding."""
-        dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
-        each, weight = self.policy.bc_loss(dist, batch["actions"]), self.weight(state, batch)
-        loss = masked_mean(each if weight is None else weight * each, batch[VALID])
-        return loss, {"actor/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "actor", self.actor_loss, batch, key)
-
     def actor(self, state: TrainState) -> Actor:
-        return WindowActor(self, state)
+        return SequenceActor(self, state)
 
 
-class WindowActor(Actor):
+class SequenceActor(Actor):
     """Acts at the end of the last K steps. A carry is a `History`."""
 
-    algorithm: WindowAlgorithm
+    algorithm: SequenceModel
 
     def start(self, episodes: int) -> Carry:
         spec = self.algorithm.spec
@@ -244,31 +225,8 @@ class WindowActor(Actor):
         return dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1)
 
 
-class SequenceAlgorithm(ReturnConditioned, WindowAlgorithm):
-    """Learns to act from the last K steps and the return to go, with DT's tokens unless a subclass has others."""
-
-    def sizes(self) -> dict[str, int]:
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
-
-    def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        return {
-            "return": self.scaled(batch[RETURNS]).unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
-
-    def scaled(self, returns: Tensor) -> Tensor:
-        """Returns as networks see them."""
-        return returns / self.config.return_scale
-
-    def actor(self, state: TrainState) -> Actor:
-        return SequenceActor(self, state)
-
-
-class SequenceActor(WindowActor):
-    """Acts with what is left of the target return."""
-
-    algorithm: SequenceAlgorithm
+class TargetReturnActor(SequenceActor):
+    """Acts with the target return, less what the episode has earned. The config has `TargetReturnSettings`."""
 
     def start(self, episodes: int) -> Carry:
         target = torch.full((episodes,), float(self.algorithm.config.target_return))
@@ -276,7 +234,7 @@ class SequenceActor(WindowActor):
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         window = with_last(carry.window, "rewards", rewards)
-        return dataclasses.replace(carry, window=window, remaining=carry.remaining - self.algorithm.recorded(rewards))
+        return dataclasses.replace(carry, window=window, remaining=carry.remaining - recorded(rewards, self.algorithm.spec))
 
 
 def with_last(window: Batch, name: str, values: Tensor) -> Batch:

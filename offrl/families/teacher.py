@@ -1,16 +1,15 @@
-"""Sequence models that learn from trained values: which run they come from, and what it says of every row of the data."""
+"""Values of a pretrained run, which sequence models learn from: which run that is, and its values at every row of the data."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.pretrained import Pretrained, Requirement
@@ -24,8 +23,8 @@ MOST_STEPS = 1_000_000  # of values that are trained first: what is published, h
 
 
 @dataclass
-class ValuedSettings:
-    """Where values come from."""
+class TeacherSettings:
+    """Settings of algorithms that learn from the values of a pretrained run."""
 
     values: str = setting("", "a trained run whose values are used; empty: one is trained first", place=True)
     values_id: str = setting("", "which one that is", filled=True)
@@ -39,39 +38,27 @@ class ValuedSettings:
     )
 
 
-class Valued(Algorithm):
-    """Base of what takes the values of another run, trained with the same data and normalisation. One such run serves all seeds."""
+def values_requirement(
+    config: TrainConfig, algo: str, settings: Mapping[str, Any], check: Callable[[Pretrained], None], ratio: int = 1
+) -> dict[str, Requirement]:
+    """The requirement "values": the run that is named, or one of `algo`, of `ratio` updates for each of this run's, as published.
 
-    teacher: ClassVar[str] = ""  # the algorithm that is trained where no run is named
-    values_ratio: ClassVar[int] = 1  # updates of the values for each of this algorithm's, as published
+    It has the same data and normalisation, and serves all seeds.
+    """
+    steps = config.algo.values_steps or max(config.steps, min(ratio * config.steps, MOST_STEPS))
+    return {"values": Requirement(algo, settings, steps=steps, label=f"values-{algo}", check=check, of_rewards=True)}
 
-    @classmethod
-    @abstractmethod
-    def teacher_settings(cls, config: Any) -> dict[str, Any]:
-        """The settings of `teacher`."""
 
-    @classmethod
-    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        c = config.algo
-        steps = c.values_steps or max(config.steps, min(cls.values_ratio * config.steps, MOST_STEPS))
-        values = Requirement(
-            cls.teacher, cls.teacher_settings(c), steps=steps, label=f"values-{cls.teacher}", check=cls.check_values, of_rewards=True
-        )
-        return {"values": values}
-
-    @classmethod
-    def check_values(cls, run: Pretrained) -> None:
-        """Raises UserError for a run that has not what is needed."""
-        if not run.algorithm.traits.critic_modules:
-            raise UserError(f"algo.values: {run.algorithm.config.name} has no values; use a run of {cls.suitable}")
-
-    suitable = "an algorithm with critics"
+def check_critics(run: Pretrained, suitable: str) -> None:
+    """Raise UserError for a run without Q. suitable: the algorithms to take instead."""
+    if not run.algorithm.traits.critic_modules:
+        raise UserError(f"algo.values: {run.algorithm.config.name} has no values; use a run of {suitable}")
 
 
 @torch.no_grad()
 def q_of_data(run: Pretrained, dataset: Dataset) -> Tensor:
     """Q(s, a) of every row, [R] float32 on the CPU, in training units."""
-    observations, actions = _rows(dataset, "observations"), dataset.columns["actions"].cpu()
+    observations, actions = observation_rows(dataset), dataset.columns["actions"].cpu()
     return torch.cat([_value(run, o, a) for o, a in zip(observations.split(CHUNK), actions.split(CHUNK), strict=True)])
 
 
@@ -79,10 +66,10 @@ def q_of_data(run: Pretrained, dataset: Dataset) -> Tensor:
 def v_of_policy(run: Pretrained, observations: Tensor, samples: int) -> Tensor:
     """The mean Q(s, a) of `samples` actions of the run's policy at observations [R, O], [R] float32."""
     values, actor = [], run.algorithm.actor(run.state)
-    for i, some in enumerate(observations.split(CHUNK)):
+    for i, rows in enumerate(observations.split(CHUNK)):
         keys = rng.split(rng.fold_in(run.state.key, i), samples)
-        acts = [actor.act(None, some, key, explore=True)[0] for key in keys]
-        values.append(torch.stack([_value(run, some, a) for a in acts]).mean(0))
+        actions = [actor.act(None, rows, key, explore=True)[0] for key in keys]
+        values.append(torch.stack([_value(run, rows, a) for a in actions]).mean(0))
     return torch.cat(values)
 
 
@@ -92,5 +79,6 @@ def _value(run: Pretrained, observations: Tensor, actions: Tensor) -> Tensor:
     return value.float()
 
 
-def _rows(dataset: Dataset, column: str) -> Tensor:
-    return dataset.columns[column].cpu().reshape(len(dataset), -1).float()
+def observation_rows(dataset: Dataset) -> Tensor:
+    """The observations of every row as critics take them, [R, O] float32 on the CPU."""
+    return dataset.columns["observations"].cpu().reshape(len(dataset), -1).float()

@@ -11,7 +11,7 @@ from peers.runner import Runner, make, synthetic
 
 from offrl import rng
 from offrl.algorithm import Algorithm, select, stack
-from offrl.families.sequence import WindowAlgorithm
+from offrl.families.sequence import SequenceModel
 from offrl.system import backend
 
 MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
@@ -40,7 +40,7 @@ def weights_of(algorithm: Algorithm, seed: int) -> Arrays:
     """A seed's initial weights under the names of `common.load_check`."""
     found: Arrays = {}
     for net, params in algorithm.init(seed).params.items():
-        if isinstance(algorithm, WindowAlgorithm):
+        if isinstance(algorithm, SequenceModel):
             found |= {f"{net}/{name}": value.numpy() for name, value in params.items()}
             continue
         layers = sorted({k.rpartition(".")[0] for k in params if k.endswith("weight")}, key=lambda k: (k.endswith("head"), k))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithms.meta_dt import begin_logits, best_of
+from offrl.algorithms.meta_dt.prompts import begin_logits, best_of
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.histories import HistorySampler, prompt_windows

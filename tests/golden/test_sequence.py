@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithms.modt import kmeans, shortest
+from offrl.algorithms.modt.clusters import kmeans
+from offrl.algorithms.modt.min_norm import shortest
 from offrl.algorithms.qdt import relabel
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
@@ -456,12 +457,12 @@ def test_qdt_mends_returns() -> None:
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_qdt_returns_add_up_within_a_window(padding: str) -> None:
-    """The mended return counts at a window's last step, wherever that is drawn; those before it are rewards and that."""
+    """The relabelled return counts at a window's last step, wherever that is drawn; those before it are rewards and that."""
     dataset = scale_rewards(data(), 0.5, 0.0)
     algorithm = make("qdt", dataset, padding=padding, target_return=10.0, return_scale=5.0)
     batch = windows(SequenceSampler(4, left=padding == "left").prepare(dataset), torch.tensor([3, 1, 10] * 200), 4, padding == "left")
     g = torch.Generator().manual_seed(0)
-    batch["returns_to_go"] = torch.where(batch["valid"], 10.0 * torch.rand(600, 4, generator=g), 0.0)  # mended
+    batch["returns_to_go"] = torch.where(batch["valid"], 10.0 * torch.rand(600, 4, generator=g), 0.0)  # relabelled
     key = rng.make_key(3)
     short, lengths = algorithm.shortened(batch, rng.split(key)[0]), []
     for b, row in enumerate((3, 1, 10) * 200):
@@ -515,15 +516,15 @@ def test_a_policy_holds_the_values_it_is_asked_with(tmp_path: Path) -> None:
     policy.save(tmp_path / "policy.safetensors")
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     expected = policy.act(observations)
-    value = algorithm.critic.v(algorithm.extra({})["value"], torch.from_numpy(observations))
+    value = algorithm.teacher.value(algorithm.extra({})["value"], torch.from_numpy(observations)).mean
     np.testing.assert_allclose(policy._carry.window["prompts"][:, -1], value)
     source = algorithm.sampler().prepare(dataset)
     batch = windows(source, torch.tensor([4]), 2)
     part = pretrained["values"]
     q = part.algorithm.q_value(part.state, dataset.columns["observations"][4:6], dataset.columns["actions"][4:6])
-    v = part.algorithm.v(part.state.params["value"], dataset.columns["observations"][4:6])
+    v = part.algorithm.value(part.state.params["value"], dataset.columns["observations"][4:6]).mean
     np.testing.assert_allclose(batch["prompts"][0], q.numpy(), rtol=1e-5)
-    weight = algorithm.weight(algorithm.init(0), batch)[0]
+    weight = algorithm.weight(batch)[0]
     np.testing.assert_allclose(weight, np.minimum(np.exp(3.0 * (q - v).double().numpy()), 100.0), rtol=1e-4)
     run = dataclasses.replace(run, algo=dataclasses.replace(run.algo, temperature=10.0))
     assert stages.ready(run, dataset)[0].algo.values == config.values, "how greedy the policy is does not change the values"

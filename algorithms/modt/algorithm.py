@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,23 +13,25 @@ from torch.func import grad
 
 from offrl import rng
 from offrl.actor import Actor, Carry
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithms.modt.clusters import MOST_ROWS, kmeans
+from offrl.algorithms.modt.min_norm import shortest
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.families.sequence import History, SequenceActor, SequenceAlgorithm, SequenceSettings, StepPolicy, masked_mean, with_last
+from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.families.sequence import History, SequenceModel, SequenceSettings, StepPolicy, TargetReturnActor, masked_mean, with_last
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
 REGIONS = "regions"
-MOST_ROWS = 50_000  # of the data, that k-means looks at
 
 
 @dataclass
-class MODTConfig(SequenceSettings):
+class MODTConfig(TargetReturnSettings, SequenceSettings):
     """Settings of MO-DT. The paper's were not at hand; these are DT's."""
 
     name: str = "modt"
@@ -63,7 +65,7 @@ class MODTNet(StepPolicy):
 
 
 @register("algo", "modt")
-class MODT(SequenceAlgorithm):
+class MODT(SequenceModel):
     """DT that also predicts the next observation and return, so that its attention serves all three, and acts in two steps: first the
     region of the action, then the action.
 
@@ -73,7 +75,11 @@ class MODT(SequenceAlgorithm):
     """
 
     Config = MODTConfig
-    traits = replace(SequenceAlgorithm.traits, actions=("continuous",))  # a region of a discrete action is the action itself
+    traits = Traits(actions=("continuous",))  # a region of a discrete action is the action itself
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_target_return(super().fit_config(config, dataset, grid), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
         weights = self.config.weights
@@ -84,12 +90,21 @@ class MODT(SequenceAlgorithm):
         return {"actor": MODTNet(self.sizes(), self.config, self.spec)}
 
     def sizes(self) -> dict[str, int]:
-        sizes = super().sizes()
-        return {"return": sizes["return"], "observation": sizes["observation"], "region": self.config.regions, "action": sizes["action"]}
+        s = self.spec
+        return {"return": 1, "observation": s.observation_dim, "region": self.config.regions, "action": s.action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         index = torch.arange(self.config.regions, device=batch[REGIONS].device)
-        return {**super().tokens(batch), "region": (batch[REGIONS].unsqueeze(-1) == index).float()}
+        return {
+            "return": self.scaled(batch[RETURNS]).unsqueeze(-1),
+            "observation": batch["observations"],
+            "region": (batch[REGIONS].unsqueeze(-1) == index).float(),
+            "action": batch["actions"],
+        }
+
+    def scaled(self, returns: Tensor) -> Tensor:
+        """Returns as the network has them."""
+        return returns / self.config.return_scale
 
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), made=self.divide)  # type: ignore[type-var]
@@ -103,7 +118,7 @@ class MODT(SequenceAlgorithm):
     def objectives(
         self, outputs: tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, dict[str, Tensor]], batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses of action (and its region), next observation and next return, each a mean over the steps that are no padding."""
+        """E |a - pi|^2 - log p(region of a) / regions, E |s' - model|^2 and E (R' - return model)^2, without padding."""
         dist, regions, following, later, _ = outputs
         valid = batch[VALID]
         both = valid[:, 1:] & valid[:, :-1]  # what comes after a window's last step is not in it
@@ -114,8 +129,9 @@ class MODT(SequenceAlgorithm):
         return action, model, earning
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        given = self.tokens(batch), batch[STEPS], batch[VALID], key
-        outputs = self.apply("actor", actor, *given)
+        """sum_i w_i L_i of `objectives`, with the w >= 0 of sum 1 whose combined gradient is shortest, or fixed ones."""
+        inputs = self.tokens(batch), batch[STEPS], batch[VALID], key
+        outputs = self.apply("actor", actor, *inputs)
         each = self.objectives(outputs, batch)
         if self.config.weights:
             weights = self.config.weights
@@ -123,7 +139,7 @@ class MODT(SequenceAlgorithm):
             fixed, hidden = {k: v.detach() for k, v in actor.items()}, {k: h.detach() for k, h in outputs[-1].items()}
 
             def objective(h: dict[str, Tensor], i: int) -> Tensor:
-                return self.objectives(self.apply("actor", fixed, *given, h), batch)[i]
+                return self.objectives(self.apply("actor", fixed, *inputs, h), batch)[i]
 
             slopes = [torch.cat([g.flatten() for g in grad(objective)(hidden, i).values()]) for i in range(3)]
             weights = shortest(torch.stack(slopes)).detach().unbind()
@@ -131,11 +147,14 @@ class MODT(SequenceAlgorithm):
         metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), each, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
 
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "actor", self.actor_loss, batch, key)
+
     def actor(self, state: TrainState) -> Actor:
         return MODTActor(self, state)
 
 
-class MODTActor(SequenceActor):
+class MODTActor(TargetReturnActor):
     """Chooses a region of actions, and then an action in it."""
 
     algorithm: MODT
@@ -159,42 +178,3 @@ class MODTActor(SequenceActor):
     def last(self, window: Batch) -> tuple[Tensor, ...]:
         dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
         return tuple(x[:, -1] for x in dist)
-
-
-def shortest(slopes: Tensor, iterations: int = 20) -> Tensor:
-    """Weights [M] >= 0 of sum 1 that make |sum_i w_i slopes_i| smallest, for slopes [M, P]: Frank-Wolfe with exact line search.
-
-    A slope of zeros, of a loss that nothing in the batch speaks of, has weight 0: with weight 1 no other loss would be learnt from.
-    """
-    products = slopes @ slopes.T
-    told = products.diagonal() > 0.0
-    told = told | ~told.any()
-    weights = told.float() / told.sum()
-    index = torch.arange(len(slopes), device=slopes.device)
-    for _ in range(iterations):
-        along = products @ weights
-        corner = (index == torch.where(told, along, float("inf")).argmin()).float()
-        own, mixed, new = weights @ along, corner @ along, corner @ products @ corner
-        step = ((own - mixed) / (own - 2.0 * mixed + new).clamp(min=1e-12)).clamp(0.0, 1.0)
-        weights = (1.0 - step) * weights + step * corner
-    return weights
-
-
-def kmeans(points: Tensor, clusters: int, rounds: int = 50) -> Tensor:
-    """Centres [clusters, A] of points [R, A], from spread-out first ones (k-means++) by Lloyd's iterations; the same on every call."""
-    key = rng.make_key(0)
-    if len(points) > MOST_ROWS:
-        points = points[rng.randint(rng.fold_in(key, -1), (MOST_ROWS,), len(points))]
-    centres = points[:1]
-    for i in range(1, clusters):
-        distance = torch.cdist(points, centres).amin(-1).square()
-        centres = torch.cat([centres, points[rng.categorical(rng.fold_in(key, i), distance.clamp(min=1e-12).log())].unsqueeze(0)])
-    for _ in range(rounds):
-        nearest = torch.cdist(points, centres).argmin(-1)
-        count = torch.bincount(nearest, minlength=clusters).unsqueeze(-1)
-        total = torch.zeros_like(centres).index_add_(0, nearest, points)
-        moved = torch.where(count > 0, total / count.clamp(min=1), centres)  # a centre that nobody is near stays
-        if torch.equal(moved, centres):
-            break
-        centres = moved
-    return centres

@@ -4,37 +4,33 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from offrl import registry, rng
+from offrl import registry
+from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.algorithms.mbrcsl.rollouts import check_behaviour, play
+from offrl.algorithms.mbrcsl.sampler import RolloutSampler
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import Sequences, SequenceSampler, drawn_episodes
+from offrl.data.samplers.sequences import RETURNS, STEPS
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings, round_digits
-from offrl.pretrained import Pretrained, Requirement
+from offrl.optim import Params
+from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
-from offrl.system.devices import pick_device
-from offrl.system.locks import once
 from offrl.world_models import imagined
-from offrl.world_models.model import Trained, required
+from offrl.world_models.model import required
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
 EPOCHS, PUBLISHED = 50, 8_000  # of the behaviour policy, beside so many updates of what learns from its episodes
-SEED = 0  # of the episodes: the same ones serve all seeds, as the model and the behaviour policy do
 
 
 @dataclass
@@ -83,45 +79,16 @@ class MBRCSLConfig(OutcomeSettings):
     real_share: float = setting(0.0, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
 
 
-@dataclass(frozen=True)
-class BothSource:
-    """Imagined episodes, and the data where they are drawn from too."""
-
-    imagined: Sequences
-    real: Sequences | None
-
-
-@dataclass(frozen=True)
-class BothSampler:
-    """Steps of imagined episodes, and `real_share` of the data's."""
-
-    algorithm: MBRCSL
-    inner: SequenceSampler = SequenceSampler(1)  # noqa: RUF009 - frozen
-
-    def prepare(self, dataset: Dataset) -> BothSource:
-        c = self.algorithm.config
-        episodes = imagined.read(c.imagined, dataset.spec)[0].to(dataset.device)
-        return BothSource(self.inner.prepare(episodes), self.inner.prepare(dataset) if c.real_share else None)
-
-    def __call__(self, source: BothSource, key: Tensor, batch_size: int) -> Batch:
-        if source.real is None:
-            return self.inner(source.imagined, key, batch_size)
-        real, fake = rng.split(key)
-        few = int(batch_size * self.algorithm.config.real_share)
-        both = self.inner(source.real, real, few), self.inner(source.imagined, fake, batch_size - few)
-        return {name: torch.cat([part[name] for part in both]) for name in both[0]}
-
-
 @register("algo", "mbrcsl")
 class MBRCSL(OutcomeConditioned):
-    """Learns from whole episodes that a clone of the data's behaviour plays in a learnt model, those that promise more than any in the
-    data; and asks for as much as they promise (algorithm 1). Where the data's episodes cross, imagined ones change over.
+    """Return-conditioned learning from complete rollouts of a clone of the data's behaviour in a learnt model, those with a larger return
+    than any in the data; acts with their return as target (algorithm 1). Where the data's episodes cross, rollouts change over.
 
-    Before a run come three parts, each used again by runs with the same settings: a model, a behaviour policy, and the episodes.
+    A run needs three results, each used again by runs with the same settings: a model, a behaviour policy, and the rollouts.
     """
 
     Config = MBRCSLConfig
-    traits = replace(OutcomeConditioned.traits, actions=("continuous",))
+    traits = Traits(actions=("continuous",))
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -147,14 +114,11 @@ class MBRCSL(OutcomeConditioned):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """`config` with a return to ask for that imagined episodes promise.
-
-        The largest promise may be one that the model is wrong about, and asking for it leads where no episode went.
-        """
+        """`config` with a quantile of the imagined episodes' returns as target: the largest may be an error of the model."""
         if config.imagined and config.target_return is None:
-            promised = imagined.read(config.imagined, dataset.spec)[0].raw_returns
-            asked = float(promised.quantile(config.target_quantile))
-            config = dataclasses.replace(config, target_return=round_digits(asked))
+            returns = imagined.read(config.imagined, dataset.spec)[0].raw_returns
+            target = float(returns.quantile(config.target_quantile))
+            config = dataclasses.replace(config, target_return=round_digits(target))
         return super().fit_config(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -164,53 +128,14 @@ class MBRCSL(OutcomeConditioned):
         return super().modules()
 
     def sampler(self) -> Sampler:
-        return BothSampler(self)
+        return RolloutSampler(self)
 
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |pi(s, R) - a|^2, or -E log pi(a | s, R), R the return to go of (s, a) in an imagined episode."""
+        x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
+        loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
+        return loss, {"actor/loss": loss}
 
-def check_behaviour(run: Pretrained) -> None:
-    """Raise UserError for a run whose policy cannot play episodes side by side in the model."""
-    acts = run.algorithm.traits.policy_modules
-    if not acts or run.algorithm.actor(run.state).start(1) is not None:
-        raise UserError(
-            f"algo.behaviour: {run.algorithm.config.name} {'remembers' if acts else 'does not act'}; "
-            "episodes are played by a policy without a memory, such as diffusion_bc or bc"
-        )
-
-
-def play(config: TrainConfig, dataset: Dataset, trained: Trained, behaviour: Pretrained) -> Path:
-    """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
-    c, spec = config.algo, dataset.spec
-    horizon = c.horizon or int(dataset.episode_lengths().max())
-    settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "wanted", "range_margin")}
-    which = [trained.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
-    name = "".join(x if x.isalnum() or x in "-_." else "-" for x in spec.name)
-    digest = hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()[:10]
-    path = Path(config.runs_dir) / f"imagined-{name}-{digest}.safetensors"
-    device = pick_device(config.device)
-
-    def make() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        model, data = trained.to(device), dataset.to(device)
-        margin = c.range_margin * (model.tree["high"] - model.tree["low"])
-        tree = {**model.tree, "low": model.tree["low"] - margin, "high": model.tree["high"] + margin}
-        actor = behaviour.algorithm.actor(pytree.tree_map(lambda x: x.to(device), behaviour.state))
-
-        def act(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
-            return actor.act(None, observations, key, explore=True)[0]
-
-        with torch.no_grad():
-            columns, about = imagined.collect(
-                model.model, tree, act, data, rng.make_key(SEED, device),
-                threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()), horizon=horizon, batch=c.rollout_batch,
-                wanted=c.wanted, most=c.rollouts, tell=None if config.quiet else lambda text: print(text, flush=True),
-            )  # fmt: skip
-        origin = {"world_model": trained.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
-        about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
-        return {name: column.cpu().contiguous() for name, column in columns.items()}, about
-
-    _, about = once(path, make, f"the imagined episodes {path}", config.quiet)
-    if not path.is_file():
-        raise UserError(f"{path} could not be written; choose another runs_dir=")
-    summary = imagined.say(about, c.name)
-    if not config.quiet:
-        print(summary, flush=True)
-    return path
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        steps = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
+        return self.descend(state, "actor", self.actor_loss, steps, key)

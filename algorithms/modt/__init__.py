@@ -1,0 +1,5 @@
+"""MO-DT: the algorithm, the regions of its actions, and the weights of its losses."""
+
+from offrl.algorithms.modt.algorithm import MODT, MODTConfig
+
+__all__ = ["MODT", "MODTConfig"]
