@@ -70,17 +70,21 @@ class FB(ZeroShot):
     # ---- learning
 
     def representation_loss(self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E_{i != j} (M_ij - gamma M'_ij)^2 / 2 - E M_ii, M_ij = F(s_i, a_i, z_i) . B(s'_j), for both F (arXiv 2103.07945, equation 18).
+
+        To it come the loss that keeps B orthonormal over the data, and the conservative penalty.
+        """
         c = self.config
-        draw, tries = rng.split(key)
-        following = self.actions(state.params["actor"], batch["next_observations"], z, draw)
-        target = self.target(state, batch, following, z)
-        f, b = self.ahead(params, batch["observations"], batch["actions"], z), self.back(params, batch["next_observations"])
+        draw, penalty_key = rng.split(key)
+        next_actions = self.actions(state.params["actor"], batch["next_observations"], z, draw)
+        target = self.target_measure(state, batch, next_actions, z)
+        f, b = self.forward_map(params, batch["observations"], batch["actions"], z), self.backward_map(params, batch["next_observations"])
         m = measure(f, b)
-        learnt, orthonormal = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
-        loss = learnt + c.orthonormality * orthonormal
-        metrics = {"fb/measure_loss": learnt, "fb/orthonormality": orthonormal, "fb/measure": m.mean(), "fb/q": (f * z).sum(-1).mean()}
-        if self.config.conservative != "none":
-            penalty = self.penalty(params, state, batch, z, tries, f, b)
+        bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
+        loss = bellman + c.orthonormality * orthonormality
+        metrics = {"fb/measure_loss": bellman, "fb/orthonormality": orthonormality, "fb/measure": m.mean(), "fb/q": (f * z).sum(-1).mean()}
+        if c.conservative != "none":
+            penalty = self.penalty(params, state, batch, z, penalty_key, f, b)
             weight = self.weight(state)
             loss = loss + weight * penalty
             metrics = {**metrics, "conservative/penalty": penalty, "conservative/weight": weight}
@@ -93,23 +97,25 @@ class FB(ZeroShot):
         return torch.zeros((), device=state.step.device) + self.config.conservative_weight
 
     def penalty(self, params: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor, f: Tensor, b: Tensor) -> Tensor:
-        """The soft maximum over tried actions less what the data's have, of F . z or of each F . B_j: means, summed over both F.
+        """E (logsumexp over sampled actions of X - X of the data's action), X = F . z (VC-FB) or each F . B_j (MC-FB), summed over both F.
 
-        Tried for each row are 3 n uniform actions at s, n of the policy at s and n at s', with F there, and n times the data's own. f, b: F
-        [2, B, D] of the data's actions, and B [B, D].
+        Sampled for each row are 3 n uniform actions at s, n of the policy at s and n at s', where F is of s' too, and n times the data's.
+        f, b: F [2, B, D] of the data's actions, and B [B, D].
         """
         n, actor = self.config.actions, state.params["actor"]
-        here, there, actions = batch["observations"].flatten(1), batch["next_observations"].flatten(1), batch["actions"]
+        observations, next_observations = batch["observations"].flatten(1), batch["next_observations"].flatten(1)
+        actions = batch["actions"]
         keys = rng.split(key, 3)
 
         def policy(observations: Tensor, draw: Tensor) -> Tensor:  # [n, B, A]
             mean = self.apply("actor", actor, observations, z)
             return self.noisy(mean.expand(n, *mean.shape), draw)
 
-        tried = torch.cat([rng.uniform(keys[0], (3 * n, *actions.shape), -1.0, 1.0), policy(here, keys[1]), policy(there, keys[2])])
-        places = torch.cat([here.expand(4 * n, *here.shape), there.expand(n, *there.shape)])
-        rows = [x.flatten(0, 1) for x in (places, tried, z.expand(5 * n, *z.shape))]
-        each = self.ahead(params, *rows).unflatten(1, (5 * n, -1))  # [2, 5 n, B, D]
+        uniform = rng.uniform(keys[0], (3 * n, *actions.shape), -1.0, 1.0)
+        sampled = torch.cat([uniform, policy(observations, keys[1]), policy(next_observations, keys[2])])
+        states = torch.cat([observations.expand(4 * n, *observations.shape), next_observations.expand(n, *next_observations.shape)])
+        rows = [x.flatten(0, 1) for x in (states, sampled, z.expand(5 * n, *z.shape))]
+        each = self.forward_map(params, *rows).unflatten(1, (5 * n, -1))  # [2, 5 n, B, D]
         each = torch.cat([each, f.unsqueeze(1).expand(-1, n, -1, -1)], 1)
         if self.config.conservative == "value":
             return ((each * z).sum(-1).logsumexp(1) - (f * z).sum(-1)).mean(-1).sum()
@@ -117,11 +123,13 @@ class FB(ZeroShot):
         return ((each @ b.transpose(-1, -2)).logsumexp(1) - measure(f, b)).mean((-2, -1)).sum()
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, penalty: Tensor) -> tuple[Tensor, Metrics]:
+        """-weight (penalty - penalty_target) / 2."""
         weight = self.apply("lagrange", lagrange).clamp(max=LARGEST_WEIGHT)
         loss = -0.5 * weight * (penalty - self.config.penalty_target)
         return loss, {"conservative/weight_loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+        """-E min F(s, pi(s, z), z) . z."""
         actions = self.actions(actor, batch["observations"], z, key)
         q = self.q(state.params["representation"], batch["observations"], actions, z).amin(0)
         loss = -q.mean()
@@ -132,8 +140,8 @@ class FB(ZeroShot):
         z = self.draw_z(state, batch, keys[0])
         state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, keys[1])
         if self.learns_weight:  # after the penalty that it weighs; the reference's code moves it before
-            state, more = self.descend(state, "lagrange", self.lagrange_loss, metrics["conservative/penalty"])
-            metrics = {**metrics, **more}
+            state, weight = self.descend(state, "lagrange", self.lagrange_loss, metrics["conservative/penalty"])
+            metrics = {**metrics, **weight}
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
         return self.polyak(state, "representation", self.config.polyak), {**metrics, **actor}
 

@@ -23,7 +23,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, goal_rewards, together
 from offrl.families.hierarchical import (
     HierarchicalActor,
-    HierarchicalSettings,
+    SubgoalSettings,
     make_adjacency,
     make_goal_value,
     make_high_level,
@@ -36,7 +36,7 @@ from offrl.registry import register
 
 
 @dataclass
-class HIQLConfig(HierarchicalSettings):
+class HIQLConfig(SubgoalSettings):
     """Settings of HIQL."""
 
     name: str = "hiql"

@@ -26,7 +26,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import GoalConditioned, goal_rewards, together
 from offrl.families.hierarchical import (
     HierarchicalActor,
-    HierarchicalSettings,
+    SubgoalSettings,
     make_adjacency,
     make_goal_value,
     make_high_level,
@@ -40,7 +40,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class OTAConfig(HierarchicalSettings):
+class OTAConfig(SubgoalSettings):
     """Settings of OTA."""
 
     name: str = "ota"

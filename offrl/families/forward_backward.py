@@ -1,7 +1,7 @@
-"""What zero-shot algorithms share: forward-backward representations, the tasks z they are trained on, and how a task is inferred.
+"""Zero-shot algorithms: forward-backward representations, the tasks z that they are trained on, and the inference of a task.
 
 "Does Zero-Shot Reinforcement Learning Exist?" (Touati, Rapin and Ollivier, 2023, arXiv 2209.14935), after "Learning One Representation to
-Optimize All Rewards" (arXiv 2103.07945); details as in the code of arXiv 2309.15178. Shapes in comments: B batch, D numbers of z.
+Optimize All Rewards" (arXiv 2103.07945); details as in the code of arXiv 2309.15178. Shapes in comments: B batch, D dimension of z.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ZeroShotSettings:
     batch_size: int = setting(512, "transitions in a batch; each is compared with each", low=2)
     discount: float = setting(0.98, "discount factor", high=1.0)
     polyak: float = setting(0.01, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
-    z_dim: int = setting(50, "numbers of F, of B and of z", low=1)
+    z_dim: int = setting(50, "dimension of F, of B and of z", low=1)
     goal_share: float = setting(
         0.5, "share of the z trained on that are B of a state; the others are uniform on the sphere", low=0.0, high=1.0
     )
@@ -93,17 +93,17 @@ class ZeroShot(Algorithm):
 
     # ---- learning
 
-    def ahead(self, params: Params, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
+    def forward_map(self, params: Params, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
         """F(s, a, z), twice: [2, B, D]."""
         return self.apply("representation", params, "forward", observations.flatten(1), actions, z)
 
-    def back(self, params: Params, observations: Tensor) -> Tensor:
+    def backward_map(self, params: Params, observations: Tensor) -> Tensor:
         """B(s) [B, D]."""
         return self.apply("representation", params, "backward", observations.flatten(1))
 
     def q(self, params: Params, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
         """F(s, a, z) . z, twice: [2, B]."""
-        return (self.ahead(params, observations, actions, z) * z).sum(-1)
+        return (self.forward_map(params, observations, actions, z) * z).sum(-1)
 
     def draw_z(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """The tasks [B, D] of a batch: uniform on the sphere of radius sqrt(D), or B of the batch's states, shuffled. Constants."""
@@ -111,14 +111,14 @@ class ZeroShot(Algorithm):
         draw, mix, shuffle = rng.split(key, 3)
         z = on_sphere(rng.normal(draw, (count, self.config.z_dim)))
         order = rng.permuted(shuffle, torch.arange(count, device=key.device), count)
-        goals = self.back(state.params["representation"], batch["observations"][order])
+        goals = self.backward_map(state.params["representation"], batch["observations"][order])
         reached = rng.uniform(mix, (count, 1)) < self.config.goal_share
         return torch.where(reached, goals.to(z.dtype), z)
 
-    def target(self, state: TrainState, batch: Batch, actions: Tensor, z: Tensor) -> Tensor:
+    def target_measure(self, state: TrainState, batch: Batch, actions: Tensor, z: Tensor) -> Tensor:
         """The smaller of the target networks' F(s', a', z) . B(s'_j): [B, B]."""
-        f = self.ahead(state.target["representation"], batch["next_observations"], actions, z)
-        return measure(f, self.back(state.target["representation"], batch["next_observations"])).amin(0)
+        f = self.forward_map(state.target["representation"], batch["next_observations"], actions, z)
+        return measure(f, self.backward_map(state.target["representation"], batch["next_observations"])).amin(0)
 
     # ---- the task
 
@@ -141,7 +141,7 @@ class ZeroShot(Algorithm):
 
     def infer(self, state: TrainState) -> Tensor:
         """z [D] of the sample's rewards: the mean of r(s') B(s'), scaled to length sqrt(D)."""
-        b = self.back(state.params["representation"], state.extra["states"])
+        b = self.backward_map(state.params["representation"], state.extra["states"])
         return on_sphere((state.extra["rewards"].unsqueeze(-1) * b).mean(0))
 
 
@@ -155,7 +155,7 @@ class ZeroShotActor(Actor):
         self.inferred = algorithm.infer(state) if algorithm.config.task == "reward" else None
 
     def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
-        return self.algorithm.back(self.state.params["representation"], goals)
+        return self.algorithm.backward_map(self.state.params["representation"], goals)
 
     def task(self, carry: Carry, observations: Tensor) -> Tensor:
         """z [E, D] of the running episodes. Raises UserError where no goal was set."""

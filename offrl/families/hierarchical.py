@@ -27,7 +27,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class HierarchicalSettings(GoalTargetSettings):
+class SubgoalSettings(GoalTargetSettings):
     """Settings of hierarchical policies; the defaults are OGBench's for mazes."""
 
     expectile: float = setting(0.7, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0)

@@ -10,9 +10,9 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.algorithms.breeze.networks import AttentiveBackward, AttentiveForward
 from offrl.data.dataset import DataSpec
 from offrl.nn import diffusion
-from offrl.nn.forward_backward import AttentiveBackward, AttentiveForward
 from tests.support.reference import forward_backward as ref
 
 B, OBS, A, D, T, K = 5, 3, 2, 4, 3, 6

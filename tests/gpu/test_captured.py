@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
 from offrl.algorithm import select, stack
-from offrl.algorithms.breeze import RIDGE, inverse_by_products
+from offrl.algorithms.breeze.implicit_reward import RIDGE, inverse_by_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches, Ring

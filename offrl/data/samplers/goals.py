@@ -47,7 +47,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DrawnGoals:
     """Goals [B] that were drawn: their rows, and where each comes from."""
 
     rows: Tensor
@@ -104,7 +104,7 @@ def ahead(key: Tensor, rows: Tensor, last: Tensor, mix: Mix) -> Tensor:
     return torch.minimum(rows + 1 + rng.randint(key, tuple(rows.shape), (last - rows).clamp(min=1)), last)
 
 
-def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> Choice:
+def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> DrawnGoals:
     """A goal for each of rows [B]. First a later state or any, in proportion to their shares; then some are replaced by the current one."""
     keys = rng.split(key, 4)
     count, last = len(rows), source.last[rows]
@@ -119,7 +119,7 @@ def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> Choice:
     if mix.current > 0.0:
         current = rng.bernoulli(keys[3], (count,), mix.current)
         picked = torch.where(current, rows, picked)
-    return Choice(picked, current, is_ahead & ~current)
+    return DrawnGoals(picked, current, is_ahead & ~current)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class GoalSampler:
             batch |= self._levels(source, choose(source, keys[4], rows, self.actor), rows)
         return batch
 
-    def _levels(self, source: GoalRows, goal: Choice, rows: Tensor) -> Batch:
+    def _levels(self, source: GoalRows, goal: DrawnGoals, rows: Tensor) -> Batch:
         far = torch.minimum(rows + self.subgoal_steps, source.last[rows])
         target = torch.where(goal.ahead | goal.current, torch.minimum(far, goal.rows), far)
         return {
@@ -187,7 +187,7 @@ class GoalSampler:
             HIGH_TARGET_STATES: source.state(target),
         }
 
-    def _options(self, source: GoalRows, goal: Choice, rows: Tensor) -> Batch:
+    def _options(self, source: GoalRows, goal: DrawnGoals, rows: Tensor) -> Batch:
         end = torch.minimum(rows + self.option_steps, source.last[rows])
         end = torch.where(goal.ahead, torch.minimum(end, goal.rows), end)
         aim = torch.where(goal.current, end, goal.rows)

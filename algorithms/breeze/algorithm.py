@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from offrl import losses, rng
 from offrl.actor import Actor, Carry
 from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithms.breeze.implicit_reward import implicit_reward
+from offrl.algorithms.breeze.networks import AttentiveBackward, AttentiveForward
 from offrl.data.samplers.transitions import NEXT_ACTIONS, Batch, Sampler, TransitionSampler
 from offrl.families.forward_backward import ZeroShot, ZeroShotActor, ZeroShotSettings, measure, measure_loss, orthonormality_loss
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
-from offrl.nn.forward_backward import AttentiveBackward, AttentiveForward, Backward, Forward, Representation, Trunk
+from offrl.nn.forward_backward import Backward, Forward, NormTanhMLP, Representation
 from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
-RIDGE = 1e-3  # added to B's covariance before it is inverted
-NEWTON = 40  # steps: enough for condition numbers up to 1e9
 SCHEDULE = "vp"
 
 
@@ -80,7 +80,7 @@ class Breeze(ZeroShot):
         return {
             "actor": Denoiser(obs + z, actions, c.actor_hidden, c.embedding // 2 * 2, learned=True),
             "representation": representation,
-            "value": Trunk(obs + z, c.value_hidden, 1),
+            "value": NormTanhMLP(obs + z, c.value_hidden, 1),
         }
 
     def sampler(self) -> Sampler:
@@ -111,10 +111,10 @@ class Breeze(ZeroShot):
             drawn = rng.normal(keys[t], (count, 1 if shared else rows, self.spec.action_dim))
             return drawn.expand(-1, rows, -1).flatten(0, 1)
 
-        def guess(noisy: Tensor, step: Tensor) -> Tensor:
+        def predict(noisy: Tensor, step: Tensor) -> Tensor:
             return self.apply("actor", actor, noisy, step, condition)
 
-        return diffusion.way_back(guess, noise(steps), noise, steps, SCHEDULE).unflatten(0, (count, rows))
+        return diffusion.way_back(predict, noise(steps), noise, steps, SCHEDULE).unflatten(0, (count, rows))
 
     def best(self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared: bool = False) -> Tensor:
         """Of `count` actions drawn for each row the one of the largest Q: [B, A]."""
@@ -122,19 +122,19 @@ class Breeze(ZeroShot):
         if count == 1:
             return drawn[0]
         rows = [x.flatten(1) if x.ndim > 2 else x for x in (observations, z)]
-        many = [x.expand(count, *x.shape).flatten(0, 1) for x in rows]
-        q = self.q(state.params["representation"], many[0], drawn.flatten(0, 1), many[1]).amin(0).unflatten(0, (count, -1))
+        repeated = [x.expand(count, *x.shape).flatten(0, 1) for x in rows]
+        q = self.q(state.params["representation"], repeated[0], drawn.flatten(0, 1), repeated[1]).amin(0).unflatten(0, (count, -1))
         index = q.argmax(0).view(1, -1, 1).expand(1, -1, drawn.shape[-1])
         return drawn.gather(0, index).squeeze(0)
 
     def next_actions(self, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Tensor:
-        """What is done at s', [B, A]: drawn from the policy, or a share of them the data's own."""
+        """Actions at s', [B, A]: drawn from the policy, or a share of them the data's."""
         draw, choose = rng.split(key)
         drawn = self.best(state, batch["next_observations"], z, self.config.samples, draw)
         if not self.config.data_share:
             return drawn
-        own = rng.uniform(choose, (len(drawn), 1)) < self.config.data_share
-        return torch.where(own, batch[NEXT_ACTIONS], drawn)
+        from_data = rng.uniform(choose, (len(drawn), 1)) < self.config.data_share
+        return torch.where(from_data, batch[NEXT_ACTIONS], drawn)
 
     # ---- learning
 
@@ -143,51 +143,52 @@ class Breeze(ZeroShot):
         return self.apply("value", value, torch.cat([observations.flatten(1), z], -1)).squeeze(-1)
 
     def representation_loss(self, params: Params, state: TrainState, batch: Batch, z: Tensor, actions: Tensor) -> tuple[Tensor, Metrics]:
-        """actions [B, A]: the next ones."""
+        """FB's loss, and reward_weight E (r_z + gamma V(s', z) - F(s, a, z) . z)^2 / 2 for both F, r_z the reward that z stands for.
+
+        actions [B, A]: the next ones.
+        """
         c = self.config
-        target = self.target(state, batch, actions, z)
-        f, b = self.ahead(params, batch["observations"], batch["actions"], z), self.back(params, batch["next_observations"])
+        target = self.target_measure(state, batch, actions, z)
+        f, b = self.forward_map(params, batch["observations"], batch["actions"], z), self.backward_map(params, batch["next_observations"])
         m = measure(f, b)
-        learnt, orthonormal = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
+        bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         q = (f * z).sum(-1)
-        following = self.v(state.params["value"], batch["next_observations"], z)
+        next_v = self.v(state.params["value"], batch["next_observations"], z)
         reward = implicit_reward(b, z)
-        error = q - losses.td_target(reward, batch["masks"], c.discount, following)
+        error = q - losses.td_target(reward, batch["masks"], c.discount, next_v)
         regression = 0.5 * error.square().mean(-1).sum()
-        loss = learnt + c.orthonormality * orthonormal + c.reward_weight * regression
-        metrics = {"fb/measure_loss": learnt, "fb/orthonormality": orthonormal, "fb/measure": m.mean(), "fb/q": q.mean()}
+        loss = bellman + c.orthonormality * orthonormality + c.reward_weight * regression
+        metrics = {"fb/measure_loss": bellman, "fb/orthonormality": orthonormality, "fb/measure": m.mean(), "fb/q": q.mean()}
         return loss, {**metrics, "fb/reward_loss": regression, "fb/implicit_reward": reward.mean(), "fb/loss": loss}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, z: Tensor) -> tuple[Tensor, Metrics]:
+        """E |tau - 1(Q - V < 0)| (Q - V)^2, Q = min F(s, a, z) . z."""
         q = self.q(state.params["representation"], batch["observations"], batch["actions"], z).amin(0)
         v = self.v(value, batch["observations"], z)
         loss = losses.expectile(q - v, self.config.expectile).mean()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
-        """The weighted square error of the guessed noise, summed over the numbers of the action."""
+        """E exp(alpha (Q - V)) |noise - predicted noise|^2, summed over the action's dimensions."""
         c, actions = self.config, batch["actions"]
         observations = batch["observations"].flatten(1)
-        advantage = self.q(state.params["representation"], observations, actions, z).amin(0) - self.v(
-            state.params["value"], observations, z
-        )
+        q = self.q(state.params["representation"], observations, actions, z).amin(0)
+        advantage = q - self.v(state.params["value"], observations, z)
         weight = losses.advantage_weight(advantage, c.temperature)
         choose, draw = rng.split(key)
         step, noise = rng.randint(choose, (len(actions),), c.denoising_steps), rng.normal(draw, tuple(actions.shape))
         noisy = diffusion.blur(actions, noise, step, c.denoising_steps, SCHEDULE)
-        guessed = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
-        loss = (weight * (guessed - noise).square().sum(-1)).mean()
+        predicted = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
+        loss = (weight * (predicted - noise).square().sum(-1)).mean()
         return loss, {"actor/loss": loss, "actor/weight": weight.mean(), "actor/advantage": advantage.mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         keys = rng.split(key, 3)
         z = self.draw_z(state, batch, keys[0])
-        old = state
-        state, metrics = self.descend(
-            state, "representation", self.representation_loss, batch, z, self.next_actions(state, batch, z, keys[1])
-        )
+        before, next_actions = state, self.next_actions(state, batch, z, keys[1])
+        state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, next_actions)
         # V regresses on the Q of before, as in the code, where one pass serves both
-        moved, value = self.descend(old, "value", self.value_loss, batch, z)
+        moved, value = self.descend(before, "value", self.value_loss, batch, z)
         state = state._replace(params={**state.params, "value": moved.params["value"]}, opt={**state.opt, "value": moved.opt["value"]})
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
         state = self.polyak(state, "representation", self.config.polyak)
@@ -207,27 +208,3 @@ class BreezeActor(ZeroShotActor):
         samples, z = self.algorithm.config.acting_samples, self.task(carry, observations)
         key = key if explore else rng.make_key(0, observations.device)
         return self.algorithm.best(self.state, observations, z, samples, key, shared=not explore), carry
-
-
-def implicit_reward(b: Tensor, z: Tensor) -> Tensor:
-    """B(s')^T (B^T B / n + ridge)^-1 z [B], the reward for which z [B, D] stands, as far as it is linear in B [B, D]. Gradients go through
-    all of it, as in the code."""
-    covariance = (b.transpose(-1, -2) @ b / len(b)).float()  # bfloat16 has no inverse
-    matrix = covariance + RIDGE * torch.eye(b.shape[-1], device=b.device, dtype=covariance.dtype)
-    inverse = torch.linalg.inv_ex(matrix).inverse if b.device.type == "cpu" else inverse_by_products(matrix)
-    return (b @ inverse * z).sum(-1)
-
-
-def inverse_by_products(matrix: Tensor) -> Tensor:
-    """The inverse of a symmetric positive definite matrix [D, D] by Newton's iteration: CUDA's own solvers may wait for the host, which no
-    CUDA graph can hold.
-
-    An error of 1 - 1 / condition number is squared by each step; float64 keeps products exact whatever precision= says.
-    """
-    a = matrix.double()
-    fixed = a.detach()
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    x = eye / fixed.diagonal(dim1=-2, dim2=-1).sum(-1)
-    for _ in range(NEWTON):
-        x = x @ (2.0 * eye - fixed @ x)
-    return (x @ (2.0 * eye - a @ x)).to(matrix.dtype)  # a step more, through which the gradient is that of the inverse
