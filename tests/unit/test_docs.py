@@ -1,0 +1,54 @@
+"""The pages: links, the pages of the algorithms, the glossary."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import algorithm_pages
+import pytest
+
+from offrl import registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+
+
+def text_of(page: Path) -> str:
+    """A page without its blocks of code and its code in lines."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    lines = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S).splitlines()
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("# ")) for line in lines if re.match(r"#{1,6} ", line)]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in LINK.findall(text_of(page)) if not link.startswith("http")]
+    for source, link in links:
+        name, _, anchor = link.partition("#")
+        target = (source.parent / name).resolve() if name else source
+        assert target.exists(), f"{source.relative_to(ROOT)}: {link}: no such file"
+        assert not anchor or anchor in anchors(target), f"{source.relative_to(ROOT)}: {link}: no such heading"
+
+
+@pytest.mark.slow
+def test_the_pages_of_the_algorithms_are_up_to_date() -> None:
+    """Otherwise: python scripts/algorithm_pages.py."""
+    stale = [path.name for path, text in algorithm_pages.pages() if path.read_text() != text]
+    assert not stale
+
+
+def test_every_algorithm_and_preset_has_a_page() -> None:
+    pages = {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+    assert pages == set(registry.names("algo"))
+    assert not algorithm_pages.missing_presets()
+
+
+def test_symbols_of_the_glossary_are_those_of_settings() -> None:
+    for name, setting in algorithm_pages.symbols():
+        assert hasattr(registry.get("algo", name).Config(), setting), f"{name} has no setting {setting}"
