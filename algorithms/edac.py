@@ -10,7 +10,7 @@ from offrl import rng
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.sac import ManyCritics, ManyCriticsSettings
+from offrl.families.sac import ManyCriticsSettings, SoftActorCritic, action_gradients, alignment
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -31,11 +31,11 @@ class EDACConfig(ManyCriticsSettings):
 
 
 @register("algo", "edac")
-class EDAC(ManyCritics):
+class EDAC(SoftActorCritic):
     """SAC-N whose critics' gradients with respect to the data's actions are pushed apart (equation 4), so that fewer critics do."""
 
     Config = EDACConfig
-    traits = replace(ManyCritics.traits, actions=("continuous",))
+    traits = replace(SoftActorCritic.traits, actions=("continuous",))
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
@@ -55,12 +55,13 @@ class EDAC(ManyCritics):
         return {k: v[chosen] for k, v in critic.items()}
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        some = self.compared(critic, rng.fold_in(key, 103))
-        logits, gradients = self.action_gradients(some, batch["observations"], batch["actions"])
+        """SAC-N's loss + eta / (N - 1) E sum_{i != j} <grad_a Q_i(s, a), grad_a Q_j(s, a)>, gradients of length 1 (equation 4)."""
+        compared = self.compared(critic, rng.fold_in(key, 103))
+        logits, gradients = action_gradients(self.critic, compared, batch["observations"], batch["actions"])
         target = self.target(state, state.params["actor"], batch, key)
         # one forward pass for both
-        shared = logits if some is critic and not self.config.critic_dropout else None
+        shared = logits if compared is critic and not self.config.critic_dropout else None
         loss, metrics = self.critic.loss(critic, batch, target, key, shared)
-        metrics["critic/alignment"] = alignment = self.alignment(gradients)
+        metrics["critic/alignment"] = cosine = alignment(gradients)
         # equation 4 sums over N (N - 1) pairs and divides by N - 1; of a subset's pairs the mean has the same expectation
-        return loss + self.config.eta * self.config.critics * alignment, metrics
+        return loss + self.config.eta * self.config.critics * cosine, metrics

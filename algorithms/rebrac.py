@@ -4,19 +4,70 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offrl.families.penalised import PenalisedSettings, PenalisedTD3
+from torch import Tensor, nn
+
+from offrl.algorithm import Metrics, TrainState
+from offrl.data.samplers.transitions import Batch, TransitionSampler
+from offrl.families.critics import Critic, Values
+from offrl.families.td3 import TD3, TD3Settings
+from offrl.nn import Deterministic
+from offrl.optim import Params
 from offrl.registry import register
+from offrl.settings.field import setting
 
 
 @dataclass
-class ReBRACConfig(PenalisedSettings):
-    """Settings of ReBRAC."""
+class ReBRACConfig(TD3Settings):
+    """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ between datasets."""
 
     name: str = "rebrac"
+    learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
+    batch_size: int = setting(1024, "transitions in a batch", low=1)
+    hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
+    layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the critics (and of V)")
+    init: str = setting(
+        "fixed_bias",
+        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
+        choices=("fixed_bias", "torch", "orthogonal", "small_head"),
+    )
+    actor_layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the actor")
+    actor_bc: float = setting(0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0)
+    actor_q: float = setting(1.0, "weight of the normalised value in the actor's loss; 0: the actor imitates and nothing else", low=0.0)
+    critic_bc: float = setting(0.01, "weight, in the target, of the next action's squared distance from the data's (beta_2)", low=0.0)
 
 
 @register("algo", "rebrac")
-class ReBRAC(PenalisedTD3):
-    """TD3+BC with deeper critics that have LayerNorm, and a penalty of its own in their target."""
+class ReBRAC(TD3):
+    """TD3 with deeper critics that have LayerNorm, and a penalty in the actor's loss and one of its own in the critics' target.
+
+    Distances are sums over action dimensions, as in the authors' code; TD3+BC's is a mean. The authors move the actor's target towards the
+    actor of before its step; here it is the one of after it, as in TD3.
+    """
 
     Config = ReBRACConfig
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, layer_norm=c.actor_layer_norm, init=c.init)
+        self.critic = Critic(c, s)
+        return {"critic": self.critic.network, "actor": actor}
+
+    def sampler(self) -> TransitionSampler:
+        return TransitionSampler(extra=("next_actions",))
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation 3)."""
+        next_action = self.next_action(state, batch, key)
+        next_q, logits = self.next_q(state, batch, next_action, key)
+        distance = (next_action - batch["next_actions"]).square().sum(-1)  # [B], of the noisy action
+        target = self.critic.td_target(batch, Values(next_q - self.config.critic_bc * distance, logits))
+        return self.critic.loss(critic, batch, target, key)
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """E [beta_1 |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with lambda = `actor_q`."""
+        c = self.config
+        (action,) = self.apply("actor", actor, batch["observations"])
+        q = self.critic.q(state.params["critic"], batch["observations"], action).amin(0)  # [B]; of all critics, unlike TD3+BC
+        distance = (action - batch["actions"]).square().sum(-1)
+        loss = c.actor_bc * distance.mean() - c.actor_q * q.mean() / q.detach().abs().mean()
+        return loss, {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.sac import ManyCritics, ManyCriticsSettings
+from offrl.families.sac import ManyCriticsSettings, SoftActorCritic, action_gradients, alignment
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -24,8 +24,8 @@ class SACNConfig(ManyCriticsSettings):
 
 
 @register("algo", "sac_n")
-class SACN(ManyCritics):
-    """SAC with N critics: the smallest of many estimates is low where they disagree."""
+class SACN(SoftActorCritic):
+    """SAC with N critics: the smallest of many estimates is low where they disagree. The policy's and the entropy's losses are SAC's."""
 
     Config = SACNConfig
 
@@ -35,8 +35,10 @@ class SACN(ManyCritics):
         return super().modules()
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        loss, metrics = super().critic_loss(critic, state, batch, key)
+        """E (r + gamma (min_j Q'_j(s', a') - alpha log pi(a'|s')) - Q_i(s, a))^2, j = 1..N, summed over critics i (section 3)."""
+        target = self.target(state, state.params["actor"], batch, key)
+        loss, metrics = self.critic.loss(critic, batch, target, key)
         if self.config.log_alignment:
-            fixed = {k: v.detach() for k, v in critic.items()}
-            metrics["critic/alignment"] = self.alignment(self.action_gradients(fixed, batch["observations"], batch["actions"])[1])
+            constant = {k: v.detach() for k, v in critic.items()}
+            metrics["critic/alignment"] = alignment(action_gradients(self.critic, constant, batch["observations"], batch["actions"])[1])
         return loss, metrics

@@ -24,11 +24,12 @@ class TD3BCConfig(TD3Settings):
 
 @register("algo", "td3_bc")
 class TD3BC(TD3):
-    """TD3 whose actor also imitates the data."""
+    """TD3 whose actor also imitates the data; the critics' loss and the update are TD3's."""
 
     Config = TD3BCConfig
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (section 5)."""
         (action,) = self.apply("actor", actor, batch["observations"])
         first = {k: v[:1] for k, v in state.params["critic"].items()}  # the other critic is not asked
         q = self.critic.q(first, batch["observations"], action)[0]  # [B]

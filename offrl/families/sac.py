@@ -54,8 +54,7 @@ class LogWeight(nn.Module):
 class SoftActorCritic(Algorithm):
     """SAC (arXiv 1812.05905) with the smallest of E critics. Modules: actor, critic, entropy (the learnt weight).
 
-    With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207). Subclasses add to
-    `critic_loss`.
+    With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207).
     """
 
     traits = Traits(targets=("critic",), critic_modules=("critic",))
@@ -122,6 +121,7 @@ class SoftActorCritic(Algorithm):
         return self.apply("entropy", state.params["entropy"])
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E [alpha log pi(a|s) - min_i Q_i(s, a)], a a reparametrised sample of the policy."""
         weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
@@ -167,6 +167,7 @@ class SoftActorCritic(Algorithm):
         return self.critic.td_target(batch, Values(value, self.critic.smallest(chosen).logits))
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (r + gamma (min_j Q'_j(s', a') - alpha log pi(a'|s')) - Q_i(s, a))^2, summed over critics i."""
         return self.critic.loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
@@ -195,30 +196,26 @@ class ManyCriticsSettings(SoftSettings):
     )
 
 
-class ManyCritics(SoftActorCritic):
-    """SAC with N critics, and their gradients with respect to the action."""
+def action_gradients(critic: Critic, params: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to them.
 
-    def action_gradients(self, critic: Params, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw outputs [E, B, out_dim] at actions [B, A], and the gradients [E, B, A] of each critic's value with respect to them.
+    Both come from one forward pass, and both can be differentiated with respect to `params`.
+    """
+    size = next(iter(params.values())).shape[0]
 
-        Both come from one forward pass, and both can be differentiated with respect to `critic`.
-        """
-        size = next(iter(critic.values())).shape[0]
+    def value(each: Tensor) -> tuple[Tensor, Tensor]:
+        logits = critic(params, torch.cat([observations.expand(size, *observations.shape), each], -1))
+        return critic.head.mean(logits), logits
 
-        def value(own: Tensor) -> tuple[Tensor, Tensor]:
-            inputs = torch.cat([observations.expand(size, *observations.shape), own], -1)
-            logits = self.critic(critic, inputs)
-            return self.critic.head.mean(logits), logits
+    # an action of its own for each critic: the sum of their values then has each critic's gradient apart
+    result: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)
+    values, pull, logits = result
+    return logits, pull(torch.ones_like(values))[0]
 
-        # an action of its own for each critic: the sum of their values then has each critic's gradient apart
-        found: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)
-        values, pull, logits = found
-        return logits, pull(torch.ones_like(values))[0]
 
-    @staticmethod
-    def alignment(gradients: Tensor) -> Tensor:
-        """Mean cosine between the gradients [E, B, A] of two critics, over pairs and rows: []."""
-        size = gradients.shape[0]
-        unit = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
-        pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # over i != j, without making them all
-        return pairs.mean() / (size * (size - 1))
+def alignment(gradients: Tensor) -> Tensor:
+    """Mean cosine between the gradients [E, B, A] of two critics, over pairs and rows: []."""
+    size = gradients.shape[0]
+    unit = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
+    pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # over i != j, without making them all
+    return pairs.mean() / (size * (size - 1))

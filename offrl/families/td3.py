@@ -30,7 +30,7 @@ class TD3Settings(CriticSettings):
 
 
 class TD3(Algorithm):
-    """TD3 (arXiv 1802.09477). A subclass says what its actor does (`actor_loss`), and what its target adds (`next_penalty`)."""
+    """TD3 (arXiv 1802.09477); a subclass has the loss of its actor. Modules: critic, actor."""
 
     traits = Traits(targets=("critic", "actor"), critic_modules=("critic",), period=2, actions=("continuous",))
     critic: Critic
@@ -47,37 +47,37 @@ class TD3(Algorithm):
     def optimizer(self, name: str) -> Adam:
         return critics.optimizer(self.config, name)
 
-    def next_penalty(self, batch: Batch, next_action: Tensor) -> Tensor | float:
-        """What is subtracted from the next state's value, [B]; nothing unless overridden."""
-        return 0.0
+    def next_action(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
+        """a' [B, A]: the target actor's action at s' with clipped noise (target policy smoothing)."""
+        c = self.config
+        (action,) = self.apply("actor", state.target["actor"], batch["next_observations"])
+        noise = (rng.normal(key, tuple(action.shape)) * c.policy_noise).clamp(-c.noise_clip, c.noise_clip)
+        return (action + noise).clamp(-1.0, 1.0)
+
+    def next_q(self, state: TrainState, batch: Batch, next_action: Tensor, key: Tensor) -> Values:
+        """min_j Q'_j(s', a') of the target critics (clipped double Q-learning)."""
+        return self.critic.min_q(self.critic.target_critics(state, rng.fold_in(key, 100)), batch["next_observations"], next_action)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        c = self.config
-        (target_action,) = self.apply("actor", state.target["actor"], batch["next_observations"])
-        noise = (rng.normal(key, tuple(target_action.shape)) * c.policy_noise).clamp(-c.noise_clip, c.noise_clip)
-        next_action = (target_action + noise).clamp(-1.0, 1.0)
-        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
-        next_q, next_logits = self.critic.min_q(target_critics, batch["next_observations"], next_action)
-        target = self.critic.td_target(batch, Values(next_q - self.next_penalty(batch, next_action), next_logits))
-        return self.critic.loss(critic, batch, target, key)
+        """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2, summed over critics i."""
+        next_q = self.next_q(state, batch, self.next_action(state, batch, key), key)
+        return self.critic.loss(critic, batch, self.critic.td_target(batch, next_q), key)
 
     @abstractmethod
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """The loss of the deterministic actor."""
 
-    def improve(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """What moves at every second update besides the targets: the actor."""
-        return self.descend(state, "actor", self.actor_loss, batch)
-
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        state, metrics = self.descend(state, "critic", self.critic_loss, batch, key)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
-        if phase == 1:
-            state, actor = self.improve(state, batch)
-            for name in self.traits.targets:
-                state = self.polyak(state, name, self.config.polyak)
-            metrics = {**metrics, **actor}
-        return state, metrics
+        if phase == 0:
+            return state, critic
+        state, actor = self.descend(state, "actor", self.actor_loss, batch)
+        return self.move_targets(state), {**critic, **actor}
+
+    def move_targets(self, state: TrainState) -> TrainState:
+        """The state with its target critics and its target actor a step further."""
+        return self.polyak(self.polyak(state, "critic", self.config.polyak), "actor", self.config.polyak)
 
     def actor(self, state: TrainState) -> Actor:
         return NoisyActor(self, state)

@@ -11,6 +11,7 @@ import torch
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.errors import UserError
+from offrl.families import sac
 from tests.support.golden import KEY, OBS, A, B, K, critics, double, q_values, redraw, spec, transitions
 from tests.support.reference import mlp as ref
 
@@ -180,7 +181,7 @@ def test_gradients_with_the_critics_options(options: dict[str, Any]) -> None:
     """By central differences of the network itself, one critic at a time."""
     algorithm, state = make("edac", **options)
     critic, observations, actions = state.params["critic"], BATCH["observations"], BATCH["actions"]
-    logits, found = algorithm.action_gradients(critic, observations, actions)
+    logits, found = sac.action_gradients(algorithm.critic, critic, observations, actions)
     torch.testing.assert_close(logits, algorithm.critic.logits(critic, observations, actions))
     wide = {k: v.double() for k, v in critic.items()}
     # that head's arithmetic is float32 by itself: a longer step
