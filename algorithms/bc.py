@@ -41,8 +41,7 @@ class BCConfig:
 
 @register("algo", "bc")
 class BC(Algorithm):
-    """Minimise |pi(s) - a|**2 (mean over batch and action dimensions), or for a stochastic policy -log pi(a|s), or |a' - a|**2 with a'
-    drawn from pi(.|s)."""
+    """Imitates the data's actions by squared error, the mean over batch and dimensions, or by the likelihood of a stochastic policy."""
 
     Config = BCConfig
 
@@ -51,6 +50,7 @@ class BC(Algorithm):
         return {"actor": make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout, init=c.init)}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |pi(s) - a|^2, -E log pi(a|s), or with loss=sample_error E |a' - a|^2, a' ~ pi(.|s)."""
         dist = self.apply("actor", actor, batch["observations"], key)
         if self.config.loss == "sample_error" and not self.spec.discrete:
             loss = (self.policy.sample(dist, rng.fold_in(key, NOISE)) - batch["actions"]).square().mean()

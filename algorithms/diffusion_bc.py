@@ -42,7 +42,7 @@ class DiffusionBCConfig:
 
 @register("algo", "diffusion_bc")
 class DiffusionBC(Algorithm):
-    """Minimise |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|**2 (equation 14), mean over actions, steps t and noise e."""
+    """Learns to predict the noise in a noisy action, and acts by denoising one."""
 
     Config = DiffusionBCConfig
     traits = Traits(actions=("continuous",))
@@ -60,6 +60,7 @@ class DiffusionBC(Algorithm):
     # ---- learning
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2 over actions a, steps t and noise e (equation 14)."""
         actions = batch["actions"]
         choose, draw = rng.split(key)
         step = rng.randint(choose, (actions.shape[0],), self.config.denoising_steps)

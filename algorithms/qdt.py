@@ -108,7 +108,7 @@ class QDT(SequenceModel):
         return {RETURNS: relabelled_returns(self.pretrained["values"], dataset, self.config.samples)}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel` (algorithm 1)."""
+        """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel` (section 4)."""
         cut, key = rng.split(key)
         batch = self.shortened(batch, cut)
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)

@@ -36,7 +36,7 @@ class RvS(OutcomeConditioned):
     Config = RvSConfig
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """-E log pi(a | s, w), w the outcome of (s, a) in the data: the return to go, or its average over the steps left (algorithm 1)."""
+        """-E log pi(a | s, w), w the outcome of (s, a) in the data: the return to go, or its average over the steps left (RvS-R)."""
         x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
         loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
         return loss, {"actor/loss": loss}

@@ -1,4 +1,4 @@
-"""What task is this? A recurrent encoder of the last few transitions, and a model of the world that is told what it found.
+"""A recurrent encoder of the task from the last few transitions, and a world model given its encoding z.
 
 The first stage of Meta-DT (Wang et al., 2024, arXiv 2410.11448).
 """
@@ -55,19 +55,19 @@ class TaskNet(nn.Module):
 
     def forward(self, history: tuple[Tensor, Tensor, Tensor], row: tuple[Tensor, Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """history: observations [B, h, O], actions [B, h, A] and rewards [B, h]; row: observations, actions and next observations [B, ...]
-        -> the task [B, e], then with a row what is predicted: the reward [B, 1], the next observation [B, O]."""
+        -> z [B, e], and with a row the predicted reward [B, 1], next observation [B, O] or both."""
         observations, actions, rewards = history
         seen = (observations, actions, rewards.unsqueeze(-1))
         z = self.out(self.gru(torch.cat([part(x).relu() for part, x in zip(self.parts, seen, strict=True)], -1)))
         if row is None:
             return (z,)
         s, a, after = self.observation(row[0]).relu(), self.action(row[1]).relu(), self.observation(row[2]).relu()
-        found = [z]
+        outputs = [z]
         if self.reward is not None:
-            found.append(through(self.reward, torch.cat([s, a, after, z], -1)))
+            outputs.append(through(self.reward, torch.cat([s, a, after, z], -1)))
         if self.following is not None:
-            found.append(through(self.following, torch.cat([s, a, z], -1)))
-        return tuple(found)
+            outputs.append(through(self.following, torch.cat([s, a, z], -1)))
+        return tuple(outputs)
 
 
 def layers(size: int, width: int, out: int) -> nn.ModuleList:
@@ -82,8 +82,8 @@ def through(net: nn.ModuleList, x: Tensor) -> Tensor:
 
 @register("algo", "task_model")
 class TaskModel(Algorithm):
-    """Squared error of the reward (or the next observation) that a model predicts from the transition and what the last transitions tell of
-    the task. It acts nowhere; `algo=meta_dt` takes it, and trains one where it is given none."""
+    """A model of the reward (or the next observation) given the transition and z, the task encoded from the transitions before it. It has
+    no policy; `algo=meta_dt` takes it, and trains one where none is named."""
 
     Config = TaskModelConfig
     traits = Traits(policy_modules=())
@@ -98,17 +98,17 @@ class TaskModel(Algorithm):
         return Adam(self.config.learning_rate, clip_norm=self.config.clip_norm)
 
     def errors(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each row: the task as the transitions before it tell it [B, e], and mean squared and summed absolute errors of what is
-        predicted [B]. batch: as `HistorySampler` makes it, but actions as a network takes them."""
+        """Of each row z [B, e], and the mean squared and summed absolute errors of the prediction [B]. batch: as `HistorySampler` makes it,
+        but actions as a network takes them."""
         history = (batch["past_observations"], batch["past_actions"], batch["past_rewards"])
         z, *predicted = self.apply("model", params, history, (batch["observations"], batch["actions"], batch["next_observations"]))
         true = {"reward": [batch["rewards"].unsqueeze(-1)], "observation": [batch["next_observations"]]}
-        known = true["reward"] + true["observation"] if self.config.predicts == "both" else true[self.config.predicts]
-        gaps = [p - x for p, x in zip(predicted, known, strict=True)]
-        return z, sum(g.square().mean(-1) for g in gaps), sum(g.abs().sum(-1) for g in gaps)
+        targets = true["reward"] + true["observation"] if self.config.predicts == "both" else true[self.config.predicts]
+        errors = [p - x for p, x in zip(predicted, targets, strict=True)]
+        return z, sum(e.square().mean(-1) for e in errors), sum(e.abs().sum(-1) for e in errors)
 
     def task(self, params: Params, observations: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
-        """What the last transitions tell of the task, [B, e]: observations [B, h, O], actions as a network takes them, rewards [B, h]."""
+        """z [B, e] of the last transitions: observations [B, h, O], actions as a network takes them, rewards [B, h]."""
         return self.apply("model", params, (observations, actions, rewards), None)[0]
 
     def encoded(self, batch: Batch) -> Batch:
@@ -117,6 +117,7 @@ class TaskModel(Algorithm):
         return {**batch, "actions": self.spec.encode(batch["actions"]), "past_actions": past}
 
     def model_loss(self, model: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """E (r - R(s, a, s', z))^2, E |s' - P(s, a, z)|^2, or their sum, z the encoding of the h transitions before."""
         _, squared, _ = self.errors(model, self.encoded(batch))
         loss = squared.mean()
         return loss, {"model/loss": loss}
@@ -125,12 +126,12 @@ class TaskModel(Algorithm):
         return self.descend(state, "model", self.model_loss, batch)
 
     @torch.no_grad()
-    def look(self, params: Params, dataset: Dataset, rows: int = 16_384) -> tuple[Tensor, Tensor]:
-        """(task [R, e], summed absolute error [R]) of every row of the data, on their device."""
+    def of_dataset(self, params: Params, dataset: Dataset, rows: int = 16_384) -> tuple[Tensor, Tensor]:
+        """(z [R, e], summed absolute error [R]) of every row of the data, on their device."""
         sampler, parts = HistorySampler(self.config.history), []
         source = sampler.all_rows(dataset)
-        here: dict[str, Any] = {name: value.to(dataset.device) for name, value in params.items()}
-        for some in torch.arange(len(dataset), device=dataset.device).split(rows):
-            z, _, error = self.errors(here, self.encoded(sampler.take(source, some)))
+        moved: dict[str, Any] = {name: value.to(dataset.device) for name, value in params.items()}
+        for block in torch.arange(len(dataset), device=dataset.device).split(rows):
+            z, _, error = self.errors(moved, self.encoded(sampler.take(source, block)))
             parts.append((z, error))
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        return torch.cat([z for z, _ in parts]), torch.cat([error for _, error in parts])

@@ -136,11 +136,11 @@ class MetaDT(SequenceModel):
 
     def tasks(self, dataset: Dataset) -> dict[str, Tensor]:
         """The task at each row by the transitions before it."""
-        return {TASK: self.model.look(self.pretrained["task_model"].state.params["model"], dataset)[0]}
+        return {TASK: self.model.of_dataset(self.pretrained["task_model"].state.params["model"], dataset)[0]}
 
     def windows_of_prompts(self, dataset: Dataset) -> Windows:
         """The windows that are prompts."""
-        error = self.model.look(self.pretrained["task_model"].state.params["model"], dataset)[1]
+        error = self.model.of_dataset(self.pretrained["task_model"].state.params["model"], dataset)[1]
         return prompt_windows(dataset, error, self.config.prompt, self.config.prompts, self.model.config.history)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:

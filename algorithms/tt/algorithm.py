@@ -1,7 +1,7 @@
 """Trajectory Transformer: "Offline Reinforcement Learning as One Big Sequence Modeling Problem" (Janner et al., 2021, arXiv 2106.02039).
 
-A language model of trajectories, whose words are the bins of single numbers, and a policy that looks for the plan with the largest
-expected return among continuations drawn from it. What the bins are belongs to the state (`TrainState.extra`), so a policy file is whole.
+A language model of trajectories, whose words are the bins of single numbers, and a policy that searches for the plan with the largest
+expected return among continuations drawn from it. The bins belong to the state (`TrainState.extra`), so a policy file has them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,22 +19,16 @@ from offrl.actor import Actor
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.algorithms.tt import discretizer as quantiles
 from offrl.algorithms.tt.actor import TTActor
-from offrl.algorithms.tt.discretizer import Bins, encode
 from offrl.algorithms.tt.model import TokenModel, weighted_loss
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_episodes, weighted_episodes
+from offrl.algorithms.tt.sampler import TokenSampler
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.sequences import drawn_episodes
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
-if TYPE_CHECKING:
-    pass
-
-FITTED = 4_000_000  # rows whose observations and actions decide where bins lie
-BLOCK = 65_536  # rows that become tokens at once
 KINDS = ("observation", "action", "reward", "value")
 
 
@@ -97,85 +91,6 @@ class TTConfig:
     )
 
 
-@dataclass(frozen=True)
-class TokenSource:
-    """The data as tokens, and what these mean."""
-
-    windows: Sequences
-    bins: Bins
-
-
-@dataclass(frozen=True)
-class TokenSampler(SequenceSampler):
-    """Windows as tokens [B, K D] int64 and whether these count in the loss, bool. After a terminal come stop tokens; where an episode is
-    cut off, by a time-out or the end of the data, what comes is not known and does not count."""
-
-    spec: DataSpec = dataclasses.field(kw_only=True)
-    bins: int = dataclasses.field(kw_only=True)
-    method: str = "quantile"
-    meaning: str = "middle"
-    discount: float = 0.99
-    terminal_reward: float | None = None
-
-    def prepare(self, dataset: Dataset) -> TokenSource:  # type: ignore[override]
-        """Raises UserError where no episode may be drawn."""
-        device = dataset.device
-        drawn = drawn_episodes(dataset)
-        lengths = (dataset.episode_end - dataset.episode_start)[drawn]
-        first = torch.cumsum(lengths, 0) - lengths
-        steps = torch.arange(int(lengths.sum()), device=device) - torch.repeat_interleave(first, lengths)
-        rows = torch.repeat_interleave(dataset.episode_start[drawn], lengths) + steps
-        last = torch.repeat_interleave(first + lengths - 1, lengths)
-        rewards, values = self.targets(dataset)
-        rewards, values = rewards[rows], values[rows]
-        bins = self.fit(dataset, rows, rewards, values)
-        kind = torch.uint8 if self.bins < 256 else torch.int16
-        table = torch.empty(len(rows), len(bins.values), dtype=kind, device=device)
-        for here in torch.arange(len(rows), device=device).split(BLOCK):
-            numbers = torch.cat([*self.columns(dataset, rows[here]), rewards[here, None], values[here, None]], -1)
-            table[here] = encode(numbers, bins.edges.to(device)).to(kind)
-        made = {"tokens": table, "ends": dataset.columns["terminations"][rows[last]]}
-        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, drawn, lengths, first))
-        return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
-
-    def targets(self, dataset: Dataset) -> tuple[Tensor, Tensor]:
-        """Rewards and values of all rows, [R] float32: a value is the discounted sum of the rewards after the step's own."""
-        rewards, ends = dataset.columns["rewards"].double(), dataset.columns["terminations"]
-        if self.terminal_reward is not None:
-            rewards = torch.where(ends, self.terminal_reward, rewards)
-        start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
-        returns = returns_to_go(rewards.cpu().numpy(), ends.cpu().numpy(), start, end, self.discount)
-        values = np.append(returns[1:], 0.0)
-        values[end - 1] = 0.0
-        return rewards.float(), torch.from_numpy(values.astype(np.float32)).to(rewards.device)
-
-    def columns(self, dataset: Dataset, rows: Tensor) -> list[Tensor]:
-        """Observations [R, O] and actions [R, A] of these rows."""
-        return [dataset.columns[name][rows].reshape(len(rows), -1).float() for name in ("observations", "actions")]
-
-    def fit(self, dataset: Dataset, rows: Tensor, rewards: Tensor, values: Tensor) -> Bins:
-        """The bins of all dimensions, on the CPU."""
-        some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FITTED), dtype=torch.float64, device=rows.device).long()]
-        observations, actions = (x.cpu().numpy() for x in self.columns(dataset, some))
-        found = [self.fitted(column) for column in observations.T]
-        if self.spec.discrete:
-            found.append(quantiles.choices(self.spec.num_actions, self.bins, actions[:, 0].astype(np.int64)))
-        else:
-            found += [self.fitted(column) for column in actions.T]
-        alone = () if self.terminal_reward is None else (self.terminal_reward,)
-        return quantiles.stack([*found, self.fitted(rewards.cpu().numpy(), alone), self.fitted(values.cpu().numpy(), alone)])
-
-    def fitted(self, column: np.ndarray, alone: Sequence[float] = ()) -> Bins:
-        return quantiles.fit(column, self.bins, self.method, self.meaning, alone)
-
-    def __call__(self, source: TokenSource, key: Tensor, batch_size: int) -> Batch:  # type: ignore[override]
-        batch = super().__call__(source.windows, key, batch_size)
-        valid = batch[VALID].unsqueeze(-1)
-        tokens = torch.where(valid, batch["tokens"].long(), self.bins)
-        counted = (valid | batch["ends"][:, :1].unsqueeze(-1)).expand_as(tokens)
-        return {"tokens": tokens.flatten(1), "counted": counted.flatten(1)}
-
-
 @register("algo", "tt")
 class TT(Algorithm):
     """Predicts every number of a trajectory from those before it, and acts by beam search for the largest return. Module "trajectory"."""
@@ -235,7 +150,7 @@ class TT(Algorithm):
         )  # fmt: skip
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        """What tokens mean; until the first update, which takes it from the data, bins between -1 and 1."""
+        """The bins of tokens; until the first update, which takes them from the data, bins between -1 and 1."""
         s, n = self.spec, self.config.bins
         line = np.linspace(-1.0, 1.0, n)
         number = quantiles.fit(line, n)
@@ -243,8 +158,8 @@ class TT(Algorithm):
         wide, narrow = self.sizes
         return quantiles.stack([*[number] * wide, *[action] * narrow, number, number])._asdict()
 
-    def loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """Cross-entropy of every token but the first, weighted by what it is part of."""
+    def trajectory_loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """-sum_i w_i log p(x_i | x_1, ..., x_{i-1}) over the tokens of states, actions, rewards and values (section 3.1), w by kind."""
         c, tokens = self.config, batch["tokens"]
         counts = (*self.sizes, 1, 1)
         one = torch.ones((), device=tokens.device)
@@ -256,17 +171,17 @@ class TT(Algorithm):
         dim = torch.arange(1, tokens.shape[-1], device=tokens.device) % self.dims
         first = 0
         for kind, count in zip(KINDS, counts, strict=True):
-            mine = batch["counted"][:, 1:] & (dim >= first) & (dim < first + count)
-            metrics[f"trajectory/{kind}"] = torch.where(mine, entropy, 0.0).sum() / mine.sum().clamp(min=1)
+            of_kind = batch["counted"][:, 1:] & (dim >= first) & (dim < first + count)
+            metrics[f"trajectory/{kind}"] = torch.where(of_kind, entropy, 0.0).sum() / of_kind.sum().clamp(min=1)
             first += count
         return loss, metrics
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        new, metrics = self.descend(state, "trajectory", self.loss, batch, key)
+        new, metrics = self.descend(state, "trajectory", self.trajectory_loss, batch, key)
         # the same at each update: a state is handed the data in updates only
         device = state.step.device  # memory-mapped data stay on the CPU
-        found = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
-        extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in found.items()}
+        fitted = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
+        extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in fitted.items()}
         return new._replace(extra=extra), metrics
 
     def actor(self, state: TrainState) -> Actor:

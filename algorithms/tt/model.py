@@ -73,5 +73,5 @@ def weighted_loss(logits: Tensor, tokens: Tensor, weights: Tensor, counted: Tens
     """
     target = tokens[:, 1:]
     entropy = -logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    own = weights.repeat(tokens.shape[-1] // len(weights))[1:]
-    return (entropy * own * counted[:, 1:]).mean(), entropy
+    each = weights.repeat(tokens.shape[-1] // len(weights))[1:]
+    return (entropy * each * counted[:, 1:]).mean(), entropy

@@ -78,13 +78,13 @@ def round_trip(name: str) -> list[str]:
         for column in columns.T.numpy():
             column = np.ascontiguousarray(column)
             special = alone if group in ("rewards", "values") else ()
-            found = {"published": published(column), **{n: ours(column, s.fitted, special) for n, s in samplers.items()}}
+            found = {"published": published(column), **{n: ours(column, s.bins_of, special) for n, s in samplers.items()}}
             for n, x in found.items():
                 errors[n].append(float(np.sqrt(np.square(x - column).mean()) / max(float(column.std()), 1e-12)))
         rows.append(f"| {Path(name).stem} | {group} | " + " | ".join(f"{100 * np.mean(e):.2f} %" for e in errors.values()) + " |")
     if ends:
         column, where = rewards.numpy(), np.flatnonzero(rewards.numpy() == -100.0)[:1]
-        back = [published(column)[where][0], *(float(ours(column, s.fitted, alone)[where][0]) for s in samplers.values())]
+        back = [published(column)[where][0], *(float(ours(column, s.bins_of, alone)[where][0]) for s in samplers.values())]
         rows.append(f"| {Path(name).stem} | a fall's -100 comes back as | " + " | ".join(f"{x:.1f}" for x in back) + " |")
     return rows
 

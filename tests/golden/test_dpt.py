@@ -131,7 +131,7 @@ def bandit(algorithm: Any, state: TrainState, steps: int, seed: int = 0) -> tupl
     actor = algorithm.actor(state)
     carry, found, obs = actor.start(2), [], torch.full((2, OBS), 0.7)
     for t in range(steps):
-        dist, _ = actor.best(actor.noted(carry, obs), obs)
+        dist, _ = actor.predict(actor.extended(carry, obs), obs)
         found.append(dist[0])
         _, carry = actor.act(carry, obs, rng.make_key(t), explore=True)
         carry = actor.observe_reward(carry, rng.normal(rng.fold_in(rng.make_key(seed), t), (2,)))
@@ -162,7 +162,7 @@ def test_acts_as_the_loss_sees_it() -> None:
         transitions.append(torch.cat([obs[t, 0], torch.eye(K)[action[0]], obs[t + 1, 0], torch.tensor([float(t)])]))
     query = torch.cat([obs[5, 0], torch.zeros(K + OBS + 1)])
     out = outputs(state.params["actor"], torch.stack([query, *transitions]).double().numpy())
-    dist, _ = actor.best(actor.noted(carry, obs[5]), obs[5])
+    dist, _ = actor.predict(actor.extended(carry, obs[5]), obs[5])
     np.testing.assert_allclose(dist[0][0].numpy(), out - np.log(np.exp(out).sum()), atol=1e-5)
 
 
@@ -190,7 +190,7 @@ def test_a_new_episode_keeps_what_was_seen_and_nothing_else(one_state: bool, con
         for t in (6, 7):
             _, carry = actor.act(carry, obs[t, rows], rng.make_key(5), explore=False)
             carry = actor.observe_reward(carry, rewards[t, rows])
-        return actor.best(actor.noted(carry, obs[8, rows]), obs[8, rows])[0][0]
+        return actor.predict(actor.extended(carry, obs[8, rows]), obs[8, rows])[0][0]
 
     together, first, second = play([0, 1], [5, 3]), play([0], [5]), play([1], [3])
     torch.testing.assert_close(together, torch.cat([first, second]), atol=1e-5, rtol=0)

@@ -112,7 +112,7 @@ def test_task_model(predicts: str, discrete: bool) -> None:
     batch = sampler.take(sampler.all_rows(dataset), torch.from_numpy(rows))
     loss, _ = algorithm.model_loss(state.params["model"], state, batch)
     assert float(loss) == pytest.approx(np.mean(squared), rel=1e-4)
-    found, errors = algorithm.look(state.params["model"], dataset, rows=5)
+    found, errors = algorithm.of_dataset(state.params["model"], dataset, rows=5)
     np.testing.assert_allclose(found.numpy(), tasks, atol=1e-5)
     np.testing.assert_allclose(errors.numpy(), absolute, rtol=1e-4)
 
@@ -214,7 +214,7 @@ def test_loss(tmp_path: Path, discrete: bool) -> None:
         own, other = (rows[batch[n][b, 0].numpy().tobytes()] for n in ("observations", "prompt_observations"))
         assert tasks[own] == tasks[other]
         torch.testing.assert_close(
-            batch["task"][b, 0], algorithm.model.look(algorithm.pretrained["task_model"].state.params["model"], dataset)[0][own]
+            batch["task"][b, 0], algorithm.model.of_dataset(algorithm.pretrained["task_model"].state.params["model"], dataset)[0][own]
         )
     late = dataclasses.replace(algorithm.config, prompt_warmup=10)
     algorithm.config = late
@@ -246,7 +246,7 @@ def test_acts_as_it_was_trained(tmp_path: Path, discrete: bool) -> None:
             episode={**carry.episode, "actions": torch.cat([carry.episode["actions"][:, :-1], done.unsqueeze(1)], 1)},
         )
         carry = actor.observe_reward(carry, c["rewards"][t : t + 1])
-    tasks, errors = algorithm.model.look(state.extra["task_model"], dataset)
+    tasks, errors = algorithm.model.of_dataset(state.extra["task_model"], dataset)
     torch.testing.assert_close(window["task"][0], tasks[2:6])
     source = actor.prompts_of(carry.episode, c["next_observations"][5:6], torch.tensor([steps]))
     torch.testing.assert_close(source["error"][0, 0], errors[:steps])

@@ -190,7 +190,7 @@ def test_the_whole_loss_weighs_by_kind() -> None:
     algorithm = make(data(), action_weight=3.0, reward_weight=2.0, value_weight=0.5, dropout=0.0)
     state = trained(algorithm)
     batch = algorithm.sampler()(algorithm.runtime.source, rng.make_key(0), 8)
-    loss, metrics = algorithm.loss(state.params["trajectory"], state, batch, rng.make_key(0))
+    loss, metrics = algorithm.trajectory_loss(state.params["trajectory"], state, batch, rng.make_key(0))
     total, counted = 0.0, batch["counted"].view(8, 5, 6).clone()
     counted[:, 0, 0] = False  # nothing predicts the first token
     for kind, weight, dims in (("observation", 1, [0, 1]), ("action", 3, [2, 3]), ("reward", 2, [4]), ("value", 0.5, [5])):
