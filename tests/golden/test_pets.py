@@ -114,7 +114,7 @@ def test_returns_of_plans(settings: dict[str, Any], monkeypatch: pytest.MonkeyPa
     got = algorithm.returns(tree, OBSERVATIONS, past, CANDIDATES, KEY)
     expected = by_hand(tree, algorithm.config, chosen, np.stack(list(NOISE.values())))
     np.testing.assert_allclose(got.numpy(), expected, rtol=2e-4, atol=2e-4)
-    monkeypatch.setattr("offrl.algorithms.pets.CHUNK", 2 * PARTICLES)  # two plans at once
+    monkeypatch.setattr("offrl.algorithms.pets.returns.CHUNK", 2 * PARTICLES)  # two plans at once
     few = algorithm.returns(tree, OBSERVATIONS, past, CANDIDATES, KEY)
     torch.testing.assert_close(few, got, rtol=1e-5, atol=1e-5)
     alone = algorithm.returns(tree, OBSERVATIONS[1:], past[1:], CANDIDATES[1:], KEY)
@@ -266,7 +266,7 @@ def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
 
 def test_other_kinds_of_models_are_refused() -> None:
     """SINDy's model has an ensemble's methods, but no networks to plan in."""
-    from offrl.algorithms import pets
+    from offrl.algorithms.pets import settings as pets
     from offrl.world_models.sindy.model import SindyModel, SindySettings
 
     spec = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,))

@@ -1,0 +1,61 @@
+"""Acting by the first action of the best plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.actor import Actor, Carry
+from offrl.algorithm import TrainState
+from offrl.world_models.planning import first_plan, plan
+
+if TYPE_CHECKING:
+    from offrl.algorithms.pets.algorithm import PETS
+
+
+class PlanCarry(NamedTuple):
+    """What planning remembers from step to step of B episodes."""
+
+    mean: Tensor  # [B, H, A] where the search begins
+    past: Tensor  # [B, history - 1, O + A]
+    t: int
+
+
+class PETSActor(Actor):
+    """The first action of the plan that the search ends with.
+
+    Without `explore` its random numbers depend on the seed and the step of the episode alone; with it they are the key's, and mppi adds
+    noise to the action.
+    """
+
+    algorithm: PETS
+
+    def __init__(self, algorithm: PETS, state: TrainState) -> None:
+        super().__init__(algorithm, state)
+        self.tree = algorithm.acting_tree(state)
+
+    def start(self, episodes: int) -> Carry:
+        c, spec, (low, high) = self.algorithm.config, self.algorithm.spec, self.bounds("cpu")
+        past = torch.zeros(episodes, c.history - 1, spec.observation_dim + spec.action_dim)
+        return PlanCarry(first_plan(episodes, c.plan_horizon, low, high), past, 0)
+
+    def bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest action, [A]."""
+        one = torch.ones(self.algorithm.spec.action_dim, device=device)
+        return -one, one
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        algorithm, device = self.algorithm, observations.device
+        past = algorithm.model.first_past(observations) if carry.t == 0 else carry.past
+        if not explore:
+            key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
+
+        def returns(observations: Tensor, plans: Tensor, key: Tensor) -> Tensor:
+            return algorithm.returns(self.tree, observations, past, plans, key)
+
+        mean = carry.mean.to(device)
+        action, mean = plan(algorithm.config, returns, observations, mean, *self.bounds(device), key, explore=explore)
+        return action, PlanCarry(mean, algorithm.model.later_past(past, observations, action), carry.t + 1)

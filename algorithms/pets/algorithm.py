@@ -1,0 +1,196 @@
+"""PETS: model-predictive control in a learned ensemble (Chua et al., 2018, arXiv 1805.12114), here from data alone.
+
+Training is that of `algo=dynamics`; the policy is a search for the best plan in the model, made anew before every action. Nothing keeps
+plans near the data by itself: `penalty` takes the model's uncertainty off its rewards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from offrl.actor import Actor
+from offrl.algorithm import Metrics, TrainState, Tree
+from offrl.algorithms.pets.actor import PETSActor
+from offrl.algorithms.pets.returns import PlanReturns
+from offrl.algorithms.pets.settings import MODEL, PETSConfig, with_model
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.errors import UserError
+from offrl.optim import Params
+from offrl.pretrained import Requirement
+from offrl.registry import register
+from offrl.world_models import uncertainty
+from offrl.world_models.dynamics import Dynamics, DynamicsSampler, DynamicsSettings, DynamicsSource, data_range
+from offrl.world_models.model import WorldModel, required
+from offrl.world_models.planning import check_plan
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
+
+
+@dataclass(frozen=True)
+class PlanSource(DynamicsSource):
+    """And what acting needs to know of the data."""
+
+    about: Tree
+
+
+@dataclass(frozen=True)
+class GivenSource:
+    """A finished model."""
+
+    params: Params
+    extra: Tree
+
+
+@dataclass(frozen=True)
+class PlanSampler(DynamicsSampler):
+    """Prepares `PlanSource`."""
+
+    algorithm: PETS
+
+    def prepare(self, dataset: Dataset) -> PlanSource:
+        source = super().prepare(dataset)
+        about = {**data_range(dataset), "scale": torch.ones(self.algorithm.model.out_dim, device=source.mean.device)}
+        return PlanSource(**vars(source), about=self.algorithm.prepared(about, dataset))
+
+
+@dataclass(frozen=True)
+class GivenSampler:
+    """Prepares `GivenSource`."""
+
+    algorithm: PETS
+
+    def prepare(self, dataset: Dataset) -> GivenSource:
+        c = self.algorithm.config
+        trained = self.algorithm.pretrained["world_model"].to(dataset.columns["rewards"].device)
+        tree = self.algorithm.prepared(trained.tree, dataset)
+        extra = {name: tree[name] for name in ("mean", "std", *self.algorithm.about)}
+        # as it would be at the end of its training; only the errors' order counts
+        extra["error"] = torch.tensor(trained.meta["held_out"], device=tree["mean"].device).nan_to_num(torch.inf)
+        extra["stale"] = torch.tensor(c.patience, device=tree["mean"].device)
+        return GivenSource(tree["params"], extra)
+
+    def __call__(self, source: GivenSource, key: Tensor, batch_size: int) -> Batch:
+        return {}
+
+
+@register("algo", "pets")
+class PETS(Dynamics):
+    """Acts by the first action of the best plan that a search finds in the ensemble; module "dynamics"."""
+
+    Config = PETSConfig
+    traits = replace(Dynamics.traits, policy_modules=("dynamics",), acts_on_device=True, actions=("continuous",))
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        """The model that is named; none where its own training makes one."""
+        c = config.algo
+        if c.world_model:
+            return {"world_model": required()}
+        if c.calibrated:
+            raise UserError("algo.calibrated=true needs a finished model: train one with algo=dynamics, then algo.world_model=RUN takes it")
+        return super().requires(config, dataset)
+
+    @classmethod
+    def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
+        """The settings of the model that is named."""
+        if "world_model" not in pretrained:
+            return config
+        return dataclasses.replace(config, algo=with_model(config.algo, pretrained["world_model"]))
+
+    def modules(self) -> dict[str, Any]:
+        c = self.config
+        check_plan(c)
+        self.runtime.notes = ()
+        modules = super().modules()
+        # without what is the planner's: this is what the model's file describes
+        self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
+        self.returns = PlanReturns(c, self.spec, self.model)
+        asked = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
+        self.runtime.notes = (*self.runtime.notes, f"planning asks the model {asked:,} times before each action (algo.plan_*)")
+        return modules
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        config = super().fit_config(config, dataset, grid)
+        if max([config.penalty, *(grid or {}).get("penalty", [])]) > 0.0:
+            asked = SimpleNamespace(config=config, members=config.members)
+            if problem := uncertainty.fault(config.uncertainty, asked):
+                raise UserError(f"algo.{problem}; choose another, or leave algo.penalty at 0")
+        return config
+
+    # ---- learning, or taking a model that has learnt
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """What acting needs to know of the data, by its name in a model's tree."""
+        return ("low", "high", "scale", *(["density"] if self.config.uncertainty == "density" else []))
+
+    def prepared(self, tree: Tree, dataset: Dataset) -> Tree:
+        """`tree` with what the measure of uncertainty needs."""
+        return uncertainty.prepare("density", self.model, tree, dataset) if "density" in self.about else tree
+
+    def sampler(self) -> Sampler:
+        return GivenSampler(self) if self.config.world_model else PlanSampler(self)
+
+    def extra(self, params: dict[str, Params]) -> Tree:
+        s, extra = self.spec, super().extra(params)
+        extra |= {"low": torch.zeros(s.observation_dim), "high": torch.zeros(s.observation_dim), "scale": torch.ones(self.model.out_dim)}
+        if "density" in self.about:
+            extra["density"] = uncertainty.fit_density(torch.zeros(1, s.observation_dim + s.action_dim))  # of the right shapes
+        return extra
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        if self.config.world_model:
+            return state, {"dynamics/loss": torch.zeros((), device=state.step.device)}
+        return super().update(state, batch, key, phase=phase)
+
+    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
+        if self.config.world_model:
+            return (self.given(state, source), {}) if step == 0 else (state, {})
+        state, metrics = super().refresh(state, source, key, step=step)
+        return (state._replace(extra=filled(state.extra, source.about)), metrics) if step == 0 else (state, metrics)
+
+    def review(self, state: TrainState, source: DynamicsSource) -> tuple[TrainState, Metrics]:
+        state, metrics = super().review(state, source)
+        if not self.model.learns_variance:  # a standard deviation for each output: that of the held-out errors
+            extra, held = state.extra, source.held
+            elites = extra["error"].topk(self.config.elites, largest=False).indices
+            mean = self.model.raw(extra["best"], extra, held["inputs"]).mean[elites]
+            scale = (mean - held["targets"]).square().mean((0, 1)).sqrt()
+            state = state._replace(extra={**extra, "scale": scale})
+        return state, metrics
+
+    def given(self, state: TrainState, source: GivenSource) -> TrainState:
+        """The state at the end of the training of a finished model."""
+        params = {"dynamics": filled(state.params["dynamics"], source.params)}
+        return state._replace(params=params, extra=filled(state.extra, {**source.extra, "best": source.params}))
+
+    @property
+    def trains_model(self) -> bool:  # type: ignore[override]
+        return not self.config.world_model
+
+    # ---- acting
+
+    def actor(self, state: TrainState) -> Actor:
+        return PETSActor(self, state)
+
+    def acting_tree(self, state: TrainState) -> Tree:
+        """The model as plans see it."""
+        tree = {**{n: state.extra[n] for n in self.about}, **self.tree(state)}
+        margin = self.config.range_margin * (tree["high"] - tree["low"])
+        return {**tree, "low": tree["low"] - margin, "high": tree["high"] + margin}
+
+
+def filled(tree: Tree, news: Tree) -> Tree:
+    """`tree`, its names in their order, with what `news` has under the same ones."""
+    # clones: under vmap what comes out must not be what all replicas share
+    return {k: v if k not in news else filled(v, news[k]) if isinstance(v, dict) else news[k].clone() for k, v in tree.items()}

@@ -1,0 +1,85 @@
+"""Returns of plans by trajectory sampling: particles that each follow members of the ensemble (arXiv 1805.12114, section 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.algorithm import Part, Tree
+from offrl.data.dataset import DataSpec
+from offrl.world_models import uncertainty
+from offrl.world_models.model import Prediction, WorldModel
+
+CHUNK = 8192  # predictions at once; no random number depends on it
+
+
+class PlanReturns(Part):
+    """The returns of plans in the model, as the planner's settings ask for them."""
+
+    def __init__(self, config: Any, spec: DataSpec, model: WorldModel) -> None:
+        super().__init__(config, spec)
+        self.model = model
+
+    def __call__(self, tree: Tree, observations: Tensor, past: Tensor, plans: Tensor, key: Tensor) -> Tensor:
+        """The expected returns of plans [B, P, H, A] from observations [B, O]: [B, P]. All plans meet the same random numbers."""
+        flat, count = plans.flatten(0, 1), plans.shape[1]
+        chunks = torch.arange(flat.shape[0], device=plans.device).split(max(1, CHUNK // self.config.plan_particles))
+        values = [self.score(tree, observations[rows // count], past[rows // count], flat[rows], key) for rows in chunks]
+        return torch.cat(values).view(plans.shape[:2])
+
+    def score(self, tree: Tree, observations: Tensor, past: Tensor, plans: Tensor, key: Tensor) -> Tensor:
+        """The return of plans [R, H, A], each from an observation [R, O] of its own, mean over particles: [R]; NaN where the model breaks.
+
+        A reward counts as far as the episode goes on to it: not at all after a known end, and by the probability of that where ends are
+        learnt. Particle n meets the same noise, and asks the same members, in all plans, so that plans differ by what they do alone.
+        """
+        c, n = self.config, self.config.plan_particles
+        rows, horizon = plans.shape[:2]
+        assign, noise = rng.split(key)
+        observations, past = observations.expand(n, *observations.shape), past.expand(n, *past.shape)
+        total = observations.new_zeros(n, rows)
+        alive, weight = torch.ones_like(total), 1.0
+        for t in range(horizon):
+            if t == 0 or c.plan_members == "drawn":
+                chosen = members(rng.fold_in(assign, t), tree["elites"], n)
+                params = {name: v[chosen] if name.startswith("net.") else v for name, v in tree["params"].items()}
+            actions = plans[:, t].expand(n, rows, -1)
+            doubt: Tensor | float = 0.0
+            if c.penalty == 0.0:
+                prediction = self.model.predict_each({**tree, "params": params}, observations, actions, past)
+            else:
+                everyone, doubt = self.with_uncertainty(tree, observations, actions, past)
+                each = torch.arange(n, device=chosen.device)
+                prediction = Prediction(*(None if x is None else x.unflatten(1, (n, rows))[chosen, each] for x in everyone))  # type: ignore[arg-type]
+            draw = rng.normal(rng.fold_in(noise, t), (n, self.model.out_dim)).unsqueeze(1)
+            following = prediction.mean + prediction.std * draw[..., :-1]
+            rewards = prediction.reward + prediction.reward_std * draw[..., -1]
+            sure = prediction
+            if prediction.ending is not None:
+                sure = prediction._replace(ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0))  # no end is drawn
+            outcome = self.model.settle(tree, sure, observations, actions, following, rewards, noise)
+            broken = ~(torch.isfinite(following).all(-1) & torch.isfinite(rewards))
+            gain = torch.where(broken, torch.nan, outcome.rewards - c.penalty * doubt)
+            total = total + torch.where(alive > 0.0, weight * alive * gain, 0.0)
+            survival = 1.0 - outcome.terminations.float()
+            alive = alive * (survival if prediction.ending is None else survival * (-prediction.ending).sigmoid())
+            observations, past = outcome.next_observations, self.model.later_past(past, observations, actions)
+            weight = weight * c.plan_discount
+        return total.mean(0)
+
+    def with_uncertainty(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> tuple[Prediction, Tensor]:
+        """Predictions of all members for pairs [N, R], as [E, N R], and how uncertain that is, [N, R]."""
+        o, a, p = (x.flatten(0, 1) for x in (observations, actions, past))
+        prediction = self.model.predict(tree, o, a, p)
+        doubt = uncertainty.measure(self.config.uncertainty)(self.model, tree, prediction, o, a).nan_to_num(1e6, 1e6)
+        return prediction, doubt.view(observations.shape[:2])
+
+
+def members(key: Tensor, elites: Tensor, particles: int) -> Tensor:
+    """Which elite each particle asks, [particles]: each is asked by as many particles as any other, or by one more."""
+    deal, order = rng.split(key)
+    shuffled = elites[rng.uniform(deal, tuple(elites.shape)).argsort()]
+    return shuffled[rng.uniform(order, (particles,)).argsort() % elites.shape[0]]
