@@ -322,7 +322,7 @@ def report(name: str, part: Part, runs: list[Trained], command: str, settings: l
     )
 
 
-HEAD = """# Ideas, switched off
+HEAD = """# Ablations
 
 Each table trains variants that differ in one setting, side by side, with `scripts/bench/ablations.py`. The scores are normalised with
 D4RL's reference returns; the runs are short, so they show directions and not published scores.

@@ -126,7 +126,7 @@ def page(lines: list[str], command: str, about: str, speed: float, replicas: int
     """docs/benchmarks/algorithms.md."""
     return "\n".join(
         [
-            "# What an update costs",
+            "# Cost of an update",
             "",
             f"    {command}",
             "",

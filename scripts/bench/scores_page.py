@@ -88,7 +88,7 @@ def lengths(results: Results) -> str:
     return f"{usual:,} updates of each seed; {'; '.join(others)}." if others else ""
 
 
-def page(results: Results, command: str, title: str = "Every algorithm on the same files") -> str:
+def page(results: Results, command: str, title: str = "Model-free algorithms on the same files") -> str:
     """The whole page."""
     notes = [*results.problems]
     gone = sorted({f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing})
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", help="run directories, benchmark directories, results.csv files, or folders of them")
     parser.add_argument("--out", type=Path, help="the Markdown file; without it the page is printed")
-    parser.add_argument("--title", default="Every algorithm on the same files")
+    parser.add_argument("--title", default="Model-free algorithms on the same files")
     parser.add_argument("--command", default="", help="the command that trained the runs, for the page")
     parser.add_argument(
         "--keep", type=Path, help="a CSV file for the scores themselves; the page can be made from it when the runs are gone"

@@ -195,7 +195,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if args.out:
-        header = "# What a world model costs\n\n`python scripts/bench/world_model.py --out docs/benchmarks/world-models-speed.md`\n\n"
+        header = "# Cost of a world model\n\n`python scripts/bench/world_model.py --out docs/benchmarks/world-models-speed.md`\n\n"
         args.out.write_text(header + text, encoding="utf-8")
 
 

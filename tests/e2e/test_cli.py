@@ -255,7 +255,7 @@ def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pyt
         "observations": columns["obs"], "actions": columns["act"], "rewards": columns["rew"], "terminations": ~ends & False,
         "truncations": ends, "next_observations": columns["obs"],
     }  # fmt: skip
-    blocks = re.findall(r"```python\n(.*?)```", text[text.index("## From Python") :], re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", text[text.index("\n## Python") :], re.DOTALL)
     for block in blocks:
         exec(block.replace("steps=50_000)", "steps=20, settings=FAST)"), {**globals(), **values}, values)
     assert values["run"].scored_in.startswith("pendulum-mine in Pendulum-v1")

@@ -64,7 +64,7 @@ def test_a_part_is_put_in_its_own_place() -> None:
     both = insert(first, "c", "## C")
     again = insert(both, "b", "## B\nnew")
     assert again.index("## B") < again.index("## C") and "old" not in again and again.count("## B") == 1
-    assert again.startswith("# Ideas, switched off") and again == insert(again, "c", "## C")
+    assert again.startswith("# Ablations") and again == insert(again, "c", "## C")
 
 
 def test_columns_of_a_run() -> None:
