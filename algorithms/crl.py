@@ -136,7 +136,7 @@ class CRL(GoalConditioned):
         return self.q(state, observations, goals, batch["actions"]) - v
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """ddpg_bc: -E Q(s, pi(s, g), g) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(beta (Q - V)), 100) log pi(a | s, g)."""
+        """ddpg_bc: -E Q(s, pi(s, g), g) / E |Q| - bc_weight E log pi(a | s, g); awr: -E min(exp(temperature (Q - V)), 100) log pi."""
         dist, log_prob = self.imitation(actor, batch)
         if self.learner == "awr":
             return awr_loss(log_prob, self.advantage(state, batch), self.config.temperature)

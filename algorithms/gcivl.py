@@ -56,7 +56,7 @@ class GCIVL(GoalConditioned):
         return loss, {"value/loss": loss, "value/v": v.mean()}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """-E min(exp(beta A), 100) log pi(a | s, g), A = V(s', g) - V(s, g)."""
+        """-E min(exp(temperature A), 100) log pi(a | s, g), A = V(s', g) - V(s, g)."""
         value, goals = state.params["value"], batch[ACTOR_GOALS]
         advantage = (self.v(value, batch["next_observations"], goals) - self.v(value, batch["observations"], goals)).mean(0)
         weight = losses.advantage_weight(advantage, self.config.temperature)

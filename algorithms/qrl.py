@@ -109,7 +109,7 @@ class QRL(GoalConditioned):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """ddpg_bc: E d(T(s, pi(s, g)), g) / E |d| - bc_weight E log pi(a | s, g);
-        awr: -E min(exp(beta (d(s, g) - d(s', g))), 100) log pi(a | s, g)."""
+        awr: -E min(exp(temperature (d(s, g) - d(s', g))), 100) log pi(a | s, g)."""
         dist, log_prob = self.imitation(actor, batch)
         if self.learner == "awr":
             return awr_loss(log_prob, self.advantage(state, batch), self.config.temperature)

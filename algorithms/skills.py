@@ -1,4 +1,4 @@
-"""Skills from data: SPiRL's auto-encoder of stretches of actions ("Accelerating Reinforcement Learning with Learned Skill Priors", Pertsch
+"""Skills from data: SPiRL's auto-encoder of segments of actions ("Accelerating Reinforcement Learning with Learned Skill Priors", Pertsch
 et al., 2020, arXiv 2010.11944), with the closed-loop decoder of Skill-Critic (Hao et al., 2023, arXiv 2306.08388)."""
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class SkillsConfig:
 
     name: str = "skills"
     learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
-    batch_size: int = setting(128, "stretches in a batch", low=1)
+    batch_size: int = setting(128, "segments in a batch", low=1)
     skill_length: int = setting(10, "steps that a skill lasts (H)", low=1)
-    skill_dim: int = setting(10, "numbers that stand for a skill (z)", low=1)
-    kl_weight: float = setting(1e-2, "weight of KL(q(z | actions) || N(0, I)), averaged over z's numbers", low=0.0)
+    skill_dim: int = setting(10, "dimension of a skill (z)", low=1)
+    kl_weight: float = setting(1e-2, "weight of KL(q(z | actions) || N(0, I)), averaged over z's dimensions", low=0.0)
     hidden: list[int] = setting([128, 128, 128], "widths of the hidden layers of decoder and prior", low=1)
     recurrent_width: int = setting(128, "width of the encoder's GRU", low=1)
 
@@ -58,13 +58,11 @@ class SkillNet(nn.Module):
 
 @register("algo", "skills")
 class Skills(Algorithm):
-    """A stretch of H actions is encoded as z, from which a policy has to do them again, told the state and the step of the skill that it is
-    in; beside it a prior learns which z the data have at a state. It acts nowhere; `algo=skill_iql` takes it, and trains one where it is
-    given none.
+    """A trajectory segment of H actions is encoded as z, from which a decoder reconstructs them given the state and the step within the
+    skill; beside it a prior learns the distribution of z at a state. It acts nowhere; `algo=skill_iql` requires it.
 
-    loss = squared error / 2, averaged over the stretch's actions (discrete: cross-entropy) + kl_weight KL(q || N(0, I)), averaged over z's
-    numbers, - log p(z | s) with z held fixed: as in the authors' code, whose encoder is an LSTM. A stretch that the end of its episode cuts
-    is shorter.
+    The error is averaged over the segment's actions, the KL divergence over z's dimensions, as in the authors' code, whose encoder is an
+    LSTM. A segment that the end of its episode cuts is shorter.
     """
 
     Config = SkillsConfig
@@ -96,6 +94,7 @@ class Skills(Algorithm):
         return self.apply("skills", skills, "decode", observations, z, index)
 
     def skills_loss(self, skills: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |a - mean|^2 / 2 (discrete: cross-entropy) + kl_weight KL(q || N(0, I)) - log p(z | s), z drawn from q and constant in p."""
         c, observations, valid = self.config, batch["observations"], batch[VALID]
         q = self.posterior(skills, batch["actions"], valid)
         z = draw(q, key)
@@ -105,9 +104,10 @@ class Skills(Algorithm):
         error = self._error(dist, batch["actions"])
         error = torch.where(valid, error, 0.0).sum() / valid.sum()
         kl = gaussian_kl(q, standard(q[0])).mean() / c.skill_dim
-        found = self.networks["skills"].prior.log_prob(self.prior(skills, observations[:, 0]), z.detach())  # type: ignore[operator, union-attr]
-        loss = error + c.kl_weight * kl - found.mean()
-        return loss, {"skills/loss": loss, "skills/error": error, "skills/kl": kl, "skills/prior_log_prob": found.mean()}
+        prior: Latent = self.networks["skills"].prior  # type: ignore[assignment]
+        log_prob = prior.log_prob(self.prior(skills, observations[:, 0]), z.detach()).mean()
+        loss = error + c.kl_weight * kl - log_prob
+        return loss, {"skills/loss": loss, "skills/error": error, "skills/kl": kl, "skills/prior_log_prob": log_prob}
 
     def _error(self, dist: tuple[Tensor, ...], actions: Tensor) -> Tensor:
         """[B, H] for actions [B, H, ...]."""
@@ -120,12 +120,12 @@ class Skills(Algorithm):
 
     @torch.no_grad()
     def look(self, skills: Params, dataset: Dataset, rows: int = 16_384) -> tuple[Tensor, Tensor]:
-        """(mean, log standard deviation) [R, Z] of q for the stretch that begins at each row of the data, on the CPU."""
+        """(mean, log standard deviation) [R, Z] of q for the segment that begins at each row of the data, on the CPU."""
         stop = torch.repeat_interleave(dataset.episode_end.cpu(), dataset.episode_lengths().cpu())
-        actions, found = dataset.columns["actions"], []
+        actions, posteriors = dataset.columns["actions"], []
         for row in torch.arange(len(stop)).split(rows):
             at = row.unsqueeze(-1) + torch.arange(self.config.skill_length)
             valid = at < stop[row].unsqueeze(-1)
-            some = actions[at.clamp(max=len(stop) - 1).flatten().to(actions.device)].cpu().unflatten(0, at.shape)
-            found.append(self.posterior(skills, some, valid))
-        return torch.cat([q[0] for q in found]), torch.cat([q[1] for q in found])
+            segment = actions[at.clamp(max=len(stop) - 1).flatten().to(actions.device)].cpu().unflatten(0, at.shape)
+            posteriors.append(self.posterior(skills, segment, valid))
+        return torch.cat([q[0] for q in posteriors]), torch.cat([q[1] for q in posteriors])

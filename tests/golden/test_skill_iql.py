@@ -10,9 +10,9 @@ import torch
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.algorithms.skill_iql.sampler import SegmentSampler, segments
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.skills import SpanSampler, spans
 from offrl.nn.latent import draw, gaussian_kl
 from tests.support.reference import mlp as ref
 
@@ -87,14 +87,14 @@ def episodes() -> Dataset:
     return from_arrays(observations, G.uniform(-1, 1, (n, A)), 2.0 ** np.arange(n), terminations, ends, **options)
 
 
-def test_spans() -> None:
+def test_segments() -> None:
     """What is cut before the span is over is left out: rows 7 and 8; row 6 is the first of three that are all there."""
-    starts, last, rewards, masks = spans(episodes(), H)
+    starts, last, rewards, masks = segments(episodes(), H)
     assert starts.tolist() == [0, 1, 2, 3, 4, 5, 6, 9, 10]
     assert last.tolist() == [2, 3, 4, 4, 4, 7, 8, 10, 10]
     assert rewards[:5].tolist() == [[1, 2, 4], [2, 4, 8], [4, 8, 16], [8, 16, 0], [16, 0, 0]]
     assert masks.tolist() == [1, 1, 0, 0, 0, 1, 1, 0, 0]
-    sampler = SpanSampler(H)
+    sampler = SegmentSampler(H)
     batch = sampler(sampler.prepare(episodes()), KEY, 64)
     first = batch["observations"][:, 0]
     assert set(first.tolist()) == {0, 1, 2, 3, 4, 5, 6, 9, 10}

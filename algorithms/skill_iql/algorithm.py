@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
-from offrl.actor import Actor, Carry
+from offrl.actor import Actor
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.algorithms.skill_iql.actor import SkillActor
+from offrl.algorithms.skill_iql.sampler import SegmentSampler
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.skills import SpanSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.families import in_sample
@@ -52,23 +52,12 @@ class SkillIQLConfig(InSampleSettings):
         None, "updates of the skills that are trained first; null: as many as this run has", low=1, place=True
     )
     skill_length: int = setting(10, "the same skills: steps that one lasts (H)", low=1)
-    skill_dim: int = setting(10, "the same skills: numbers that stand for one (z)", low=1)
+    skill_dim: int = setting(10, "the same skills: its dimension (z)", low=1)
     skill_hidden: list[int] = setting([128, 128, 128], "the same skills: widths of the hidden layers of decoder and prior", low=1)
     recurrent_width: int = setting(128, "the same skills: width of the encoder's GRU", low=1)
     kl_weight: float = setting(1e-2, "the same skills: weight of KL(q(z | actions) || N(0, I))", low=0.0, shared=True)
-    skill_batch_size: int = setting(128, "the same skills: stretches in a batch", low=1)
+    skill_batch_size: int = setting(128, "the same skills: segments in a batch", low=1)
     skill_learning_rate: float = setting(1e-3, "the same skills: learning rate", low=0.0, shared=True)
-
-
-@dataclass(frozen=True)
-class SkillCarry:
-    """What is remembered of episodes at the same step t: the skill [E, Z] that each is in."""
-
-    skill: Tensor
-    t: int = 0
-
-
-pytree.register_dataclass(SkillCarry)
 
 
 @register("algo", "skill_iql")
@@ -102,10 +91,9 @@ class SkillIQL(Algorithm):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s, kind = self.config, self.spec, registry.get("algo", "skills")
-        asked = _skill_settings(c)  # read in any case: what the skills depend on cannot be in a grid
-        self.skills = kind(kind.Config(**(c.skills_settings or asked)), s)
-        own = self.skills.config
-        self.length, self.width = int(own.skill_length), int(own.skill_dim)
+        required = _skill_settings(c)  # read in any case: what the skills depend on cannot be in a grid
+        self.skills = kind(kind.Config(**(c.skills_settings or required)), s)
+        self.length, self.width = int(self.skills.config.skill_length), int(self.skills.config.skill_dim)
         high = Latent(s.observation_dim, self.width, c.hidden, dropout=c.dropout, init=c.init)
         self.value = Value(c, s)
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width, discrete=False, num_actions=0))
@@ -121,7 +109,7 @@ class SkillIQL(Algorithm):
         return {"skills": skills}
 
     def sampler(self) -> Sampler:
-        return SpanSampler(self.length, made=self.encoded)
+        return SegmentSampler(self.length, made=self.encoded)
 
     def encoded(self, dataset: Dataset) -> dict[str, Tensor]:
         """q(z | actions) of the skill that begins at each row."""
@@ -130,11 +118,11 @@ class SkillIQL(Algorithm):
         return {MEAN: mean, LOG_STD: log_std}
 
     def one_step(self, batch: Batch, key: Tensor) -> Batch:
-        """Spans as transitions whose action is a skill."""
-        gains = batch["rewards"]
+        """Segments as transitions whose action is a skill."""
+        rewards = batch["rewards"]
         if self.config.discount_within:
-            gains = gains * self.config.discount ** torch.arange(self.length, device=gains.device)
-        return {**batch, "actions": draw((batch[MEAN], batch[LOG_STD]), key), "rewards": gains.sum(-1)}
+            rewards = rewards * self.config.discount ** torch.arange(self.length, device=rewards.device)
+        return {**batch, "actions": draw((batch[MEAN], batch[LOG_STD]), key), "rewards": rewards.sum(-1)}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> tuple[Tensor, Metrics]:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL's equation 5)."""
@@ -149,6 +137,7 @@ class SkillIQL(Algorithm):
         return self.critic.loss(critic, batch, target, key)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
+        """-E min(exp(beta (Q - V)), cap) log pi(z|s) (IQL's equation 7) + prior_weight KL(pi || the skills' prior)."""
         c, observations = self.config, batch["observations"]
         advantage = q - self.value(state.params["value"], observations).mean
         weight = losses.advantage_weight(advantage, c.temperature, c.largest_weight)
@@ -169,26 +158,6 @@ class SkillIQL(Algorithm):
 
     def actor(self, state: TrainState) -> Actor:
         return SkillActor(self, state)
-
-
-class SkillActor(Actor):
-    """Chooses a skill every H steps and lets the decoder act in between."""
-
-    algorithm: SkillIQL
-
-    def start(self, episodes: int) -> Carry:
-        return SkillCarry(torch.zeros(episodes, self.algorithm.width))
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """With `explore` the skill is drawn, and its actions are as they are: the decoder has no spread of its own that it learnt (discrete
-        actions: they are drawn too)."""
-        first, second = rng.split(key)
-        skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
-        if step == 0:
-            skill = self.choose(self.apply("actor", observations), first, explore)
-        actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
-        drawn = explore and self.algorithm.spec.discrete
-        return decoder.sample(actions, second) if drawn else decoder.mode(actions), SkillCarry(skill, carry.t + 1)
 
 
 def check_skills(run: Pretrained) -> None:
