@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch
-from offrl.lm.archer import Hierarchical, HierarchicalSettings
-from offrl.lm.utterances import EACH, trim
-from offrl.optim import Params
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.configured import language_model
+from offrl.lm.sampler import KNOWN
+from offrl.lm.settings import ValueHeadSettings, ranged
+from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
+from offrl.lm.utterances import EACH, trim, utterance_sampler, with_rates
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
+RATES = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
+
 
 @dataclass
-class ArCHerConfig(HierarchicalSettings):
+class ArCHerConfig(ValueHeadSettings, UtteranceCriticSettings):
     """Settings of offline ArCHer."""
 
     name: str = "archer"
+    discount: float = setting(0.99, "discount factor, of each turn", low=0.0, high=1.0)
+    polyak: float = setting(0.05, "rate at which the critic's target follows", low=0.0, high=1.0)
     expectile: float = setting(0.9, "of V's fit to the targets of Q", low=0.5, high=1.0)
     temperature: float = setting(1.0, "inverse temperature of the actor's weights", low=0.0)
     largest_weight: float = setting(100.0, "cap of the actor's weights, which the authors' code does not have", low=0.0)
@@ -28,29 +39,55 @@ class ArCHerConfig(HierarchicalSettings):
 
 
 @register("algo", "archer")
-class ArCHer(Hierarchical):
-    """V_i is an expectile of Qbar_i at the data's action; the actor minimises -min(exp(temperature A), largest_weight) log pi(action), the
-    whole utterance's, with A = min Q - min V (arXiv 2402.19446, section 4.3 and its offline form by the authors)."""
+class ArCHer(TextAlgorithm):
+    """A critic of whole utterances, learnt as IQL's, above an actor that writes tokens (arXiv 2402.19446, section 4.3, in its offline form
+    by the authors). Two Qs and two Vs, each pair with targets of its own."""
 
     Config = ArCHerConfig
+    traits = replace(TextAlgorithm.traits, targets=("critic",))
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return ranged(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
+
+    def modules(self) -> dict[str, nn.Module]:
+        self.critic = UtteranceCritic(self.config, self.spec)
+        return {"policy": language_model(self.config), "critic": self.critic.network}
+
+    def sampler(self) -> Sampler:
+        return utterance_sampler(self.config, self.config.discount)
+
+    def optimizer(self, name: str) -> Adam:
+        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
+        return replace(super().optimizer(name), learning_rate=rate)
+
+    def q_loss(self, q: Tensor, state: TrainState, batch: Batch) -> Tensor:
+        """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B, K]."""
+        target = self.critic.td_target(state.target["critic"], batch)
+        return (self.critic.head.loss(q, target) * batch[KNOWN].float() * batch[EACH]).sum()
+
+    def v_loss(self, v: Tensor, target_q: Tensor, batch: Batch) -> Tensor:
+        """sum_i E |tau - 1(Qbar_i < V_i)| (Qbar_i(s, a) - V_i(s))^2. v: outputs [2, B, K]; target_q: Qbar [2, B]."""
+        c, value = self.config, self.critic.head.mean(v)
+        weight = torch.where(target_q < value, 1.0 - c.expectile, c.expectile).detach()
+        return (weight * self.critic.head.loss(v, target_q) * batch[EACH]).sum()
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        q, read = self.qs(critic, batch)
-        v, bar = self.vs(critic, read), self.bars(state, batch)
-        fit = self.q_loss(q, state, batch)
-        c, value, each = self.config, self.head.mean(v), batch[EACH]
-        weight = torch.where(bar < value, 1.0 - c.expectile, c.expectile).detach()  # |expectile - 1[Qbar < V]|
-        expectile = (weight * self.head.loss(v, bar) * each).sum()
-        means = {"critic/q": (self.head.mean(q)[0] * each).sum(), "critic/v": (value[0] * each).sum()}
-        return fit + expectile, {"critic/q_loss": fit, "critic/v_loss": expectile, **means}
+        """L_Q + L_V."""
+        q, v = self.critic.q_and_v(critic, batch)
+        target_q = self.critic.target_q(state.target["critic"], batch)
+        q_loss, v_loss = self.q_loss(q, state, batch), self.v_loss(v, target_q, batch)
+        means = {name: (self.critic.head.mean(x)[0] * batch[EACH]).sum() for name, x in (("critic/q", q), ("critic/v", v))}
+        return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """-E min(exp(beta A), cap) log pi(a|s), the whole utterance's, with A = min_i Q_i(s, a) - min_i V_i(s)."""
         c, each = self.config, batch[EACH]
-        advantage = self.advantage(state, batch)
+        advantage = self.critic.advantage(state.params["critic"], batch)
         weight = (c.temperature * advantage).exp().clamp(max=c.largest_weight)
-        likely = self.log_probs(policy, batch).sum(-1)
-        loss = -(weight * likely * each).sum()
-        means = {"actor/weight": weight, "actor/advantage": advantage, "actor/log_prob": likely}
+        log_prob = self.log_probs(policy, batch).sum(-1)
+        loss = -(weight * log_prob * each).sum()
+        means = {"actor/weight": weight, "actor/advantage": advantage, "actor/log_prob": log_prob}
         return loss, {"actor/loss": loss, **{name: (x * each).sum() for name, x in means.items()}}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

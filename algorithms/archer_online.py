@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +15,20 @@ from offrl import rng
 from offrl.algorithm import Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.lm import replay as rings
-from offrl.lm.actor import PROMPTS
-from offrl.lm.algorithm import SHARE, language_model
-from offrl.lm.archer import Hierarchical, HierarchicalSettings
-from offrl.lm.models.causal_lm import Valued
-from offrl.lm.rollouts import played
-from offrl.lm.sampler import ACTION, IDS
-from offrl.lm.utterances import EACH, trim
-from offrl.optim import Params
+from offrl.lm.actor import PROMPTS, TextActor
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.causal_lm import LMWithHeads
+from offrl.lm.models.configured import language_model
+from offrl.lm.models.decoding import uniform_noise
+from offrl.lm.rollouts import episode_means, played
+from offrl.lm.sampler import ACTION, IDS, KNOWN, SHARE, token_log_probs
+from offrl.lm.settings import ValueHeadSettings, ranged
+from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
+from offrl.lm.utterances import EACH, answered, first_of, trim, utterance_sampler, with_rates
+from offrl.optim import Adam, Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
@@ -34,11 +39,12 @@ from offrl.tasks.task import Task
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
-BAR = "bar"  # the batch's column of Qbar at fresh actions, [B, 2]
+TARGET_Q = "target_q"  # the batch's column of Qbar at fresh actions, [B, 2]
+RATES = {"actor_learning_rate": (3e-6, 3e-4), "critic_learning_rate": (2e-5, 1e-3)}
 
 
 @dataclass
-class ArCHerOnlineConfig(HierarchicalSettings):
+class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
     """Settings of online ArCHer."""
 
     name: str = "archer_online"
@@ -63,15 +69,15 @@ class ArCHerOnlineConfig(HierarchicalSettings):
 
 
 @register("algo", "archer_online")
-class ArCHerOnline(Hierarchical):
-    """V_i(s) -> Qbar_i(s, a), a a sample of the actor; the actor minimises -(min Q(s, a) - min V(s)) log pi(a|s) for such samples, a whole
-    utterance each (arXiv 2402.19446, sections 4.2 and 4.3, algorithm 1).
+class ArCHerOnline(TextAlgorithm):
+    """A critic of whole utterances, learnt off-policy, above an actor that writes tokens (arXiv 2402.19446, sections 4.2 and 4.3,
+    algorithm 1). Two Qs and two Vs, each pair with targets of its own.
 
     An iteration is `rollouts` episodes, then `critic_steps` and `actor_steps` updates. A turn is drawn from all that is remembered.
     """
 
     Config = ArCHerOnlineConfig
-    rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (3e-6, 3e-4), "critic_learning_rate": (2e-5, 1e-3)}
+    traits = replace(TextAlgorithm.traits, targets=("critic",))
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -81,6 +87,23 @@ class ArCHerOnline(Hierarchical):
         if dataset.spec.text:
             check_fit(dataset.spec, played_in(config.algo, dataset.spec))
         return super().requires(config, dataset)
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return ranged(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
+
+    def modules(self) -> dict[str, nn.Module]:
+        c = self.config
+        self.critic = UtteranceCritic(c, self.spec)
+        lm = language_model(c)
+        return {"policy": LMWithHeads(lm, {"baseline": 1}, c.value_layers) if c.token_baseline else lm, "critic": self.critic.network}
+
+    def sampler(self) -> Sampler:
+        return utterance_sampler(self.config, self.config.discount)
+
+    def optimizer(self, name: str) -> Adam:
+        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
+        return replace(super().optimizer(name), learning_rate=rate)
 
     # ---- an iteration
 
@@ -108,55 +131,60 @@ class ArCHerOnline(Hierarchical):
             ring = rings.filled(ring, source)
         episodes = played(self, state, played_in(c, self.spec), c.rollouts, key, c.parallel, c.max_turns)
         ring = rings.push(ring, rings.of_episodes(self, episodes, self.width, ring["at"].device))
-        many = [len(e["turns"]) for e in episodes]
-        found = {
-            "return": [sum(t["reward"] for t in e["turns"]) for e in episodes],
-            "turns": many,
-            "misunderstood": [e["meta"].get("misunderstood", 0) / n for e, n in zip(episodes, many, strict=True)],
-            "success": [float(e["meta"]["success"]) for e in episodes if "success" in e["meta"]],
-        }
-        means = {f"rollout/{n}": torch.tensor(float(sum(v)) / len(v), device=ring["at"].device) for n, v in found.items() if v}
+        means = {name: torch.tensor(mean, device=ring["at"].device) for name, mean in episode_means(episodes).items()}
         return state._replace(buffers={**state.buffers, "ring": ring}), means
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         c = self.config
         pick, write = rng.split(rng.fold_in(key, 401))
-        own = round(len(batch[IDS]) * c.data_share)
-        memory = rings.draw(state.buffers["ring"], pick, len(batch[IDS]) - own)
-        turn = trim(rings.joined({name: column[:own] for name, column in batch.items()}, memory))
-        fresh = self.fresh(state, turn, write)
+        from_data = round(len(batch[IDS]) * c.data_share)
+        memory = rings.draw(state.buffers["ring"], pick, len(batch[IDS]) - from_data)
+        turn = trim(rings.joined({name: column[:from_data] for name, column in batch.items()}, memory))
+        fresh = self.rewritten(state, turn, write)
         if phase >= c.critic_steps and int(state.step) >= c.warmup_iterations * self.every:
             return self.descend(state, "policy", self.actor_loss, fresh)
-        turn[BAR] = self.bars(state, fresh).transpose(0, 1)
+        turn[TARGET_Q] = self.critic.target_q(state.target["critic"], fresh).transpose(0, 1)
         state, metrics = self.descend(state, "critic", self.critic_loss, turn)
         return self.polyak(state, "critic", c.polyak), metrics
 
+    def rewritten(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
+        """The batch with actions that the policy writes now."""
+        first, ids = first_of(batch).tolist(), batch[IDS].cpu().numpy()
+        prompts = [ids[row, :end] for row, end in enumerate(first)]
+        with torch.no_grad():
+            return answered(batch, TextActor(self, state).write(prompts, uniform_noise(key, range(len(prompts)), batch[IDS].device)))
+
     # ---- learning
 
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        q, read = self.qs(critic, batch)
-        v, each = self.vs(critic, read), batch[EACH]
-        fit = self.q_loss(q, state, batch)
-        follow = (self.head.loss(v, batch[BAR].transpose(0, 1)) * each).sum()
-        means = {"critic/q": (self.head.mean(q)[0] * each).sum(), "critic/v": (self.head.mean(v)[0] * each).sum()}
-        return fit + follow, {"critic/q_loss": fit, "critic/v_loss": follow, **means}
+    def q_loss(self, q: Tensor, state: TrainState, batch: Batch) -> Tensor:
+        """sum_i E (r + gamma (1 - d) Vbar_i(s') - Q_i(s, a))^2, where s' is known or not needed. q: outputs [2, B, K]."""
+        target = self.critic.td_target(state.target["critic"], batch)
+        return (self.critic.head.loss(q, target) * batch[KNOWN].float() * batch[EACH]).sum()
 
-    def make_actor(self) -> nn.Module:
-        lm = language_model(self.config)
-        return Valued(lm, {"baseline": 1}, self.config.value_layers) if self.config.token_baseline else lm
+    def v_loss(self, v: Tensor, batch: Batch) -> Tensor:
+        """sum_i E (Qbar_i(s, a) - V_i(s))^2, a a sample of the actor. v: outputs [2, B, K]."""
+        return (self.critic.head.loss(v, batch[TARGET_Q].transpose(0, 1)) * batch[EACH]).sum()
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """L_Q + L_V."""
+        q, v = self.critic.q_and_v(critic, batch)
+        q_loss, v_loss = self.q_loss(q, state, batch), self.v_loss(v, batch)
+        means = {name: (self.critic.head.mean(x)[0] * batch[EACH]).sum() for name, x in (("critic/q", q), ("critic/v", v))}
+        return q_loss + v_loss, {"critic/q_loss": q_loss, "critic/v_loss": v_loss, **means}
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """batch: with fresh actions."""
-        each, advantage = batch[EACH], self.advantage(state, batch)
+        """-E sum_t (A - b_t) log pi(a_t|s, a_<t) + E (A - b_t)^2, a the actor's, A = min_i Q_i(s, a) - min_i V_i(s), b_t the baseline of
+        each token (0 without `token_baseline`). batch: with fresh actions."""
+        each, advantage = batch[EACH], self.critic.advantage(state.params["critic"], batch)
         hidden = self.apply("policy", policy, "hidden", batch[IDS])
-        likely = self.log_probs_of(batch, hidden, policy)
-        means = {"actor/advantage": (advantage * each).sum(), "actor/log_prob": (likely.sum(-1) * each).sum()}
+        log_probs = token_log_probs(partial(self.apply, "policy", policy, "logits"), hidden, batch)
+        means = {"actor/advantage": (advantage * each).sum(), "actor/log_prob": (log_probs.sum(-1) * each).sum()}
         if not self.config.token_baseline:
-            loss = -(advantage * likely.sum(-1) * each).sum()
+            loss = -(advantage * log_probs.sum(-1) * each).sum()
             return loss, {"actor/loss": loss, **means}
-        expected = self.apply("policy", policy, "judge", hidden[:, :-1], "baseline")[0].squeeze(-1)
-        rest = (advantage.unsqueeze(-1) - expected) * batch[ACTION][:, 1:]
-        loss = -((rest.detach() * likely).sum(-1) * each).sum()
+        baseline = self.apply("policy", policy, "outputs", hidden[:, :-1], "baseline")[0].squeeze(-1)
+        rest = (advantage.unsqueeze(-1) - baseline) * batch[ACTION][:, 1:]
+        loss = -((rest.detach() * log_probs).sum(-1) * each).sum()
         fit = (rest.square().sum(-1) * batch[SHARE]).sum()
         return loss + fit, {"actor/loss": loss, "actor/baseline_loss": fit, **means}
 

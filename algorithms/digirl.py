@@ -3,8 +3,9 @@ arXiv 2406.11896)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +14,18 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.lm.algorithm import language_model
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import IDS, KNOWN, NEXT, RETURN, REWARD, VALID
-from offrl.lm.utterances import EACH, CriticSettings, TurnAlgorithm, TurnCritic, TurnSampler, TurnSource, first_of, trim
-from offrl.optim import Params
+from offrl.lm.utterance_critic import VS, UtteranceCriticSettings, UtteranceNetwork, critic_lm
+from offrl.lm.utterances import EACH, UtteranceSampler, UtteranceSource, first_of, trim, utterance_sampler, with_rates
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
-VS = ("v1", "v2")
-
 
 @dataclass
-class DigiRLConfig(CriticSettings):
+class DigiRLConfig(UtteranceCriticSettings):
     """Settings of DigiRL-style filtering."""
 
     name: str = "digirl"
@@ -38,26 +39,26 @@ class DigiRLConfig(CriticSettings):
 
 
 @dataclass(frozen=True)
-class JudgedSampler(TurnSampler):
+class JudgedSampler(UtteranceSampler):
     """Turns, some of which went well and some did not."""
 
     threshold: float = 0.0
 
-    def prepare(self, dataset: Dataset) -> TurnSource:
+    def prepare(self, dataset: Dataset) -> UtteranceSource:
         source = super().prepare(dataset)
-        found = source.columns[RETURN]
-        good = found > self.threshold
+        returns = source.columns[RETURN]
+        good = returns > self.threshold
         if bool(good.all()) or not bool(good.any()):
             raise UserError(
                 f"{dataset.spec.name}: the returns of its turns are all {'above' if bool(good.all()) else 'at or below'} "
-                f"algo.threshold={self.threshold:g}, so there is nothing to tell apart; they lie between {float(found.min()):.4g} and "
-                f"{float(found.max()):.4g}. Set algo.threshold between them, and where returns are never above 0 algo.outcome_weight=0"
+                f"algo.threshold={self.threshold:g}, so there is nothing to tell apart; they lie between {float(returns.min()):.4g} and "
+                f"{float(returns.max()):.4g}. Set algo.threshold between them, and where returns are never above 0 algo.outcome_weight=0"
             )
         return source
 
 
 @register("algo", "digirl")
-class DigiRL(TurnAlgorithm):
+class DigiRL(TextAlgorithm):
     """A critic learns by cross-entropy whether the return is above a threshold, from the state before a turn and from that after it; turns
     with V(s') - V(s) - margin + r + return > 0 are cloned, V the smaller of two (arXiv 2406.11896, section 4.2, as in the authors' code).
 
@@ -65,21 +66,30 @@ class DigiRL(TurnAlgorithm):
     """
 
     Config = DigiRLConfig
-    rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        rates = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
+        return with_rates(super().fit_config(config, dataset, grid), rates)
 
     def modules(self) -> dict[str, nn.Module]:
-        critic = TurnCritic(self.reader_lm(), dict.fromkeys(VS, 2), {}, self.config.value_layers)
+        critic = UtteranceNetwork(critic_lm(self.config), dict.fromkeys(VS, 2), {}, self.config.value_layers)
         return {"policy": language_model(self.config), "critic": critic}
 
     def sampler(self) -> Sampler:
-        plain: Any = super().sampler()
-        return JudgedSampler(plain.inner, plain.discount, self.config.threshold)
+        turns = utterance_sampler(self.config, self.config.discount)
+        return JudgedSampler(turns.inner, turns.discount, self.config.threshold)
+
+    def optimizer(self, name: str) -> Adam:
+        rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate
+        return replace(super().optimizer(name), learning_rate=rate)
 
     def logits(self, critic: Params, ids: Tensor, count: Tensor) -> Tensor:
         """[2, B, 2]: of going badly and of going well, by both heads, after the first `count` tokens."""
-        return torch.stack(self.apply("critic", critic, "judge", self.apply("critic", critic, "encode", ids, count), *VS))
+        return torch.stack(self.apply("critic", critic, "outputs", self.apply("critic", critic, "encode", ids, count), *VS))
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """-sum_i E [log p_i(y|s) + log p_i(y|s')], y: the return is above the threshold; the second where s' is known."""
         good, known = (batch[RETURN] > self.config.threshold).long(), batch[KNOWN].float()
         now = self.logits(critic, batch[IDS], first_of(batch))
         later = self.logits(critic, batch[NEXT + IDS], batch[NEXT + VALID].sum(-1))
@@ -91,7 +101,7 @@ class DigiRL(TurnAlgorithm):
         right = (now[0].argmax(-1) == good).float()
         return (fit * each).sum(), {"critic/loss": (fit * each).sum(), "critic/accuracy": (right * each).sum()}
 
-    def kept(self, state: TrainState, batch: Batch) -> Tensor:
+    def cloned(self, state: TrainState, batch: Batch) -> Tensor:
         """[B] bool: the turns that are cloned. Where the state after a turn is not known, its chance counts as unchanged."""
         c, critic = self.config, state.params["critic"]
         with torch.no_grad():
@@ -101,9 +111,10 @@ class DigiRL(TurnAlgorithm):
             return rise - c.margin + c.outcome_weight * (batch[REWARD] + batch[RETURN]) > 0.0
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        each, kept = batch[EACH], self.kept(state, batch).float()
-        loss = -(kept * self.log_probs(policy, batch).sum(-1) * each).sum()
-        return loss, {"actor/loss": loss, "actor/kept": (kept * each).sum()}
+        """-E 1(V(s') - V(s) - margin + w (r + return) > 0) log pi(a|s), V the smaller of two."""
+        each, cloned = batch[EACH], self.cloned(state, batch).float()
+        loss = -(cloned * self.log_probs(policy, batch).sum(-1) * each).sum()
+        return loss, {"actor/loss": loss, "actor/kept": (cloned * each).sum()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         batch = trim(batch)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offrl.actor import Actor
 from offrl.algorithm import Metrics, TrainState
+from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
-from offrl.lm.algorithm import SHARE, chosen
-from offrl.lm.sampler import IDS
-from offrl.lm.value_guided import SteeredSettings, TokenTD
+from offrl.lm import reference_policy
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.configured import language_model
+from offrl.lm.sampler import IDS, SHARE, chosen, cross_entropy, trimmed
+from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, ranged_by_tokens
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
 
 @dataclass
-class ILQLConfig(SteeredSettings):
+class ILQLConfig(ValueGuidedSettings):
     """Settings of ILQL."""
 
     name: str = "ilql"
@@ -28,30 +34,74 @@ class ILQLConfig(SteeredSettings):
 
 
 @register("algo", "ilql")
-class ILQL(TokenTD):
-    """Values of tokens: Q follows r + discount V(next), V an expectile of the smaller target Q, and CQL's term keeps unseen tokens low."""
+class ILQL(TextAlgorithm):
+    """Values of tokens: Q follows r + gamma V(next), V an expectile of the smaller target Q, and CQL's term keeps unseen tokens low. Means
+    are over the tokens of actions; a state h is a history up to a token a."""
 
     Config = ILQLConfig
-    traits = replace(TokenTD.traits, targets=("value",))
-    outs: ClassVar[tuple[str, ...]] = ("q1", "q2")
-    single: ClassVar[tuple[str, ...]] = ("v",)
+    traits = replace(TextAlgorithm.traits, targets=("value",), policy_modules=("value",))
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return ranged_by_tokens(super().fit_config(config, dataset, grid), dataset)
+
+    def modules(self) -> dict[str, nn.Module]:
+        lm = language_model(self.config)
+        self.reference = reference_policy.frozen_reference(self.config, self.pretrained)
+        self.values = TokenValues(self.config, self.spec, lm, ("q1", "q2"), ("v",))
+        self.runtime.notes = self.values.notes
+        return {"value": self.values.network}
+
+    def q_loss(self, qs: tuple[Tensor, Tensor], value: Params, hidden: Tensor, batch: Batch) -> Tensor:
+        """1/2 sum_j E (r + gamma V(h') - Q_j(h, a))^2, where h' is known. qs: outputs of both heads for the tokens [M, K]."""
+        y, known = self.values.td_target(batch, self.values.next_values(value, hidden, batch, "v"))
+        each = self.values.head.loss(qs[0], y) + self.values.head.loss(qs[1], y)
+        return 0.5 * (each * known * batch[SHARE][0]).sum()
+
+    def v_loss(self, v: Tensor, state: TrainState, batch: Batch) -> Tensor:
+        """1/2 E |tau - 1(Qbar < V)| (Qbar - V(h))^2, Qbar the smaller target Q of h and a. v: outputs of the head [M, K]."""
+        with torch.no_grad():
+            before, tokens = chosen(self.values(state.target["value"], "hidden", batch[IDS]), batch)
+            targets = self.values(state.target["value"], "outputs", before, "q1", "q2")
+            q = torch.stack([self.values.head.mean(self.values.of_tokens(x, tokens)) for x in targets]).amin(0)
+            weight = torch.where(q < self.values.v_head.mean(v), 1.0 - self.config.expectile, self.config.expectile)
+        return 0.5 * (weight * self.values.v_head.loss(v, q) * batch[SHARE][0]).sum()
+
+    def cql_loss(self, q1: Tensor, q2: Tensor, tokens: Tensor, batch: Batch) -> Tensor:
+        """-sum_j E log softmax(Q_j(h))[a] (equation 6). q1, q2: outputs for all tokens [M, V * K]."""
+        return ((self.values.cql(q1, tokens) + self.values.cql(q2, tokens)) * batch[SHARE][0]).sum()
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        c, head, v_head, share = self.config, self.head, self.v_head, batch[SHARE][0]
-        hidden = self.apply("value", value, "hidden", batch[IDS])
+        """L_Q + L_V + alpha L_CQL; with trunk=shared also -E log pi(a|h), the cloning loss of the same language model."""
+        c, values, share = self.config, self.values, batch[SHARE][0]
+        hidden = values(value, "hidden", batch[IDS])
         before, tokens = chosen(hidden, batch)
-        q1, q2, v = self.apply("value", value, "judge", before, "q1", "q2", "v")
-        y, known = self.target(batch, self.next_values(value, hidden, batch, "v"))
-        with torch.no_grad():
-            still, _ = chosen(self.apply("value", state.target["value"], "hidden", batch[IDS]), batch)
-            both = self.apply("value", state.target["value"], "judge", still, "q1", "q2")
-            bar = torch.stack([head.mean(self.of_token(q, tokens)) for q in both]).amin(0)
-            weight = torch.where(bar < v_head.mean(v), 1.0 - c.expectile, c.expectile)  # |expectile - 1[Qbar < V]|
-        each = head.loss(self.of_token(q1, tokens), y) + head.loss(self.of_token(q2, tokens), y)
-        fit = 0.5 * (each * known * share).sum()
-        expectile = 0.5 * (weight * v_head.loss(v, bar) * share).sum()
-        conservative = ((self.conservative(q1, tokens) + self.conservative(q2, tokens)) * share).sum()
-        cloning, metrics = self.clone_loss(value, hidden, batch)
-        loss = fit + expectile + c.conservative_weight * conservative + cloning
-        means = {"value/q": (head.mean(self.of_token(q1, tokens)) * share).sum(), "value/v": (v_head.mean(v) * share).sum()}
-        return loss, {**metrics, "value/q_loss": fit, "value/v_loss": expectile, "value/conservative": conservative, **means}
+        q1, q2, v = values(value, "outputs", before, "q1", "q2", "v")
+        qs = values.of_tokens(q1, tokens), values.of_tokens(q2, tokens)
+        q_loss, v_loss, cql = self.q_loss(qs, value, hidden, batch), self.v_loss(v, state, batch), self.cql_loss(q1, q2, tokens, batch)
+        loss, means = q_loss + v_loss + c.conservative_weight * cql, {"value/q": values.head.mean(qs[0]), "value/v": values.v_head.mean(v)}
+        metrics = {"value/q_loss": q_loss, "value/v_loss": v_loss, "value/conservative": cql}
+        metrics |= {name: (x * share).sum() for name, x in means.items()}
+        if c.trunk == "shared":
+            metrics["policy/loss"] = cross_entropy(partial(values, value, "logits"), hidden, batch)
+            loss = loss + c.clone_weight * metrics["policy/loss"]
+        return loss, metrics
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        state, metrics = self.descend(state, "value", self.value_loss, trimmed(batch))
+        return self.polyak(state, "value", self.config.polyak), metrics
+
+    def actor(self, state: TrainState) -> Actor:
+        return ValueGuidedActor(self, state, self.values, self.reference)
+
+    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, about = super().assets()
+        more, also = reference_policy.pack(self.pretrained, self.config.policy_id)
+        return {**tensors, **more}, {**about, **also}
+
+    @classmethod
+    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+        others, pretrained = reference_policy.unpack(tensors)
+        if "identity" in about:
+            super().load_assets(others, about)
+        return pretrained

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.lm.algorithm import TextAlgorithm, TextSettings, trimmed
-from offrl.lm.sampler import IDS, OBSERVED
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.configured import described, language_model
+from offrl.lm.sampler import IDS, OBSERVED, cross_entropy, trimmed
+from offrl.lm.settings import TextSettings
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -34,17 +37,23 @@ class LMBC(TextAlgorithm):
 
     Config = LMBCConfig
 
+    def modules(self) -> dict[str, nn.Module]:
+        policy = language_model(self.config)
+        self.runtime.notes = [described(policy, self.config)]
+        return {"policy": policy}
+
     def sampler(self) -> Sampler:
         sampler: Any = super().sampler()
         return replace(sampler, following=self.config.observation_weight > 0.0)
 
     def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        hidden = self.apply("policy", policy, "hidden", batch[IDS])
-        loss = self.cross_entropy("policy", policy, hidden, batch)
+        """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of observations."""
+        hidden, logits = self.apply("policy", policy, "hidden", batch[IDS]), partial(self.apply, "policy", policy, "logits")
+        loss = cross_entropy(logits, hidden, batch)
         metrics = {"policy/loss": loss}
         if not self.config.observation_weight:
             return loss, metrics
-        observed = self.cross_entropy("policy", policy, hidden, batch, OBSERVED)
+        observed = cross_entropy(logits, hidden, batch, OBSERVED)
         return loss + self.config.observation_weight * observed, {**metrics, "observations/loss": observed}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

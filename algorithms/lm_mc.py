@@ -1,45 +1,86 @@
-"""Monte-Carlo returns of tokens steer a cloned policy (the baseline "MC returns" of LMRL-Gym, Abdulhai et al., 2023, arXiv 2311.18232)."""
+"""Monte-Carlo returns of tokens guide a cloned policy (the baseline "MC returns" of LMRL-Gym, Abdulhai et al., 2023, arXiv 2311.18232)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from offrl.actor import Actor
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.transitions import Batch
-from offrl.lm.algorithm import SHARE, chosen
-from offrl.lm.sampler import IDS, RETURN
-from offrl.lm.value_guided import SteeredSettings, TokenTD, action_mask
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.lm import reference_policy
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.configured import language_model
+from offrl.lm.sampler import IDS, RETURN, SHARE, action_mask, chosen, cross_entropy, trimmed
+from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, ranged_by_tokens
 from offrl.optim import Params
 from offrl.registry import register
 
 
 @dataclass
-class LMMCConfig(SteeredSettings):
+class LMMCConfig(ValueGuidedSettings):
     """Settings of Monte-Carlo returns."""
 
     name: str = "lm_mc"
 
 
 @register("algo", "lm_mc")
-class LMMC(TokenTD):
+class LMMC(TextAlgorithm):
     """Q(token) is fitted to the return that followed it, discounted for each token, with CQL's term."""
 
     Config = LMMCConfig
-    returns_discount: ClassVar[str] = "discount"
+    traits = replace(TextAlgorithm.traits, policy_modules=("value",))
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return ranged_by_tokens(super().fit_config(config, dataset, grid), dataset)
+
+    def modules(self) -> dict[str, nn.Module]:
+        lm = language_model(self.config)
+        self.reference = reference_policy.frozen_reference(self.config, self.pretrained)
+        self.values = TokenValues(self.config, self.spec, lm, ("q1",))
+        self.runtime.notes = self.values.notes
+        return {"value": self.values.network}
+
+    def sampler(self) -> Sampler:
+        sampler: Any = super().sampler()
+        return replace(sampler, discount=float(self.config.discount))
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        c, share = self.config, batch[SHARE][0]
-        hidden = self.apply("value", value, "hidden", batch[IDS])
+        """1/2 E (R - Q(h, a))^2 - alpha E log softmax(Q(h))[a]; with trunk=shared also -E log pi(a|h), the cloning loss."""
+        c, values, share = self.config, self.values, batch[SHARE][0]
+        hidden = values(value, "hidden", batch[IDS])
         before, tokens = chosen(hidden, batch)
-        (q,) = self.apply("value", value, "judge", before, "q1")
-        returns = batch[RETURN][action_mask(batch)]
-        fit = (0.5 * self.head.loss(self.of_token(q, tokens), returns) * share).sum()
-        conservative = (self.conservative(q, tokens) * share).sum()
-        cloning, metrics = self.clone_loss(value, hidden, batch)
-        mean = (self.head.mean(self.of_token(q, tokens)) * share).sum()
-        return fit + c.conservative_weight * conservative + cloning, {
-            **metrics, "value/loss": fit, "value/conservative": conservative, "value/q": mean,
-        }  # fmt: skip
+        (logits,) = values(value, "outputs", before, "q1")
+        q = values.of_tokens(logits, tokens)
+        fit = (0.5 * values.head.loss(q, batch[RETURN][action_mask(batch)]) * share).sum()
+        cql = (values.cql(logits, tokens) * share).sum()
+        loss = fit + c.conservative_weight * cql
+        metrics = {"value/loss": fit, "value/conservative": cql, "value/q": (values.head.mean(q) * share).sum()}
+        if c.trunk == "shared":
+            metrics["policy/loss"] = cross_entropy(partial(values, value, "logits"), hidden, batch)
+            loss = loss + c.clone_weight * metrics["policy/loss"]
+        return loss, metrics
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        return self.descend(state, "value", self.value_loss, trimmed(batch))
+
+    def actor(self, state: TrainState) -> Actor:
+        return ValueGuidedActor(self, state, self.values, self.reference)
+
+    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, about = super().assets()
+        more, also = reference_policy.pack(self.pretrained, self.config.policy_id)
+        return {**tensors, **more}, {**about, **also}
+
+    @classmethod
+    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
+        others, pretrained = reference_policy.unpack(tensors)
+        if "identity" in about:
+            super().load_assets(others, about)
+        return pretrained

@@ -1,12 +1,22 @@
-"""Policies of texts: an action is a text that answers the dialogue so far."""
+"""Policies of texts: an action is a text that answers the dialogue so far.
+
+Shapes in comments: B prompts, T tokens, V tokens of the vocabulary.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from offrl.actor import Actor, Carry
+from offrl.lm.models import decoding
+from offrl.lm.models import tokenizer as tokenizing
+from offrl.lm.models.causal_lm import LM
+from offrl.lm.models.pretrained import SCRATCH
 
 if TYPE_CHECKING:
     from offrl.lm.algorithm import TextAlgorithm
@@ -31,9 +41,93 @@ class TextActor(Actor):
         histories = {e: (*carry[e], str(observations[e])) for e in running}
         written: dict[int, str] = {}
         for first in range(0, len(running), PROMPTS):
-            some = running[first : first + PROMPTS]
-            legal = [getattr(observations[e], "legal_actions", None) for e in some]
-            texts = self.algorithm.reply(self.state, [histories[e] for e in some], legal, some, key, explore)
-            written |= dict(zip(some, texts, strict=True))
+            rows = running[first : first + PROMPTS]
+            legal = [getattr(observations[e], "legal_actions", None) for e in rows]
+            texts = self.reply([histories[e] for e in rows], legal, rows, key, explore)
+            written |= dict(zip(rows, texts, strict=True))
         actions = [written.get(e, "") for e in range(len(observations))]
         return actions, [(*histories[e], actions[e]) if e in histories else carry[e] for e in range(len(observations))]
+
+    def reply(self, histories: Sequence[Sequence[str]], legal: Sequence[Any], rows: Sequence[int], key: Tensor, explore: bool) -> list[str]:
+        """An action for each history; `rows` number them, so that what is drawn does not depend on which others are written beside it."""
+        c, tokenizer = self.algorithm.config, self.algorithm.tokenizer
+        sampled = explore or c.decoding == "sample"
+        prompts = [self.algorithm.prompt(texts) for texts in histories]
+        choosing = c.legal == "rerank"
+        listed = [i for i, actions in enumerate(legal) if choosing and actions]
+        free = [i for i, actions in enumerate(legal) if not (choosing and actions)]
+        replies = [""] * len(prompts)
+        if listed:
+            noise = decoding.uniform_noise(key, [rows[i] for i in listed], self.device)(0) if sampled else None
+            picked = self.rerank([prompts[i] for i in listed], [list(legal[i]) for i in listed], noise)
+            for i, action in zip(listed, picked, strict=True):
+                replies[i] = action
+        if free:
+            drawn = decoding.uniform_noise(key, [rows[i] for i in free], self.device) if sampled else None
+            for i, ids in zip(free, self.write([prompts[i] for i in free], drawn), strict=True):
+                replies[i] = tokenizer.decode(ids)
+        return replies
+
+    def write(self, prompts: Sequence[np.ndarray], noise: Callable[[int], Tensor] | None) -> list[list[int]]:
+        """The tokens of an action for each prompt; see `decoding.write`."""
+        c, tokenizer = self.algorithm.config, self.algorithm.tokenizer
+        return decoding.write(
+            self.reader(), prompts, pad=tokenizer.pad, stops=self._stops(), allowed=self._allowed(),
+            most=int(c.action_tokens or 1), noise=noise, temperature=c.sampling_temperature,
+        )  # fmt: skip
+
+    def rerank(self, prompts: Sequence[np.ndarray], legal: Sequence[Sequence[str]], noise: Tensor | None) -> list[str]:
+        """One of the legal actions for each prompt, drawn in proportion to how likely the policy is to write it, or the likeliest."""
+        tokenizer, c = self.algorithm.tokenizer, self.algorithm.config
+        picked = []
+        for row, (prompt, actions) in enumerate(zip(prompts, legal, strict=True)):
+            encoded = tokenizer.encode(actions)
+            if c.append_end:
+                encoded = [np.append(ids, np.int32(tokenizer.end or 0)) for ids in encoded]
+            ids, lengths = decoding.right_padded([np.append(prompt, action) for action in encoded], tokenizer.pad, self.device)
+            log_probs = self.scores(ids[:, :-1])[..., : tokenizer.size].log_softmax(-1)
+            each = log_probs.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+            at = torch.arange(each.shape[1], device=self.device)
+            of_action = (at >= len(prompt) - 1) & (at < lengths.unsqueeze(-1) - 1)
+            total = (each * of_action).sum(-1).unsqueeze(0)
+            picked.append(actions[int(decoding.choose(total, None if noise is None else noise[row : row + 1], c.sampling_temperature))])
+        return picked
+
+    def reader(self) -> decoding.Read:
+        """The function that reads tokens and gives the logits of the next one; it keeps a cache of its own."""
+        cache = LM.fresh_cache()
+
+        def read(ids: Tensor, valid: Tensor) -> Tensor:
+            return self.apply("policy", "logits", self.apply("policy", "hidden", ids, valid, cache)[:, -1])
+
+        return read
+
+    def scores(self, ids: Tensor) -> Tensor:
+        """The logits [B, T, V] by which tokens are drawn, at every position of tokens [B, T], without a cache."""
+        return self.apply("policy", "logits", self.apply("policy", "hidden", ids))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the policy's parameters."""
+        return next(iter(self.state.params[self.algorithm.traits.policy_modules[0]].values())).device
+
+    def _stops(self) -> Tensor:
+        """[V] bool: tokens that end an action."""
+        tokenizer = self.algorithm.tokenizer
+        flags = torch.zeros(max(tokenizer.size, self.algorithm.lm().vocabulary), dtype=torch.bool, device=self.device)
+        if not self.algorithm.config.append_end:
+            flags[: tokenizer.size] = torch.from_numpy(tokenizer.stops.copy()).to(self.device)
+        if tokenizer.end is not None:
+            flags[tokenizer.end] = True
+        return flags
+
+    def _allowed(self) -> Tensor:
+        """[V] bool: tokens that may be written: not those that stand for nothing."""
+        tokenizer = self.algorithm.tokenizer
+        flags = torch.zeros(self.algorithm.lm().vocabulary, dtype=torch.bool, device=self.device)
+        flags[: tokenizer.size] = True
+        if self.algorithm.config.lm == SCRATCH:
+            flags[: len(tokenizing.OWN)] = False
+        if tokenizer.end is not None:
+            flags[tokenizer.end] = True
+        return flags

@@ -16,7 +16,7 @@ from offrl.algorithm import Tree
 from offrl.data.samplers.transitions import Batch
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, NEXT, RETURN, REWARD, VALID
-from offrl.lm.utterances import TurnSource, first_of, turns
+from offrl.lm.utterances import UtteranceSource, first_of, turns
 
 FIRST, END = "first", "end"  # positions: of the first token of the action, and behind the last one
 PART = 4_096  # turns of the data that are moved at once
@@ -41,14 +41,14 @@ def push(ring: Tree, batch: Batch) -> Tree:
         NEXT + END: batch[NEXT + VALID].sum(-1), REWARD: batch[REWARD], DONE: batch[DONE], KNOWN: batch[KNOWN],
     }  # fmt: skip
     rows = {name: column[-capacity:] for name, column in rows.items()}
-    many = len(rows[END])
-    slots = (ring["at"] + torch.arange(many, device=ring["at"].device)) % capacity
+    added = len(rows[END])
+    slots = (ring["at"] + torch.arange(added, device=ring["at"].device)) % capacity
     new = {name: ring[name].index_copy(0, slots, column.to(ring[name].dtype)) for name, column in rows.items()}
-    return {**new, "at": (ring["at"] + many) % capacity, "count": (ring["count"] + many).clamp(max=capacity)}
+    return {**new, "at": (ring["at"] + added) % capacity, "count": (ring["count"] + added).clamp(max=capacity)}
 
 
 def draw(ring: Tree, key: Tensor, count: int) -> Batch:
-    """`count` turns of the ring, with the columns of `TurnSampler` but returns."""
+    """`count` turns of the ring, with the columns of `UtteranceSampler` but returns."""
     return at(ring, rng.randint(key, (count,), ring["count"].clamp(min=1)))
 
 
@@ -63,19 +63,19 @@ def at(ring: Tree, item: Tensor) -> Batch:
     }  # fmt: skip
 
 
-def filled(ring: Tree, source: TurnSource) -> Tree:
+def filled(ring: Tree, source: UtteranceSource) -> Tree:
     """The ring with the data's last turns in it."""
-    many = len(source.sequences.begin)
-    for begin in range(max(0, many - len(ring[END])), many, PART):
-        ring = push(ring, turns(source, torch.arange(begin, min(begin + PART, many), device=ring["at"].device)))
+    count = len(source.sequences.begin)
+    for begin in range(max(0, count - len(ring[END])), count, PART):
+        ring = push(ring, turns(source, torch.arange(begin, min(begin + PART, count), device=ring["at"].device)))
     return ring
 
 
-def joined(some: Batch, more: Batch) -> Batch:
+def joined(first: Batch, second: Batch) -> Batch:
     """Two batches of turns one after the other; columns that only one has are left out."""
     names = (IDS, VALID, ACTION, NEXT + IDS, NEXT + VALID)
-    wide = max(b[n].shape[1] for b in (some, more) for n in names)
-    both = [{n: widened(c, wide) if n in names else c for n, c in b.items() if n != RETURN} for b in (some, more)]
+    wide = max(b[n].shape[1] for b in (first, second) for n in names)
+    both = [{n: widened(c, wide) if n in names else c for n, c in b.items() if n != RETURN} for b in (first, second)]
     return {n: torch.cat([both[0][n], both[1][n]]) for n in both[0] if n in both[1]}
 
 
@@ -87,14 +87,14 @@ def widened(column: Tensor, width: int) -> Tensor:
 def of_episodes(
     algorithm: TextAlgorithm, episodes: Sequence[Mapping[str, Any]], width: int, device: torch.device, discount: float = 1.0
 ) -> Batch:
-    """The turns of episodes in the canonical form as a batch with the columns of `TurnSampler` but row; rewards in the units that the
+    """The turns of episodes in the canonical form as a batch with the columns of `UtteranceSampler` but row; rewards in the units that the
     algorithm is trained in. Actions without a token are left out."""
     c, tokenizer, spec = algorithm.config, algorithm.tokenizer, algorithm.spec
     states, actions, after, rewards, returns, done = [], [], [], [], [], []
     for episode in episodes:
         texts: list[str] = []
         earned = [turn["reward"] * spec.reward_scale + spec.reward_shift for turn in episode["turns"]]
-        whole_return = list(itertools.accumulate(reversed(earned), lambda later, now: now + discount * later))[::-1]
+        returns_from = list(itertools.accumulate(reversed(earned), lambda later, now: now + discount * later))[::-1]
         for number, turn in enumerate(episode["turns"]):
             texts.append(turn["obs"])
             action = tokenizer.encode([turn["action"]])[0]
@@ -109,18 +109,18 @@ def of_episodes(
                 actions.append(action)
                 after.append(algorithm.prompt([*texts, turn["action"], later]))
                 rewards.append(earned[number])
-                returns.append(whole_return[number])
+                returns.append(returns_from[number])
                 done.append(last and bool(episode["terminated"]))
             texts.append(turn["action"])
-    whole = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
-    ids, next_ids = np.zeros((len(whole), width), np.int64), np.zeros((len(whole), width), np.int64)
-    for row, (now, then) in enumerate(zip(whole, after, strict=True)):
+    full = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
+    ids, next_ids = np.zeros((len(full), width), np.int64), np.zeros((len(full), width), np.int64)
+    for row, (now, then) in enumerate(zip(full, after, strict=True)):
         ids[row, : len(now)], next_ids[row, : len(then)] = now, then
-    first, end, later_end = (torch.tensor([len(x) for x in many], device=device).unsqueeze(-1) for many in (states, whole, after))
+    first, end, later_end = (torch.tensor([len(x) for x in rows], device=device).unsqueeze(-1) for rows in (states, full, after))
     place = torch.arange(width, device=device)
     return {
         IDS: torch.from_numpy(ids).to(device), VALID: place < end, ACTION: (place >= first) & (place < end),
         NEXT + IDS: torch.from_numpy(next_ids).to(device), NEXT + VALID: place < later_end,
         REWARD: torch.tensor(rewards, dtype=torch.float32, device=device), DONE: torch.tensor(done, dtype=torch.bool, device=device),
-        KNOWN: torch.ones(len(whole), dtype=torch.bool, device=device), RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
+        KNOWN: torch.ones(len(full), dtype=torch.bool, device=device), RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
     }  # fmt: skip

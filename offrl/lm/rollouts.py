@@ -13,6 +13,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.errors import UserError
+from offrl.lm.actor import TextActor
 from offrl.tasks.environments import make_env
 from offrl.tasks.episodes import ENDLESS, reset_seed, success_of
 from offrl.tasks.task import Task
@@ -139,11 +140,24 @@ def played(
     """Episodes of a task, as `rollouts` gives them, in which the actions are drawn from an algorithm's policy. The key decides them."""
     calls = itertools.count()
     begin, write = rng.split(key)
+    actor = TextActor(algorithm, state)
 
     def policy(histories: list[list[str]], legal: list[list[str] | None]) -> Sequence[str]:
         with torch.no_grad():
-            return algorithm.reply(state, histories, legal, range(len(histories)), rng.fold_in(write, next(calls)), True)
+            return actor.reply(histories, legal, range(len(histories)), rng.fold_in(write, next(calls)), True)
 
     limits = [n for n in (max_steps, task.max_episode_steps) if n is not None]
     most, seed = min(limits, default=ENDLESS), int(begin) & 0x7FFFFFFF
     return rollouts(lambda: make_env(task), policy, episodes, seed, parallel, starts=task.starts, max_steps=most)
+
+
+def episode_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over episodes in the canonical form, by metric: of the return, the turns, the share of misunderstood ones, and success."""
+    turns = [len(e["turns"]) for e in episodes]
+    columns = {
+        "return": [sum(t["reward"] for t in e["turns"]) for e in episodes],
+        "turns": turns,
+        "misunderstood": [e["meta"].get("misunderstood", 0) / n for e, n in zip(episodes, turns, strict=True)],
+        "success": [float(e["meta"]["success"]) for e in episodes if "success" in e["meta"]],
+    }
+    return {f"rollout/{name}": float(sum(values)) / len(values) for name, values in columns.items() if values}

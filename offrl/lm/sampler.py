@@ -1,23 +1,18 @@
-"""A text data set as tokens: flat arrays of whole episodes, and the sampler that draws sequences from them.
+"""Sequences of tokens: the sampler that draws slices of a dataset's token streams, and what losses read off a batch of them.
 
-An episode is the stream obs_0, action_0, obs_1, ..., action_{T-1}, final obs (where it is known), each text encoded on its own. Whatever a
-model is shown is a slice of a stream. Shapes in comments: K tokens in all, R turns, E episodes, B batch, L tokens in a sequence.
+Shapes in comments: K tokens in all, R turns, E episodes, B batch, L tokens in a sequence, M tokens of actions, D width, V tokens of the
+vocabulary.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import tempfile
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from offrl import rng
 from offrl.data.dataset import Dataset
@@ -25,131 +20,14 @@ from offrl.data.samplers.transitions import Batch, Episodes, alias_table
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.lm.models.tokenizer import Tokenizer
-from offrl.system.files import cache_dir
+from offrl.lm.tokens import Stream, stream
 
-SLOW = 2.0  # seconds; what takes longer to encode is kept on disk
-ARRAYS = ("ids", "is_action", "turn", "obs_begin", "action_begin", "action_end", "final_begin", "final_end")
 IDS, VALID, ACTION, OBSERVED, LAST = "ids", "valid", "action", "observed", "last"
 REWARD, DONE, KNOWN, SUCCESSOR, RETURN = "reward", "done", "known", "successor", "return"
 COUNT = "count"  # action tokens of the whole batch for each of its sequences, [B]: a process that has a share of the batch needs it
 NEXT = "next_"  # before the names of what belongs to the window at the next state
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Episodes as tokens, in memory or memory-mapped."""
-
-    ids: np.ndarray  # [K] int32
-    is_action: np.ndarray  # [K] bool: tokens of actions, which a policy chooses
-    turn: np.ndarray  # [K] int32: the turn (row of the data) that each token belongs to; a final observation to the last one
-    obs_begin: np.ndarray  # [R] int64
-    action_begin: np.ndarray  # [R] int64
-    action_end: np.ndarray  # [R] int64, exclusive
-    final_begin: np.ndarray  # [E] int64: of the final observation
-    final_end: np.ndarray  # [E] int64, exclusive: the episode's end; equals final_begin where that observation is not known
-
-
-def stream(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
-    """The data's episodes as tokens, kept on disk if making them took long. append_end: actions get the tokenizer's end token.
-
-    Raises UserError for other than text data.
-    """
-    if not dataset.spec.text:
-        raise UserError(f"{dataset.spec.name} is no text: language-model policies need a text data set, such as text-maze")
-    folder = cache_dir() / "tokens" / _key(dataset, tokenizer, append_end)
-    kept = _read(folder)
-    if kept is not None:
-        return kept
-    began = time.perf_counter()
-    made = encode(dataset, tokenizer, append_end)
-    if time.perf_counter() - began > SLOW:
-        _write(folder, made)
-        return _read(folder) or made
-    return made
-
-
-def encode(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
-    """As `stream`, always anew."""
-    columns = {n: dataset.columns[n].cpu().numpy() for n in ("observations", "actions", "next_observations")}
-    known = dataset.columns["successor_known"].cpu().numpy()
-    texts = tokenizer.encode(dataset.strings)
-    sizes = np.array([len(t) for t in texts], np.int64)
-    flat = np.concatenate([np.zeros(0, np.int32), *texts])
-    where = np.cumsum(sizes) - sizes
-    start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
-    rows, extra = len(dataset), int(append_end)
-    last = end - 1
-    final = np.where(known[last], sizes[columns["next_observations"][last]], 0)
-    obs, act = sizes[columns["observations"]], sizes[columns["actions"]] + extra
-    episode = np.repeat(np.arange(len(start)), end - start)
-    before = np.concatenate([[0], np.cumsum(final)])[episode]  # final observations of earlier episodes
-    both = np.cumsum(obs + act)
-    obs_begin = both - obs - act + before
-    action_begin = obs_begin + obs
-    action_end = action_begin + act
-    final_begin = action_end[last]
-    total = int(final_begin[-1] + final[-1]) if rows else 0
-    ids = np.full(total, tokenizer.end if tokenizer.end is not None else 0, np.int32)  # end tokens stay
-    is_action, turn = np.zeros(total, bool), np.zeros(total, np.int32)
-
-    def put(begin: np.ndarray, text: np.ndarray, row: np.ndarray, action: bool) -> None:
-        size = sizes[text]
-        step = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-        at = np.repeat(begin, size) + step
-        ids[at] = flat[np.repeat(where[text], size) + step]
-        turn[at] = np.repeat(row, size)
-        if action:
-            is_action[at] = True
-
-    every = np.arange(rows)
-    put(obs_begin, columns["observations"], every, False)
-    put(action_begin, columns["actions"], every, True)
-    if extra:
-        is_action[action_end - 1], turn[action_end - 1] = True, every
-    put(final_begin[known[last]], columns["next_observations"][last][known[last]], last[known[last]], False)
-    return Stream(ids, is_action, turn, obs_begin, action_begin, action_end, final_begin, final_begin + final)
-
-
-def _key(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> str:
-    digest = hashlib.sha256(f"1 {tokenizer.identity} {append_end}".encode())
-    for text in dataset.strings:
-        digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
-    for name in ("observations", "actions", "next_observations", "successor_known"):
-        digest.update(dataset.columns[name].cpu().numpy().tobytes())
-    digest.update(dataset.episode_end.cpu().numpy().tobytes())
-    return digest.hexdigest()[:24]
-
-
-def _read(folder: Path) -> Stream | None:
-    try:
-        sizes = json.loads((folder / "sizes.json").read_text())
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ARRAYS}
-        if {name: len(a) for name, a in arrays.items()} != sizes:
-            return None
-        return Stream(**arrays)
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: made anew
-        return None
-
-
-def _write(folder: Path, made: Stream) -> None:
-    """Nothing where there is no room for it."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
-        try:
-            for name in ARRAYS:
-                np.save(aside / f"{name}.npy", getattr(made, name), allow_pickle=False)
-            (aside / "sizes.json").write_text(json.dumps({name: len(getattr(made, name)) for name in ARRAYS}))
-            if folder.is_dir():
-                shutil.rmtree(folder)
-            os.replace(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    except OSError:
-        return
-
-
-# ---- sequences
+SHARE = "share"  # 1 over the number of action tokens of the whole batch, [B]
+Logits = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., V] of the next token
 
 
 @dataclass(frozen=True)
@@ -374,3 +252,50 @@ def _weighted(dataset: Dataset, owner: np.ndarray, device: torch.device) -> Epis
         raise UserError(f"{dataset.spec.name}: no episode has a weight above 0: take another dataset.weighting")
     keep, other = alias_table((weights * count)[drawn])
     return Episodes(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (keep, other, first[drawn], count[drawn])))
+
+
+# ---- what losses read off a batch
+
+
+def trimmed(batch: Batch) -> Batch:
+    """A batch without the columns that are padding in all rows, and with `share`: 1 over its number of action tokens, [B].
+
+    Where processes share a batch it is that of the whole batch, as often as there are processes, whose gradients are averaged.
+    """
+    long = int(batch[VALID].sum(-1).max())
+    new = {k: (v[:, :long] if v.ndim > 1 and not k.startswith(NEXT) else v) for k, v in batch.items()}
+    if SUCCESSOR in batch:
+        new[SUCCESSOR] = new[SUCCESSOR].clamp(max=long - 1)
+    if NEXT + VALID in batch:
+        long = int(batch[NEXT + VALID].sum(-1).max())
+        new |= {k: v[:, :long] for k, v in new.items() if k.startswith(NEXT) and v.ndim > 1}
+    rows = len(new[IDS])
+    count = new.pop(COUNT)[0] * rows if COUNT in new else new[ACTION].sum()
+    return {**new, SHARE: (1.0 / count.clamp(min=1)).expand(rows)}
+
+
+def chosen(hidden: Tensor, batch: Batch, which: str = ACTION) -> tuple[Tensor, Tensor]:
+    """(states [M, D] before the action tokens of a batch, or those of the column `which`; these tokens int64 [M])."""
+    mask = batch[which][:, 1:]
+    return hidden[:, :-1][mask], batch[IDS][:, 1:][mask]
+
+
+def action_mask(batch: Batch) -> Tensor:
+    """[B, L] bool: the action tokens of a batch, in the order in which `chosen` gives them."""
+    mask = batch[ACTION].clone()
+    mask[:, 0] = False
+    return mask
+
+
+def cross_entropy(logits: Logits, hidden: Tensor, batch: Batch, which: str = ACTION) -> Tensor:
+    """-log pi of the tokens of the column `which`, given states [B, L, D]: their sum over the number of the batch's action tokens."""
+    before, tokens = chosen(hidden, batch, which)
+    return (F.cross_entropy(logits(before), tokens, reduction="none") * batch[SHARE][0]).sum()
+
+
+def token_log_probs(logits: Logits, hidden: Tensor, batch: Batch) -> Tensor:
+    """[B, L - 1]: log pi of each action token at the position before it, 0 elsewhere; a row's sum is that of its action."""
+    before, tokens = chosen(hidden, batch)
+    each = -F.cross_entropy(logits(before), tokens, reduction="none")
+    mask = batch[ACTION][:, 1:]
+    return torch.zeros(mask.shape, dtype=each.dtype, device=each.device).index_put(mask.nonzero(as_tuple=True), each)

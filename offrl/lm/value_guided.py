@@ -1,40 +1,41 @@
-"""Policies that clone the data and are steered by values of single tokens: ILQL and Monte-Carlo returns.
+"""Value-guided decoding: a reference policy whose logits are shifted by values of single tokens.
 
 "Offline RL for Natural Language Generation with Implicit Language Q Learning" (Snell et al., 2022, arXiv 2206.11871); the values' form and
-the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.18232). State i - 1 of the sequence values token i.
+the settings of tasks are those of LMRL-Gym (Abdulhai et al., 2023, arXiv 2311.18232). State i - 1 of a sequence values token i.
+Shapes in comments: B batch, L tokens, M tokens of actions, D width, V tokens of the vocabulary, K outputs of a value head.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
-from offrl.data.dataset import Dataset
+from offrl.algorithm import Part, TrainState
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.lm.algorithm import language_model, tokenizer_of, trimmed
+from offrl.lm.actor import TextActor
+from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models import decoding
-from offrl.lm.models.causal_lm import LM, Valued
-from offrl.lm.reference_policy import ADAPTERS, SAME, Cloned, ClonedSettings, HeadSettings, head_of, ranged
-from offrl.lm.sampler import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID
+from offrl.lm.models.causal_lm import LM, LMWithHeads, call
+from offrl.lm.models.configured import described, tokenizer_of
+from offrl.lm.reference_policy import ReferenceSettings
+from offrl.lm.sampler import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID, action_mask
+from offrl.lm.settings import ValueHeadSettings, head_of, ranged
 from offrl.optim import Params
 from offrl.settings.field import setting
 
-BEHAVIOUR = "behaviour/"  # before names of the cloned policy's tensors in policy files
 TRUNKS = ("separate", "shared")
 MOST_OUTPUTS = 100_000  # of a head with bins for each token: beyond, a batch does not fit in memory
 
 
 @dataclass
-class SteeredSettings(HeadSettings, ClonedSettings):
-    """Settings of policies that are steered by values."""
+class ValueGuidedSettings(ValueHeadSettings, ReferenceSettings):
+    """Settings of policies that are guided by values."""
 
     trunk: str = setting(
         "separate",
@@ -49,159 +50,107 @@ class SteeredSettings(HeadSettings, ClonedSettings):
     value_layers: int = setting(2, "layers of each value head", low=1)
     value_bias: float = setting(0.0, "what all values are in the beginning, where they are numbers; LMRL-Gym's Wordle has -4.4")
 
+    @property
+    def wants_reference(self) -> bool:
+        return self.trunk != "shared"
 
-class Steered(Cloned):
-    """log pi(token) = log pi_clone + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
 
-    traits = replace(Cloned.traits, policy_modules=("value",))
-    alike: ClassVar[tuple[str, ...]] = (*SAME, *ADAPTERS)  # with other adapters values would not begin with the clone's weights
-    outs: ClassVar[tuple[str, ...]] = ("q1",)  # heads with a value for each token
-    single: ClassVar[tuple[str, ...]] = ()  # heads with one value
+def ranged_by_tokens(config: Any, dataset: Dataset) -> Any:
+    """Settings whose bins have a range, from the data, whose turns are discounted for each token of an action."""
+    c = config
+    if c.value_head == "scalar":
+        return c
+    actions, count = dataset.columns["actions"].cpu().unique(return_counts=True)
+    lengths = [len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])]
+    return ranged(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
 
-    @classmethod
-    def clones(cls, config: Any) -> bool:
-        return config.trunk != "shared"
 
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """As the cloned policy's; the bins' range is from the data, whose turns are discounted for each token of an action."""
-        c = super().fit_config(config, dataset, grid)
-        if c.value_head == "scalar":
-            return c
-        actions, count = dataset.columns["actions"].cpu().unique(return_counts=True)
-        lengths = [len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])]
-        return ranged(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
+class TokenValues(Part):
+    """Values of tokens and states, the algorithm's module "value": a language model with heads Q, one value for each token of the
+    vocabulary, and heads V, one value for each state."""
 
-    def modules(self) -> dict[str, nn.Module]:
-        c = self.config
-        self.head = self.v_head = head_of(c)  # of the heads with a value for each token, and of those with one
-        lm = language_model(c)
-        self.runtime.notes = [self.described(lm)]
+    config: ValueGuidedSettings
+
+    def __init__(self, config: Any, spec: DataSpec, lm: LM, q_heads: tuple[str, ...], v_heads: tuple[str, ...] = ()) -> None:
+        """lm: the network's language model. Raises UserError where the bins of all tokens are too many."""
+        super().__init__(config, spec)
+        self.q_heads = q_heads
+        self.head = self.v_head = head_of(config)  # of the heads Q, and of the heads V
+        self.notes = [described(lm, config)]
         if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
-            many = f"algo.value_head={c.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many"
-            if not self.single:
-                raise UserError(f"{many}; take algo.value_head=scalar, or fewer algo.bins")
-            self.runtime.notes.append(f"{many}: values of tokens are numbers, and V is a distribution")
-            self.head = head_of(dataclasses.replace(c, value_head="scalar"))
-        outs = dict.fromkeys(self.outs, lm.vocabulary * self.head.out_dim) | dict.fromkeys(self.single, self.v_head.out_dim)
-        self.behaviour = self.clone()
-        return {"value": Valued(lm, outs, c.value_layers, c.value_bias)}
+            problem = f"algo.value_head={config.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many"
+            if not v_heads:
+                raise UserError(f"{problem}; take algo.value_head=scalar, or fewer algo.bins")
+            self.notes.append(f"{problem}: values of tokens are numbers, and V is a distribution")
+            self.head = head_of(dataclasses.replace(config, value_head="scalar"))
+        outs = dict.fromkeys(q_heads, lm.vocabulary * self.head.out_dim) | dict.fromkeys(v_heads, self.v_head.out_dim)
+        self.network = LMWithHeads(lm, outs, config.value_layers, config.value_bias)
 
-    def init(self, seed: int) -> TrainState:
-        """Values begin with the weights of the cloned policy."""
-        state, clone = super().init(seed), self.cloned()
-        if clone is None:
-            return state
-        own = {f"lm.{name}": value for name, value in clone.items()}
-        value = {name: own[name].clone() if name in own else p for name, p in state.params["value"].items()}
-        target = {name: {k: v.clone() for k, v in value.items()} for name in self.traits.targets}
-        return state._replace(params={"value": value}, target=target)
+    def __call__(self, params: Params, *x: Any) -> Any:
+        """The method x[0] of the network."""
+        return call(self.network, params, *x)
 
-    # ---- values
-
-    def q_of(self, logits: Tensor) -> Tensor:
-        """[..., V * K] -> [..., V] values of each token."""
+    def q(self, logits: Tensor) -> Tensor:
+        """[..., V * K] -> [..., V]: Q of each token."""
         return self.head.mean(logits.unflatten(-1, (-1, self.head.out_dim)))
 
-    def of_token(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """[M, V * K] -> [M, K]: what a head says of the tokens [M]."""
+    def of_tokens(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[M, V * K] -> [M, K]: the outputs of a head Q for the tokens [M]."""
         each = logits.unflatten(-1, (-1, self.head.out_dim))
         return each.gather(1, tokens.view(-1, 1, 1).expand(-1, 1, each.shape[-1])).squeeze(1)
 
-    def conservative(self, logits: Tensor, tokens: Tensor) -> Tensor:
+    def cql(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[M]: -log softmax(Q)[token], CQL's term at temperature 1 (arXiv 2206.11871, equation 6)."""
-        return nn.functional.cross_entropy(self.q_of(logits), tokens, reduction="none")
-
-    def clone_loss(self, params: Params, hidden: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        """trunk=shared: the cloning loss of the same language model."""
-        if self.config.trunk != "shared":
-            return hidden.new_zeros(()), {}
-        loss = self.cross_entropy("value", params, hidden, batch)
-        return self.config.clone_weight * loss, {"policy/loss": loss}
-
-    # ---- acting
-
-    def lm(self) -> LM:
-        return self.behaviour if self.behaviour is not None else super().lm()
-
-    def reader(self, state: TrainState) -> decoding.Read:
-        caches = LM.fresh_cache(), LM.fresh_cache()
-
-        def read(ids: Tensor, valid: Tensor) -> Tensor:
-            return self._steered(state, ids, valid, caches, last=True)
-
-        return read
-
-    def scores(self, state: TrainState, ids: Tensor) -> Tensor:
-        return self._steered(state, ids, None, (None, None), last=False)
-
-    def _steered(self, state: TrainState, ids: Tensor, valid: Tensor | None, caches: tuple[Any, Any], last: bool) -> Tensor:
-        """Steered logits [B, V] after tokens [B, T], or [B, T, V] after each of them."""
-        params = state.params["value"]
-        hidden = self.apply("value", params, "hidden", ids, valid, caches[0])
-        hidden = hidden[:, -1] if last else hidden
-        if self.behaviour is None:
-            logits = self.apply("value", params, "logits", hidden)
-        else:
-            clone = self.behaviour.to(ids.device)
-            own = clone.hidden(ids, valid, caches[1])
-            logits = clone.logits(own[:, -1] if last else own)
-        q = torch.stack([self.q_of(x) for x in self.apply("value", params, "judge", hidden, *self.outs)]).amin(0)
-        return logits.log_softmax(-1) + self.config.beta * q
-
-    # ---- policy files
-
-    def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, about = super().assets()
-        clone = self.cloned()
-        if clone is None:
-            return tensors, about
-        own = {BEHAVIOUR + name: value for name, value in clone.items()}
-        return {**tensors, **own}, {**about, "behaviour": self.config.policy_id}
-
-    @classmethod
-    def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        if "identity" in about:
-            super().load_assets({name: t for name, t in tensors.items() if not name.startswith(BEHAVIOUR)}, about)
-        own = {name.removeprefix(BEHAVIOUR): t for name, t in tensors.items() if name.startswith(BEHAVIOUR)}
-        return {"policy": own} if own else {}
-
-
-class TokenTD(Steered):
-    """What a one-step target needs: V of the state after each token, and which targets are known."""
+        return nn.functional.cross_entropy(self.q(logits), tokens, reduction="none")
 
     def next_values(self, params: Params, hidden: Tensor, batch: Batch, head: str) -> Tensor:
         """V [M] of the states after the action tokens of a batch, without gradient: after an action, where the next one begins."""
         with torch.no_grad():
             picked = batch[SUCCESSOR].unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-            after = self.v_head.mean(self.apply("value", params, "judge", hidden.gather(1, picked), head)[0])  # [B, L]
+            after = self.v_head.mean(self(params, "outputs", hidden.gather(1, picked), head)[0])  # [B, L]
             if NEXT + IDS in batch:
-                later = self.apply("value", params, "hidden", batch[NEXT + IDS])
+                later = self(params, "hidden", batch[NEXT + IDS])
                 end = batch[NEXT + VALID].sum(-1) - 1
                 state = later[torch.arange(len(end), device=end.device), end]
-                window = self.v_head.mean(self.apply("value", params, "judge", state, head)[0])
+                window = self.v_head.mean(self(params, "outputs", state, head)[0])
                 after = torch.where(batch[LAST], window.unsqueeze(-1), after)
             return after[action_mask(batch)]
 
-    def target(self, batch: Batch, after: Tensor) -> tuple[Tensor, Tensor]:
-        """(y = r + discount (1 - done) V(next) [M], whether it is known float32 [M])."""
+    def td_target(self, batch: Batch, next_values: Tensor) -> tuple[Tensor, Tensor]:
+        """(y = r + discount (1 - done) V(next) [M], 1 where it is known float32 [M])."""
         mask = action_mask(batch)
-        y = batch[REWARD][mask] + self.config.discount * (~batch[DONE][mask]).float() * after
+        y = batch[REWARD][mask] + self.config.discount * (~batch[DONE][mask]).float() * next_values
         return y, batch[KNOWN][mask].float()
 
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        state, metrics = self.descend(state, "value", self.value_loss, trimmed(batch))
-        for name in self.traits.targets:
-            state = self.polyak(state, name, self.config.polyak)
-        return state, metrics
 
-    @abstractmethod
-    def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
-        """To be minimised by the module "value"."""
+class ValueGuidedActor(TextActor):
+    """log pi(token) = log pi_ref + beta min_j Q_j, normalised (arXiv 2206.11871, section 4.3; subtracting V changes nothing)."""
 
+    def __init__(self, algorithm: TextAlgorithm, state: TrainState, values: TokenValues, reference: LM | None) -> None:
+        """reference: None where one language model has the values and writes."""
+        super().__init__(algorithm, state)
+        self.values, self.reference = values, reference
 
-def action_mask(batch: Batch) -> Tensor:
-    """[B, L] bool: the action tokens of a batch, in the order in which `chosen` gives them."""
-    mask = batch["action"].clone()
-    mask[:, 0] = False
-    return mask
+    def reader(self) -> decoding.Read:
+        caches = LM.fresh_cache(), LM.fresh_cache()
+
+        def read(ids: Tensor, valid: Tensor) -> Tensor:
+            return self._guided(ids, valid, caches, last=True)
+
+        return read
+
+    def scores(self, ids: Tensor) -> Tensor:
+        return self._guided(ids, None, (None, None), last=False)
+
+    def _guided(self, ids: Tensor, valid: Tensor | None, caches: tuple[Any, Any], last: bool) -> Tensor:
+        """Guided logits [B, V] after tokens [B, T], or [B, T, V] after each of them."""
+        hidden = self.apply("value", "hidden", ids, valid, caches[0])
+        hidden = hidden[:, -1] if last else hidden
+        if self.reference is None:
+            logits = self.apply("value", "logits", hidden)
+        else:
+            reference = self.reference.to(ids.device)
+            states = reference.hidden(ids, valid, caches[1])
+            logits = reference.logits(states[:, -1] if last else states)
+        q = torch.stack([self.values.q(x) for x in self.apply("value", "outputs", hidden, *self.values.q_heads)]).amin(0)
+        return logits.log_softmax(-1) + self.values.config.beta * q

@@ -118,7 +118,7 @@ def test_resumes_bit_for_bit_and_learns_from_every_part(name: str, settings: dic
 
 @each
 def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    from offrl.lm import algorithm as base
+    from offrl.lm.models import configured
 
     algorithm, dataset = make(name, **settings)
     state, step = started(algorithm, dataset)
@@ -127,7 +127,7 @@ def test_a_policy_file_holds_all_that_acting_needs(name: str, settings: dict[str
     asked = ["say red\n", "say a b\n", "say blue\n"]
     said = [policy.act(asked), policy.act(["bye\n"] * 3)]
     policy.save(tmp_path / "policy.safetensors")
-    base._tokenizers.clear()
+    configured._tokenizers.clear()
     algorithm_of = TrainedPolicy.load(tmp_path / "policy.safetensors")
     assert [algorithm_of.act(asked), algorithm_of.act(["bye\n"] * 3)] == said
     # who else is asked changes nothing
@@ -159,11 +159,11 @@ def test_padding_and_the_cache_change_nothing(name: str, settings: dict[str, Any
     prompts = [algorithm.prompt(texts) for texts in (["say red\n"], ["say a b\n", "blue\n", "say blue\n"], ["x"])]
     with torch.no_grad():
         ids, valid = left_padded(prompts, 0, torch.device("cpu"))
-        among = algorithm.reader(state)(ids, valid)
+        among = algorithm.actor(state).reader()(ids, valid)
         for row, prompt in enumerate(prompts):
             one = torch.from_numpy(prompt.astype(np.int64)).unsqueeze(0)
-            full = algorithm.scores(state, one)[:, -1]
-            read, pieces = algorithm.reader(state), None
+            full = algorithm.actor(state).scores(one)[:, -1]
+            read, pieces = algorithm.actor(state).reader(), None
             for t in range(len(prompt)):
                 pieces = read(one[:, t : t + 1], torch.ones(1, t + 1, dtype=torch.bool))
             torch.testing.assert_close(among[row : row + 1], full, rtol=1e-4, atol=1e-4)
@@ -192,7 +192,7 @@ def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     for action in legal:  # by hand, one after another
         ids = np.append(prompt, algorithm.tokenizer.encode([action])[0]).astype(np.int64)
         with torch.no_grad():
-            logits = algorithm.scores(state, torch.from_numpy(ids).unsqueeze(0))[0, :, : algorithm.tokenizer.size].double()
+            logits = algorithm.actor(state).scores(torch.from_numpy(ids).unsqueeze(0))[0, :, : algorithm.tokenizer.size].double()
         likely.append(sum(float(logits[t - 1].log_softmax(-1)[ids[t]]) for t in range(len(prompt), len(ids))))
     expected = np.exp(likely) / np.exp(likely).sum()
     asked = Observed("say red\n")
@@ -231,8 +231,8 @@ def test_a_trained_policy_acts_otherwise() -> None:
         ids = torch.from_numpy(algorithm.prompt(asked[:1]).astype(np.int64)).unsqueeze(0)
         hidden = algorithm.apply("value", policy.state.params["value"], "hidden", ids)
         clone = algorithm.apply("value", policy.state.params["value"], "logits", hidden).log_softmax(-1)
-        torch.testing.assert_close(greedy.algorithm.scores(policy.state, ids), clone)  # beta 0: the clone itself
-        assert (algorithm.scores(policy.state, ids) - clone).abs().max() > 1e-3
+        torch.testing.assert_close(greedy.algorithm.actor(policy.state).scores(ids), clone)  # beta 0: the clone itself
+        assert (algorithm.actor(policy.state).scores(ids) - clone).abs().max() > 1e-3
     with pytest.raises(UserError, match="cannot act with another width"):
         policy.with_settings({"width": 3})
     with pytest.raises(UserError, match=r"acting.sampling_temperature=0.0 is out of range"):

@@ -15,9 +15,8 @@ if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
 from offrl.data.text.dataset import from_episodes
-from offrl.lm import value_guided as steered
-from offrl.lm.algorithm import trimmed
-from offrl.lm.sampler import take
+from offrl.lm import value_guided
+from offrl.lm.sampler import take, trimmed
 
 TOLD: list[dict[str, Any]] = [
     {
@@ -57,7 +56,7 @@ def outputs(algorithm: Any, params: Any, text: str, *heads: str) -> list[np.ndar
         found = [
             algorithm.apply(name, params[name], "logits", hidden)
             if h == "policy"
-            else algorithm.apply(name, params[name], "judge", hidden, h)[0]
+            else algorithm.apply(name, params[name], "outputs", hidden, h)[0]
             for h in heads
         ]
     return [f[0].numpy().astype(np.float64) for f in found]
@@ -139,7 +138,7 @@ def test_monte_carlo_returns() -> None:
 @pytest.mark.parametrize("large", [False, True])
 def test_hl_gauss_heads_mean_what_scalars_do(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The expectile's weight, CQL's logits and targets come from the mean of the bins; of a large vocabulary only V has bins."""
-    monkeypatch.setattr(steered, "MOST_OUTPUTS", 10 if large else 10_000)
+    monkeypatch.setattr(value_guided, "MOST_OUTPUTS", 10 if large else 10_000)
     algorithm, state, batch = made("ilql", history=1, expectile=TAU, value_head="hl_gauss", bins=7, value_min=-4.0, value_max=3.0)
     _, metrics = algorithm.value_loss(state.params["value"], state, batch)
     centres, edges = np.arange(7) - 3.5, np.arange(8) - 4.0
@@ -192,12 +191,12 @@ def test_cloning_counts_actions_and_weighs_observations() -> None:
     assert float(loss) == pytest.approx((sum(actions) + 0.4 * sum(observed)) / len(actions), rel=1e-4)
 
 
-def test_what_is_written_is_steered_by_the_smaller_value() -> None:
+def test_decoding_is_guided_by_the_smaller_value() -> None:
     algorithm, state, _ = made("ilql", history=1, beta=2.5)
     text = "abx"
     q1, q2, policy = (x[-1] for x in outputs(algorithm, state.params, text, "q1", "q2", "policy"))
     expected = policy - np.log(np.exp(policy - policy.max()).sum()) - policy.max() + 2.5 * np.minimum(q1, q2)
     ids = torch.tensor([[algorithm.tokenizer.start, *algorithm.tokenizer.encode([text])[0].tolist()]])
     with torch.no_grad():
-        found = algorithm.reader(state)(ids, torch.ones_like(ids, dtype=torch.bool))[0].numpy()
+        found = algorithm.actor(state).reader()(ids, torch.ones_like(ids, dtype=torch.bool))[0].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -182,7 +182,7 @@ def test_archer_online(baseline: bool) -> None:
     fresh = answered(batch, [words[n % 3].tolist() for n in range(12)])
     v_loss = actor = fit = 0.0
     tokens = sum(len(words[n % 3]) for n in range(12))
-    bars = algorithm.bars(state, fresh)
+    bars = algorithm.critic.target_q(state.target["critic"], fresh)
     for n, (row, old) in enumerate(zip(rows(fresh), rows(batch), strict=True)):
         assert (row["action"][1:] == words[n % 3]).all() and (row["state"] == old["state"]).all()
         q, v, bar = (values(algorithm, p, row, k) for p, k in ((critic, "q"), (critic, "v"), (state.target["critic"], "q")))
@@ -195,7 +195,7 @@ def test_archer_online(baseline: bool) -> None:
             rest -= np.array([head(policy, "baseline", hidden[t - 1])[0] for t in row["at"]])
             fit += (rest**2).sum() / tokens
         actor -= (rest * policy_log_probs(algorithm, policy, row)).sum() / 12
-    batch["bar"] = bars.transpose(0, 1)
+    batch["target_q"] = bars.transpose(0, 1)
     close(algorithm.critic_loss(critic, state, batch)[1]["critic/v_loss"], v_loss)
     loss, metrics = algorithm.actor_loss(policy, state, fresh)
     close(metrics["actor/loss"], actor)
@@ -213,7 +213,7 @@ def clone() -> dict[str, Any]:
 
 @pytest.mark.parametrize("variant", ["a_lol", "a_lol_seq", "ref_free", "kl", "r_lol"])
 def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.lm import advantages
+    from offrl.algorithms.alol import advantages
 
     worth = torch.tensor([0.2, -1.5, 1.0, -0.9, 0.0])  # V_ref of the five turns
     monkeypatch.setattr(advantages, "reference_values", lambda algorithm, source, earned: worth)
@@ -249,7 +249,7 @@ def test_alol(variant: str, clone: dict[str, Any], monkeypatch: pytest.MonkeyPat
 
 
 def test_values_of_a_reference_are_what_it_earns_from_each_state() -> None:
-    from offrl.lm.advantages import fit
+    from offrl.algorithms.alol.advantages import fit
 
     g = np.random.default_rng(0)
     x = torch.tensor(g.normal(size=(800, 3)), dtype=torch.float32)
@@ -278,7 +278,7 @@ def test_digirl(outcome: float, margin: float) -> None:
         kept = rise - margin + outcome * (column(batch, "reward")[n] + column(batch, "return")[n]) > 0.0
         chosen.append(bool(kept))
         actor -= kept * policy_log_probs(algorithm, policy, row).sum() / 12
-    assert algorithm.kept(state, batch).tolist() == chosen and 0 < sum(chosen) < 12
+    assert algorithm.cloned(state, batch).tolist() == chosen and 0 < sum(chosen) < 12
     close(algorithm.critic_loss(critic, state, batch)[0], loss)
     close(algorithm.actor_loss(policy, state, batch)[0], actor)
 

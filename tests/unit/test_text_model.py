@@ -21,7 +21,7 @@ if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
 from offrl.data.text.dataset import from_episodes
-from offrl.lm import algorithm as base
+from offrl.lm.models import configured
 from offrl.lm.models import pretrained as languages
 from offrl.lm.models import tokenizer as tokenizing
 
@@ -79,13 +79,13 @@ def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_pa
     _, state, later = trained(folder, data, updates, lora_layers=layers)
     # random states say little: 0.963 +- 0.009 over seeds
     assert float(later["policy/loss"]) / updates < (0.99 if layers else 0.8) * float(first["policy/loss"])
-    language, lm = base.language_of(algorithm.config), algorithm.networks["policy"]
+    language, lm = configured.language_of(algorithm.config), algorithm.networks["policy"]
     assert all("lora" in name for name in state.params["policy"])
     assert sum(p.numel() for p in state.params["policy"].values()) < 0.2 * language.parameters
     # the reference is the model as it was, to the last bit; with adapters it is another
     ids = torch.tensor([[1, *algorithm.tokenizer.encode(["Once upon a time\n"])[0].tolist()]])
     with torch.no_grad():
-        fresh = base.language_model(algorithm.config, tune="none")
+        fresh = configured.language_model(algorithm.config, tune="none")
         plain = fresh.logits(fresh.hidden(ids))
         bound = TrainedPolicy(algorithm, state, 0)
         bound.step(bound.start(1), [data.strings[0]], 0)
@@ -106,7 +106,7 @@ def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_pa
         TrainedPolicy(algorithm, state, 0).save(path)
         with monkeypatch.context() as patch:
             patch.setattr(languages, "_known", {})
-            patch.setattr(base, "_tokenizers", {})
+            patch.setattr(configured, "_tokenizers", {})
             moved = tmp_path / "elsewhere"
             folder.rename(moved)
             try:
@@ -132,7 +132,7 @@ def test_a_whole_model_learns_and_its_policy_needs_no_folder(tmp_path: Path, mon
     said = policy.act(data.strings[0])
     shutil.rmtree(folder)
     monkeypatch.setattr(languages, "_known", {})
-    monkeypatch.setattr(base, "_tokenizers", {})
+    monkeypatch.setattr(configured, "_tokenizers", {})
     assert TrainedPolicy.load(tmp_path / "p.safetensors").act(data.strings[0]) == said
 
 
@@ -184,7 +184,7 @@ def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkey
 
     first = made(**given)
     monkeypatch.setattr(languages, "_known", {})
-    monkeypatch.setattr(base, "_tokenizers", {})
+    monkeypatch.setattr(configured, "_tokenizers", {})
     again = made(policy=first.config.policy, tune="adapters", rank=2, length=64)
     assert again.config.lm == given["lm"] and again.config.lm_id == first.config.lm_id
     state = again.init(0)
@@ -192,6 +192,6 @@ def test_a_clone_with_adapters_is_steered_and_found_again(tmp_path: Path, monkey
     policy.save(tmp_path / "p.safetensors")
     shutil.rmtree(tmp_path / "lm")
     shutil.rmtree(tmp_path / "runs")
-    for place, name in ((languages, "_known"), (base, "_tokenizers")):
+    for place, name in ((languages, "_known"), (configured, "_tokenizers")):
         monkeypatch.setattr(place, name, {})
     assert TrainedPolicy.load(tmp_path / "p.safetensors").act(data.strings[0]) == policy.act(data.strings[0])

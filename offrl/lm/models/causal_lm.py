@@ -16,14 +16,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from offrl.actor import BoundParams
 from offrl.errors import UserError, first_line
 from offrl.lm.models import pretrained as languages
 from offrl.lm.models.adapters import adapt, freeze, replace_dropout
 from offrl.lm.models.pretrained import SMALL, Language, packages, silent
 from offrl.lm.models.tokenizer import Tokenizer, from_json
 from offrl.nn.mlp import MLP
+from offrl.optim import Params
 from offrl.system import backend
 
 SAME = 1e-3  # of the largest logit: how far two ways of computing logits may differ
@@ -240,7 +243,7 @@ def value_mlp(width: int, hidden: Sequence[int], out: int, bias: float = 0.0) ->
     return head
 
 
-class Valued(nn.Module):
+class LMWithHeads(nn.Module):
     """A language model with value heads on its states. Methods are called by name, as `LM`'s."""
 
     def __init__(self, lm: LM, outs: Mapping[str, int], layers: int, bias: float = 0.0) -> None:
@@ -253,9 +256,24 @@ class Valued(nn.Module):
         """The method of that name, of this or of the language model."""
         return getattr(self if hasattr(type(self), method) else self.lm, method)(*arguments)
 
-    def judge(self, hidden: Tensor, *names: str) -> tuple[Tensor, ...]:
+    def outputs(self, hidden: Tensor, *names: str) -> tuple[Tensor, ...]:
         """Outputs [..., out] of the heads of these names for states [..., D]."""
         return tuple(self.heads[name](hidden).float() for name in names)
+
+
+def call(module: nn.Module, params: Params, *x: Any) -> Any:
+    """The method x[0] of a module with these parameters."""
+    if isinstance(params, BoundParams):
+        return params.module(*x)
+    return functional_call(placed(module, params), params, x)
+
+
+def placed(module: nn.Module, params: Params) -> nn.Module:
+    """The module, its frozen tensors moved once to where its parameters are."""
+    device, buffer = next(iter(params.values())).device, next(module.buffers(), None)
+    if buffer is not None and buffer.device != device:
+        module.to(device)
+    return module
 
 
 # ---- policy files

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offrl import rng
+
 Read = Callable[[Tensor, Tensor], Tensor]  # (new tokens [B, T], valid [B, all so far]) -> logits [B, V] of what comes next
 
 
@@ -55,6 +57,12 @@ def write(
         valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)  # what follows an end is never looked at
         logits = read(token.unsqueeze(1), valid)
     return [row[:size] for row, size in zip(written.tolist(), lengths.tolist(), strict=True)]
+
+
+def uniform_noise(key: Tensor, rows: Sequence[int], device: torch.device) -> Callable[[int], Tensor]:
+    """Numbers [B] in [0, 1) for the t-th token of rows with these numbers, each the same whichever others are drawn beside it."""
+    number = torch.tensor(rows, device=key.device)
+    return lambda t: (rng.randint_at(rng.fold_in(key, t), number, 1 << 53).double() * 2.0**-53).to(device)
 
 
 def choose(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:

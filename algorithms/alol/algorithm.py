@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
+from offrl.algorithms.alol.advantages import WEIGHT, WeighedSampler
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.lm import reference_policy
 from offrl.lm.actor import PROMPTS
-from offrl.lm.advantages import WEIGHT, WeighedSampler
-from offrl.lm.algorithm import language_model
-from offrl.lm.models.causal_lm import LM
+from offrl.lm.algorithm import TextAlgorithm
+from offrl.lm.models.configured import language_model
 from offrl.lm.models.pretrained import SCRATCH
-from offrl.lm.utterances import EACH, TurnAlgorithm, TurnSettings, spread, trim
-from offrl.optim import Params
+from offrl.lm.sampler import IDS, token_log_probs
+from offrl.lm.utterances import EACH, UtteranceSettings, trim, utterance_sampler, with_rates
+from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import setting
@@ -29,7 +31,7 @@ VARIANTS = ("a_lol", "a_lol_seq", "ref_free", "kl", "r_lol")
 
 
 @dataclass
-class ALoLConfig(TurnSettings):
+class ALoLConfig(UtteranceSettings):
     """Settings of A-LoL."""
 
     name: str = "alol"
@@ -67,7 +69,7 @@ class ALoLConfig(TurnSettings):
 
 
 @register("algo", "alol")
-class ALoL(TurnAlgorithm):
+class ALoL(TextAlgorithm):
     """Minimise the mean of -A rho log pi(y|x), A = max(0, R - V_ref(x)), rho = clip(pi / pi_ref) without gradient, over actions y drawn in
     proportion to A (arXiv 2305.14718, equations 4 to 8).
 
@@ -75,25 +77,27 @@ class ALoL(TurnAlgorithm):
     """
 
     Config = ALoLConfig
-    rates: ClassVar[dict[str, tuple[float, float]]] = {"actor_learning_rate": (2e-5, 3e-4)}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """Raises UserError for a reference that was never trained."""
         if config.lm == SCRATCH and config.start != "cloned":
             raise UserError(f"algo.start={config.start}: algo.lm=scratch is no policy to stay close to; take algo.start=cloned")
-        return super().fit_config(config, dataset, grid)
+        return with_rates(super().fit_config(config, dataset, grid), {"actor_learning_rate": (2e-5, 3e-4)})
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        self.reference: LM | None = self.clone()  # None: it is the actor without its adapters, or nothing is to be learnt
+        # None: it is the actor without its adapters, or nothing is to be learnt
+        self.reference = reference_policy.frozen_reference(c, self.pretrained)
         if c.start != "cloned" and c.tune != "adapters":
             self.reference = language_model(c, "none").requires_grad_(False)
         return {"policy": language_model(c)}
 
     def sampler(self) -> Sampler:
-        plain: Any = super().sampler()
-        return WeighedSampler(plain, self)
+        return WeighedSampler(utterance_sampler(self.config, self.config.discount), self)
+
+    def optimizer(self, name: str) -> Adam:
+        return replace(super().optimizer(name), learning_rate=self.config.actor_learning_rate)
 
     @property
     def plays(self) -> Any:
@@ -110,32 +114,34 @@ class ALoL(TurnAlgorithm):
             if self.reference is None:
                 with self.lm().reference():
                     return self.log_probs(policy, batch)
-            reference = self.reference.to(batch["ids"].device)
-            return spread(batch, reference.hidden(batch["ids"]), reference.logits)
+            reference = self.reference.to(batch[IDS].device)
+            return token_log_probs(reference.logits, reference.hidden(batch[IDS]), batch)
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """-E A rho log pi(y|x), rho = clip(pi(y|x) / pi_ref(y|x), 1 - eps, 1 + eps) without gradient (equation 4); variants: rho of each
+        token (a_lol_seq), rho = 1 (ref_free), and rho = 1 with + lambda log(pi / pi_ref) (kl)."""
         c, each, weight = self.config, batch[EACH], batch[WEIGHT]
         tokens = self.log_probs(policy, batch)
-        likely = tokens.sum(-1)
-        metrics = {"actor/advantage": (weight * each).sum(), "actor/log_prob": (likely * each).sum()}
+        log_prob = tokens.sum(-1)
+        metrics = {"actor/advantage": (weight * each).sum(), "actor/log_prob": (log_prob * each).sum()}
         if c.variant == "ref_free":
-            loss = -(weight * likely * each).sum()
+            loss = -(weight * log_prob * each).sum()
             return loss, {"actor/loss": loss, **metrics}
-        before = self.reference_log_probs(policy, batch)
-        apart = likely - before.sum(-1)
-        metrics["actor/kl"] = (apart * each).sum()
+        reference = self.reference_log_probs(policy, batch)
+        log_ratio = log_prob - reference.sum(-1)
+        metrics["actor/kl"] = (log_ratio * each).sum()
         if c.variant == "kl":
-            loss = ((c.kl_weight * apart - weight * likely) * each).sum()
+            loss = ((c.kl_weight * log_ratio - weight * log_prob) * each).sum()
             return loss, {"actor/loss": loss, **metrics}
         low, high = 1.0 - c.clip, 1.0 + c.clip
         if c.variant == "a_lol_seq":
-            ratio = (tokens - before).exp().clamp(low, high).detach()
-            likely = (ratio * tokens).sum(-1)
+            ratio = (tokens - reference).exp().clamp(low, high).detach()
+            weighed = (ratio * tokens).sum(-1)
         else:
-            ratio = apart.exp().clamp(low, high).detach()
+            ratio = log_ratio.exp().clamp(low, high).detach()
             metrics["actor/ratio"] = (ratio * each).sum()
-            likely = ratio * likely
-        loss = -(weight * likely * each).sum()
+            weighed = ratio * log_prob
+        loss = -(weight * weighed * each).sum()
         return loss, {"actor/loss": loss, **metrics}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

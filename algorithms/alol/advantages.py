@@ -22,12 +22,12 @@ from offrl.lm.models.causal_lm import value_mlp
 from offrl.lm.replay import of_episodes
 from offrl.lm.rollouts import played
 from offrl.lm.sampler import IDS, RETURN, REWARD
-from offrl.lm.utterances import ROW, TurnSampler, TurnSource, first_of, trim, turns
+from offrl.lm.utterances import ROW, UtteranceSampler, UtteranceSource, first_of, trim, turns
 from offrl.system import files as checkpoint
 from offrl.system.files import cache_dir
 
 if TYPE_CHECKING:
-    from offrl.lm.utterances import TurnAlgorithm
+    from offrl.algorithms.alol.algorithm import ALoL
 
 WEIGHT = "weight"  # the batch's column of advantages, [B]
 PART = 256  # turns that are read at once
@@ -37,12 +37,12 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class WeighedSampler:
-    """As `TurnSampler`, with a column "weight" [B]: max(0, R - V_ref(state)), or max(0, R). Turns are drawn in proportion to it."""
+    """As `UtteranceSampler`, with a column "weight" [B]: max(0, R - V_ref(state)), or max(0, R). Turns are drawn in proportion to it."""
 
-    inner: TurnSampler
-    algorithm: TurnAlgorithm
+    inner: UtteranceSampler
+    algorithm: ALoL
 
-    def prepare(self, dataset: Dataset) -> TurnSource:
+    def prepare(self, dataset: Dataset) -> UtteranceSource:
         """Raises UserError where no action has an advantage above 0."""
         c, source = self.algorithm.config, self.inner.prepare(dataset)
         earned = source.columns[RETURN if c.credit == "return" else REWARD]
@@ -70,11 +70,11 @@ class WeighedSampler:
         weighted = Episodes(*(torch.from_numpy(x).to(weight.device) for x in tables))
         return dataclasses.replace(source, sequences=dataclasses.replace(source.sequences, weighted=weighted))
 
-    def __call__(self, source: TurnSource, key: Tensor, batch_size: int) -> Batch:
+    def __call__(self, source: UtteranceSource, key: Tensor, batch_size: int) -> Batch:
         return self.inner(source, key, batch_size)
 
 
-def reference_values(algorithm: Any, source: TurnSource, earned: Tensor) -> Tensor:
+def reference_values(algorithm: ALoL, source: UtteranceSource, earned: Tensor) -> Tensor:
     """V_ref [I] at the states of the data's turns: a head on the reference policy's state at the end of the prompt.
 
     It is fitted to what the reference earns in episodes that it plays (the paper: on validation prompts, scored by a reward function), or,
@@ -90,8 +90,8 @@ def reference_values(algorithm: Any, source: TurnSource, earned: Tensor) -> Tens
         return checkpoint.read(path)[0]["values"].to(earned.device)
     state = pytree.tree_map(lambda x: x.to(earned.device), algorithm.init(0))
     every = torch.arange(len(earned), device=earned.device)
-    mine = torch.cat([_read(algorithm, state, turns(source, item)) for item in every.split(PART)])
-    states, targets, words = mine, earned, "the data's rewards"
+    data_states = torch.cat([_read(algorithm, state, turns(source, item)) for item in every.split(PART)])
+    states, targets, words = data_states, earned, "the data's rewards"
     if task is not None:
         episodes = played(algorithm, state, task, c.values_episodes, rng.make_key(0), c.parallel)
         batch = of_episodes(algorithm, episodes, int(c.length + (c.action_tokens or 1)), earned.device, c.discount)
@@ -99,7 +99,7 @@ def reference_values(algorithm: Any, source: TurnSource, earned: Tensor) -> Tens
         states = torch.cat([_read(algorithm, state, piece) for piece in pieces])
         targets = batch[RETURN if c.credit == "return" else REWARD]
         words = f"{c.values_episodes:,} episodes of the reference policy, which earned {float(targets.mean()):.4g} on average"
-    values, error, constant = fit(states, targets, mine, c.value_layers, c.values_steps, c.values_learning_rate)
+    values, error, constant = fit(states, targets, data_states, c.value_layers, c.values_steps, c.values_learning_rate)
     words = f"the reference's values are fitted to {words}; mean squared error {error:.4g}, of a constant {constant:.4g}"
     algorithm.runtime.notes = [*algorithm.runtime.notes, words]
     with contextlib.suppress(UserError, OSError):  # no room for it
@@ -114,7 +114,7 @@ def _about(config: Any) -> str:
     return str([getattr(config, name) for name in names])
 
 
-def _read(algorithm: Any, state: TrainState, batch: Batch) -> Tensor:
+def _read(algorithm: ALoL, state: TrainState, batch: Batch) -> Tensor:
     """The policy's states [B, D] at the end of the prompts of a batch."""
     batch = trim(batch)
     with torch.no_grad():
@@ -153,5 +153,5 @@ def fit(x: Tensor, y: Tensor, at: Tensor, layers: int, steps: int, learning_rate
             loss.backward()
         adam.step()
         if (step + 1) % EVERY == 0 or step + 1 == steps:
-            best = min(best, look(), key=lambda found: found[0])
+            best = min(best, look(), key=lambda look: look[0])
     return best[1] * size + middle, best[0] * float(size) ** 2, first[0] * float(size) ** 2

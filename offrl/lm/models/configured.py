@@ -1,0 +1,123 @@
+"""The language model and the tokenizer that an algorithm's settings name. A process has one of each, which all its algorithms share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError, warn
+from offrl.lm.models import pretrained as languages
+from offrl.lm.models import tokenizer as tokenizing
+from offrl.lm.models.causal_lm import LM, Size, probe
+from offrl.lm.models.pretrained import SCRATCH, Language
+from offrl.lm.models.tokenizer import ENDS_TURN, Tokenizer
+
+CHECKED = 1_000  # different actions that are tried with the tokenizer
+ROOM = 1.5  # times the longest action in the data: how long an action may become
+_tokenizers: dict[str, Tokenizer] = {}
+
+
+def tokenizer_of(config: Any) -> Tokenizer:
+    """The tokenizer that the settings name. Raises UserError."""
+    c = config
+    if c.lm == SCRATCH:
+        key = f"{c.tokenizer} {c.vocabulary}"
+        if key not in _tokenizers:
+            _tokenizers[key] = tokenizing.make(c.tokenizer, c.vocabulary)
+        return _tokenizers[key]
+    key = f"{c.lm_id} {c.lm}"
+    if key not in _tokenizers and c.lm_id in _tokenizers:  # it came with a policy file
+        return _tokenizers[c.lm_id]
+    if key not in _tokenizers:
+        read_tokenizer(c)
+    return _tokenizers[key]
+
+
+def read_tokenizer(config: Any) -> None:
+    """Read the tokenizer that lies beside the language model: two models of the same weights may have different ones. Raises UserError."""
+    c = config
+    folder, more = languages.tokenizer_place(language_of(c).place)
+    _tokenizers[f"{c.lm_id} {c.lm}"] = tokenizing.of_model(folder, f"algo.lm={c.lm}", **more)
+
+
+def language_of(config: Any) -> Language:
+    """The language model that a run or a policy file noted; where none did, the one that the settings name. Raises UserError."""
+    if config.lm_id:
+        return languages.known(config.lm_id) or languages.open_again(config.lm, config.lm_id)
+    return languages.find(config.lm)
+
+
+def language_model(config: Any, tune: str | None = None) -> LM:
+    """The module that the settings ask for."""
+    c = config
+    if c.lm == SCRATCH:
+        tokens = tokenizer_of(c).size
+        size = Size(c.width, c.layers, c.heads, c.length + (c.action_tokens or 0) + 1, tokens)
+        return LM(None, size, tune=tune or c.tune, checkpointing=c.checkpointing)
+    return LM(
+        language_of(c), tune=tune or c.tune, rank=c.rank, alpha=c.lora_alpha, layers=tuple(c.lora_layers), checkpointing=c.checkpointing
+    )
+
+
+def fitted(config: Any, dataset: Dataset) -> Any:
+    """The settings with what they leave to the data: vocabulary, how actions end and how long they may be. Raises UserError."""
+    c, name = config, dataset.spec.name
+    actions = [dataset.strings[i] for i in dataset.columns["actions"].unique().tolist()]
+    if c.lm == SCRATCH:
+        c = dataclasses.replace(c, vocabulary=c.vocabulary or tokenizing.vocabulary(c.tokenizer, dataset.strings, name))
+        if c.tune != "all":
+            raise UserError("algo.tune=adapters needs a language model that was trained before: name one by algo.lm")
+    else:
+        c = dataclasses.replace(c, lm_id=languages.find(c.lm).identity)
+        read_tokenizer(c)
+    tokenizer = tokenizer_of(c)
+    append = c.append_end
+    if append is None:
+        append = not all(text.find(ENDS_TURN) == len(text) - 1 >= 0 for text in actions)
+    if append and tokenizer.end is None:
+        raise UserError(
+            f"algo.lm={c.lm}: its tokenizer has no end token, and the actions of {name} do not all end with a newline: "
+            "give it an EOS token, or end each action with a newline (algo.append_end=false)"
+        )
+    longest = max(len(ids) for ids in tokenizer.encode(actions)) + int(append)
+    strange = tokenizer.unknown(actions[:CHECKED])
+    if strange:
+        warn(
+            f"{name}: encoded and decoded, {len(strange):,} of {min(len(actions), CHECKED):,} actions are not what they "
+            f"were, such as {strange[0]!r}: the policy cannot write these"
+        )
+    most = c.action_tokens or max(1, min(int(ROOM * longest) + 1, c.length // 2))
+    c = dataclasses.replace(c, append_end=append, action_tokens=most)
+    with torch.random.fork_rng(devices=[]):
+        lm = language_model(c)
+        if c.lm != SCRATCH:
+            probe(lm, tokenizer.size, f"algo.lm={c.lm}")
+    if lm.positions is not None and c.length + most + 1 > lm.positions:
+        fits = lm.positions - most - 1
+        if fits < 8:
+            raise UserError(f"algo.lm={c.lm} looks back {lm.positions} tokens, too few for actions of {most}")
+        c = dataclasses.replace(c, length=fits)
+    return c
+
+
+def described(lm: LM, config: Any) -> str:
+    """A line for the log: the language model, and how it writes."""
+    c = config
+    learns = sum(p.numel() for p in lm.parameters())
+    frozen = sum(b.numel() for b in lm.buffers()) if c.tune == "adapters" else 0
+    what = f"a GPT-2 from scratch on {c.tokenizer}" if c.lm == SCRATCH else f"{c.lm} ({lm.base.config.model_type})"
+    beside = f" beside {frozen:,} frozen ones" if frozen else ""
+    seen = "all texts so far" if c.history is None else f"the last {c.history} text{'s' if c.history > 1 else ''}"
+    ends = "an end token" if c.append_end else "a newline"
+    return (
+        f"language model: {what}, {learns:,} parameters learn{beside}, {tokenizer_of(c).size:,} tokens; it reads {seen} "
+        f"and writes at most {c.action_tokens} tokens up to {ends}"
+    )
+
+
+def known_tokenizer(identity: str, tokenizer: Tokenizer) -> None:
+    """Make the tokenizer that came with a policy file known in this process."""
+    _tokenizers[identity] = tokenizer

@@ -1,0 +1,140 @@
+"""A text dataset as tokens: flat arrays of whole episodes, kept on disk where making them took long.
+
+An episode is the stream obs_0, action_0, obs_1, ..., action_{T-1}, final obs (where it is known), each text encoded on its own.
+Shapes in comments: K tokens in all, R turns, E episodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError
+from offrl.lm.models.tokenizer import Tokenizer
+from offrl.system.files import cache_dir
+
+SLOW = 2.0  # seconds; what takes longer to encode is kept on disk
+ARRAYS = ("ids", "is_action", "turn", "obs_begin", "action_begin", "action_end", "final_begin", "final_end")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Episodes as tokens, in memory or memory-mapped."""
+
+    ids: np.ndarray  # [K] int32
+    is_action: np.ndarray  # [K] bool: tokens of actions, which a policy chooses
+    turn: np.ndarray  # [K] int32: the turn (row of the data) that each token belongs to; a final observation to the last one
+    obs_begin: np.ndarray  # [R] int64
+    action_begin: np.ndarray  # [R] int64
+    action_end: np.ndarray  # [R] int64, exclusive
+    final_begin: np.ndarray  # [E] int64: of the final observation
+    final_end: np.ndarray  # [E] int64, exclusive: the episode's end; equals final_begin where that observation is not known
+
+
+def stream(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
+    """The data's episodes as tokens, kept on disk if making them took long. append_end: actions get the tokenizer's end token.
+
+    Raises UserError for other than text data.
+    """
+    if not dataset.spec.text:
+        raise UserError(f"{dataset.spec.name} is no text: language-model policies need a text data set, such as text-maze")
+    folder = cache_dir() / "tokens" / _key(dataset, tokenizer, append_end)
+    kept = _read(folder)
+    if kept is not None:
+        return kept
+    began = time.perf_counter()
+    made = encode(dataset, tokenizer, append_end)
+    if time.perf_counter() - began > SLOW:
+        _write(folder, made)
+        return _read(folder) or made
+    return made
+
+
+def encode(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
+    """As `stream`, always anew."""
+    columns = {n: dataset.columns[n].cpu().numpy() for n in ("observations", "actions", "next_observations")}
+    known = dataset.columns["successor_known"].cpu().numpy()
+    texts = tokenizer.encode(dataset.strings)
+    sizes = np.array([len(t) for t in texts], np.int64)
+    flat = np.concatenate([np.zeros(0, np.int32), *texts])
+    where = np.cumsum(sizes) - sizes
+    start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
+    rows, extra = len(dataset), int(append_end)
+    last = end - 1
+    final = np.where(known[last], sizes[columns["next_observations"][last]], 0)
+    obs, act = sizes[columns["observations"]], sizes[columns["actions"]] + extra
+    episode = np.repeat(np.arange(len(start)), end - start)
+    before = np.concatenate([[0], np.cumsum(final)])[episode]  # final observations of earlier episodes
+    both = np.cumsum(obs + act)
+    obs_begin = both - obs - act + before
+    action_begin = obs_begin + obs
+    action_end = action_begin + act
+    final_begin = action_end[last]
+    total = int(final_begin[-1] + final[-1]) if rows else 0
+    ids = np.full(total, tokenizer.end if tokenizer.end is not None else 0, np.int32)  # end tokens stay
+    is_action, turn = np.zeros(total, bool), np.zeros(total, np.int32)
+
+    def put(begin: np.ndarray, text: np.ndarray, row: np.ndarray, action: bool) -> None:
+        size = sizes[text]
+        step = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+        at = np.repeat(begin, size) + step
+        ids[at] = flat[np.repeat(where[text], size) + step]
+        turn[at] = np.repeat(row, size)
+        if action:
+            is_action[at] = True
+
+    every = np.arange(rows)
+    put(obs_begin, columns["observations"], every, False)
+    put(action_begin, columns["actions"], every, True)
+    if extra:
+        is_action[action_end - 1], turn[action_end - 1] = True, every
+    put(final_begin[known[last]], columns["next_observations"][last][known[last]], last[known[last]], False)
+    return Stream(ids, is_action, turn, obs_begin, action_begin, action_end, final_begin, final_begin + final)
+
+
+def _key(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> str:
+    digest = hashlib.sha256(f"1 {tokenizer.identity} {append_end}".encode())
+    for text in dataset.strings:
+        digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
+    for name in ("observations", "actions", "next_observations", "successor_known"):
+        digest.update(dataset.columns[name].cpu().numpy().tobytes())
+    digest.update(dataset.episode_end.cpu().numpy().tobytes())
+    return digest.hexdigest()[:24]
+
+
+def _read(folder: Path) -> Stream | None:
+    try:
+        sizes = json.loads((folder / "sizes.json").read_text())
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ARRAYS}
+        if {name: len(a) for name, a in arrays.items()} != sizes:
+            return None
+        return Stream(**arrays)
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: made anew
+        return None
+
+
+def _write(folder: Path, made: Stream) -> None:
+    """Nothing where there is no room for it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
+        try:
+            for name in ARRAYS:
+                np.save(aside / f"{name}.npy", getattr(made, name), allow_pickle=False)
+            (aside / "sizes.json").write_text(json.dumps({name: len(getattr(made, name)) for name in ARRAYS}))
+            if folder.is_dir():
+                shutil.rmtree(folder)
+            os.replace(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError:
+        return
