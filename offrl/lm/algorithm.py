@@ -93,7 +93,7 @@ class TextAlgorithm(Algorithm):
         module = _LossGradient(placed(self.networks[name], leaves))
         grads: list[Tensor] | None = None
         metrics: Metrics = {}
-        for part in parts_of(batch, self.config.accumulate):
+        for part in split_batch(batch, self.config.accumulate):
             # the gradient is taken while the parameters are in place, for checkpointed activations are computed again on the way back
             more, values = functional_call(module, {f"module.{k}": v for k, v in leaves.items()}, (leaves, loss_fn, state, (part, *rest)))
             grads = more if grads is None else [a + b for a, b in zip(grads, more, strict=True)]
@@ -166,7 +166,7 @@ class _LossGradient(nn.Module):
         return list(grads), {k: v.detach() for k, v in metrics.items()}
 
 
-def parts_of(batch: Batch, count: int) -> list[Batch]:
+def split_batch(batch: Batch, count: int) -> list[Batch]:
     """A batch in `count` parts, or as many as it has rows."""
     rows = len(next(iter(batch.values())))
     bounds = np.linspace(0, rows, min(count, rows) + 1).round().astype(int)
