@@ -13,7 +13,7 @@ METHOD_NAMES = ("fqe", "wis", "dr", "model")
 @dataclass
 class FQEConfig:
     """Fitted Q evaluation. The defaults are those of DOPE's code (arXiv 2103.16596), except for `updates`, `seeds`, `networks`,
-    `layer_norm` and `schedule` (docs/select.md says why)."""
+    `layer_norm` and `schedule` (docs/policy-selection.md says why)."""
 
     discount: float = setting(0.99, "discount factor of the values that are estimated", low=0.0, high=0.9999)
     updates: int = setting(100_000, "updates of the Q networks", low=1)

@@ -243,9 +243,9 @@ def test_a_registered_data_set(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/own-data.md runs as written, on arrays and a file of the shapes that it describes, but for what trains models (unit tests)."""
+    """docs/datasets.md runs as written, on arrays and a file of the shapes that it describes, but for what trains models (unit tests)."""
     monkeypatch.setattr(registry, "_table", {kind: dict(members) for kind, members in registry._table.items()})
-    text = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
     (command,) = re.findall(r"offrl (train dataset=log.npz .*?)\n```", text, re.DOTALL)
     ends = np.arange(300) % 100 == 99
     columns = {"obs": np.zeros((300, 3)), "act": np.zeros((300, 1)), "rew": np.zeros(300), "done": ends, "last": ends}
