@@ -139,7 +139,7 @@ class PETS(Dynamics):
         return uncertainty.prepare("density", self.model, tree, dataset) if "density" in self.about else tree
 
     def sampler(self) -> Sampler:
-        return GivenSampler(self) if self.config.world_model else PlanSampler(self)
+        return GivenSampler(self) if self.config.world_model else PlanSampler(self.config, self.columns, self)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         s, extra = self.spec, super().extra(params)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from offrl import registry, rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree, select
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch, Packed, Sampler, pack
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, nearest
-from offrl.nn.mlp import ACTIVATIONS
 from offrl.optim import Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
-from offrl.settings.field import setting
 from offrl.settings.replicas import Replica
 from offrl.world_models import ensemble, quality, starts, value_gradient
+from offrl.world_models.dynamics.data import DynamicsSampler, DynamicsSource, data_range, split, targets
+from offrl.world_models.dynamics.settings import DynamicsSettings
 from offrl.world_models.known import terminations
 from offrl.world_models.model import FOLDER, WorldModel, input_table, load, save
 
@@ -32,126 +30,6 @@ if TYPE_CHECKING:
 
 EXPLODED = 1e3  # times the spread of what is predicted: no variance of a model that learns is as large
 SHORTEST_EPOCH = 250  # updates: after fewer a model of few data is not yet to be judged
-FEW_EPISODES = 10  # of fewer none are kept apart for the report
-
-
-@dataclass
-class DynamicsSettings:
-    """Settings of an ensemble of dynamics models; the defaults are MOPO's and its successors'."""
-
-    name: str = "dynamics"
-    members: int = setting(7, "models in the ensemble", low=1)
-    elites: int = setting(5, "how many of them, those with the smallest held-out error, roll-outs draw from", low=1)
-    hidden: list[int] = setting([200, 200, 200, 200], "widths of the hidden layers", low=1)
-    activation: str = setting("silu", "between layers", choices=tuple(ACTIVATIONS))
-    residual: bool = setting(False, "hidden layers of equal width add their input")
-    delta: bool = setting(True, "predict the change of the observation, not the next one itself")
-    history: int = setting(1, "so many observations and actions, the last ones, are the input", low=1)
-    loss: str = setting(
-        "likelihood",
-        "likelihood: Gaussian, with a learnt variance; squared: the mean alone; value_gradient: squared, weighted by how steeply a trained "
-        "value changes there (VaGraM; value_run= names the run)",
-        choices=("likelihood", "squared", "value_gradient"),
-    )
-    value_run: str = setting("", "loss=value_gradient: a run whose critics say what matters", place=True)
-    value_run_id: str = setting("", "which critics those are", filled=True)
-    value_quantile: float = setting(
-        0.95,
-        "loss=value_gradient: gradients longer than this quantile of their lengths are shortened to it; 1: none",
-        low=0.0,
-        high=1.0,
-        shared=True,
-    )
-    learning_rate: float = setting(1e-3, "Adam's learning rate", low=0.0)
-    batch_size: int = setting(256, "transitions in a batch of each member", low=1)
-    weight_decay: list[float] = setting([2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4], "of each layer, part of the loss; stretched to fit", low=0.0)
-    bounds_weight: float = setting(0.01, "weight of the distance between the bounds of the log variance", low=0.0)
-    held_out: int = setting(1000, "random transitions for early stopping, at most a fifth of all", low=1)
-    patience: int = setting(5, "epochs in a row without a better member, after which training ends", low=1)
-    tolerance: float = setting(0.01, "a member is better when its held-out error fell by more than this share", low=0.0)
-    max_epochs: int = setting(0, "training ends after so many epochs; 0: when no member gets better", low=0)
-    test_share: float = setting(
-        0.05, "share of the episodes that are kept apart for the report; 0: train on all", low=0.0, high=0.5, shared=True
-    )
-    termination: str = setting("auto", "auto: the environment's own rule where it is known, else learned; never; or a rule's name")
-    reward: str = setting("learned", "learned; auto: the environment's own where it is known; or a rule's name")
-    calibrated: bool = setting(False, "roll-outs use standard deviations scaled so that held-out intervals cover what they should")
-    epoch: int | None = setting(None, "updates of an epoch; null: once through the data, or 250 where that is more", low=1)
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which rows are for what; the same for all seeds."""
-
-    train: Tensor  # [n] rows
-    held: Tensor  # [h] rows for early stopping
-    test: Tensor  # [T] episodes for the report
-    ends: Tensor  # [e] rows of terminals whose next observation the data lack: of their rewards, and that they end, is learnt
-
-
-def split(dataset: Dataset, config: DynamicsSettings) -> Split:
-    """Whole episodes for the report, random rows for early stopping, and the rest. Raises UserError where too little is left."""
-    rows = dataset.transition_rows()
-    known = dataset.columns["successor_known"][rows]
-    rows, ends = rows[known], rows[~known]
-    draw = np.random.Generator(np.random.PCG64(0))
-    test = torch.zeros(0, dtype=torch.int64)
-    if config.test_share > 0.0 and dataset.num_episodes >= FEW_EPISODES:
-        count = max(1, int(config.test_share * dataset.num_episodes))
-        test = torch.from_numpy(np.sort(draw.permutation(dataset.num_episodes)[:count]))
-        rows, ends = (x[~torch.isin(torch.searchsorted(dataset.episode_start, x, right=True) - 1, test)] for x in (rows, ends))
-    if len(rows) < 2:
-        raise UserError(
-            f"{dataset.spec.name} has {len(rows)} transition(s) whose next observation is known: too few to learn its dynamics from"
-        )
-    held = max(1, min(len(rows) // 5, config.held_out))
-    shuffled = rows[torch.from_numpy(draw.permutation(len(rows)))]
-    return Split(shuffled[held:].sort().values, shuffled[:held].sort().values, test, ends)
-
-
-@dataclass(frozen=True)
-class DynamicsSource:
-    """What all replicas train on, on the device."""
-
-    table: Packed  # of the training rows: inputs [I], targets [D], ending, and where needed scale [D] and known
-    count: int
-    held: dict[str, Tensor]  # the same columns of the held-out rows
-    mean: Tensor  # [I] of the inputs
-    std: Tensor  # [I]
-
-
-def targets(dataset: Dataset, rows: Tensor, delta: bool) -> Tensor:
-    """[R, D]: the change of the observation (or the next one), then the reward."""
-    flat = {n: dataset.columns[n].reshape(len(dataset), -1)[rows].float() for n in ("observations", "next_observations")}
-    following = flat["next_observations"] - flat["observations"] if delta else flat["next_observations"]
-    return torch.cat([following, dataset.columns["rewards"][rows].unsqueeze(-1)], -1)
-
-
-@dataclass(frozen=True)
-class DynamicsSampler:
-    """Prepares `DynamicsSource`; batches are drawn in the update, where the number of the epoch is known."""
-
-    algorithm: Dynamics
-
-    def prepare(self, dataset: Dataset) -> DynamicsSource:
-        if dataset.mapped:
-            raise UserError(
-                f"{dataset.spec.name}: a model's data must fit in memory; raise dataset.memory_limit, or take dataset.max_episodes"
-            )
-        parts = split(dataset.to("cpu"), self.algorithm.config)
-        device = dataset.columns["rewards"].device
-        rows = torch.cat([parts.train, parts.ends])
-        train, held = (self.algorithm.columns(dataset, x.to(device)) for x in (rows, parts.held))
-        if len(rows) > len(parts.train):
-            train["known"] = dataset.columns["successor_known"][rows.to(device)].float()
-        table = pack(train, torch.arange(len(rows), device=device))
-        assert table is not None
-        wide = train["inputs"].double()
-        mean, std = wide.mean(0).float(), wide.std(0, unbiased=False).float()
-        return DynamicsSource(table, len(rows), held, mean, torch.where(std < 1e-12, torch.ones_like(std), std))
-
-    def __call__(self, source: DynamicsSource, key: Tensor, batch_size: int) -> Batch:
-        return {}
 
 
 def member_losses(raw: ensemble.Raw, batch: Batch, loss: str = "likelihood") -> Tensor:
@@ -225,18 +103,18 @@ class Dynamics(Algorithm):
         return f"dynamics/member {member}: {what}"
 
     def sampler(self) -> Sampler:
-        return DynamicsSampler(self)
+        return DynamicsSampler(self.config, self.columns)
 
     def columns(self, dataset: Dataset, rows: Tensor) -> dict[str, Tensor]:
         """What is learnt from at `rows`, by name, float32 [R, ...]."""
-        found = {
+        columns = {
             "inputs": input_table(self.model, dataset, rows),
             "targets": targets(dataset, rows, self.config.delta),
             "ending": dataset.columns["terminations"][rows].float(),
         }
         if self.config.loss == "value_gradient":
-            found["scale"] = value_gradient.weights(self.pretrained["value_run"], dataset, rows, self.config.value_quantile)
-        return found
+            columns["scale"] = value_gradient.weights(self.pretrained["value_run"], dataset, rows, self.config.value_quantile)
+        return columns
 
     def extra(self, params: dict[str, Params]) -> Tree:
         c, width = self.config, self.model.in_dim
@@ -342,38 +220,25 @@ class Dynamics(Algorithm):
         parts = split(dataset, self.config)
         for i, replica in enumerate(replicas):
             path = run_dir / FOLDER / f"{replica.name}.safetensors"
-            mine = select(state, i)
-            there = load(path) if path.exists() else None
-            if there is not None and there.meta["updates"] == int(mine.step):  # policies may have learnt in this very file
+            one = select(state, i)
+            saved = load(path) if path.exists() else None
+            if saved is not None and saved.meta["updates"] == int(one.step):  # policies may have learnt in this very file
                 continue
-            if int(mine.step) and not torch.isfinite(mine.extra["error"]).any():  # shorter than an epoch
+            if int(one.step) and not torch.isfinite(one.extra["error"]).any():  # shorter than an epoch
                 source = self.sampler().prepare(dataset)
-                mine = self.review(mine, source)[0]
-            tree = {**self.tree(mine), **data_range(dataset), **starts.sample(self.model, dataset), "scale": torch.ones(self.model.out_dim)}
+                one = self.review(one, source)[0]
+            tree = {**self.tree(one), **data_range(dataset), **starts.sample(self.model, dataset), "scale": torch.ones(self.model.out_dim)}
             tree["scale"] = quality.scales(self.model, tree, dataset, parts.held)
             tree["levels"] = quality.levels(self.model, tree, dataset, parts.held)
             meta = {
                 "data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint},
-                "held_out": mine.extra["error"].tolist(),
+                "held_out": one.extra["error"].tolist(),
                 "seed": replica.seed,
-                "updates": int(mine.step),
-                "epochs": int(mine.extra["epochs"]),
+                "updates": int(one.step),
+                "epochs": int(one.extra["epochs"]),
                 "longest": int(dataset.episode_lengths().max()),
             }
             save(path, self.model, tree, meta)
-
-
-def data_range(dataset: Dataset) -> Tree:
-    """The smallest and the largest value of every entry of the observations: "low" and "high" [O]."""
-    known = dataset.columns["successor_known"]
-    both = [
-        dataset.columns["observations"].reshape(len(dataset), -1),
-        dataset.columns["next_observations"].reshape(len(dataset), -1)[known],
-    ]
-    return {
-        "low": torch.stack([x.float().amin(0) for x in both]).amin(0),
-        "high": torch.stack([x.float().amax(0) for x in both]).amax(0),
-    }
 
 
 @register("world_model", "ensemble")
