@@ -80,27 +80,27 @@ class QRL(GoalConditioned):
         """beta E softplus(spread - d(s, g) / beta) + lambda (E relu(d(s, s') - 1)^2 - slack), which lambda maximises; and for the latent
         dynamics T, E (d(T(s, a), s') + d(s', T(s, a))) / 2."""
         c = self.config
-        here, there, goal = (
+        x, next_x, goal = (
             self.apply("value", value, "encode", batch[k].flatten(1)) for k in ("observations", "next_observations", VALUE_GOALS)
         )
-        far = self.apply("value", value, "between", here, goal)
-        step = self.apply("value", value, "between", here, there)
-        apart = c.spread_scale * F.softplus(c.spread - far / c.spread_scale).mean()
+        distance, step = self.apply("value", value, "between", x, goal), self.apply("value", value, "between", x, next_x)
+        repulsion = c.spread_scale * F.softplus(c.spread - distance / c.spread_scale).mean()
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")
-        loss = apart + multiplier.detach() * excess + multiplier * (c.slack - excess.detach())
-        metrics = {"value/loss": loss, "value/distance": far.mean(), "value/step": step.mean(), "value/multiplier": multiplier}
+        loss = repulsion + multiplier.detach() * excess + multiplier * (c.slack - excess.detach())
+        metrics = {"value/loss": loss, "value/distance": distance.mean(), "value/step": step.mean(), "value/multiplier": multiplier}
         if self.learner == "awr":
             return loss, metrics
-        moved = self.apply("value", value, "move", here, self.spec.encode(batch["actions"]))
-        dynamics = 0.5 * (self.apply("value", value, "between", moved, there) + self.apply("value", value, "between", there, moved)).mean()
+        predicted = self.apply("value", value, "move", x, self.spec.encode(batch["actions"]))
+        both = self.apply("value", value, "between", predicted, next_x) + self.apply("value", value, "between", next_x, predicted)
+        dynamics = 0.5 * both.mean()
         return loss + dynamics, {**metrics, "value/dynamics": dynamics}
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """-d(T(s, a), g) [B]."""
         value = state.params["value"]
-        here, goal = (self.apply("value", value, "encode", z.flatten(1)) for z in (observations, goals))
-        return -self.apply("value", value, "between", self.apply("value", value, "move", here, self.spec.encode(actions)), goal)
+        x, goal = (self.apply("value", value, "encode", z.flatten(1)) for z in (observations, goals))
+        return -self.apply("value", value, "between", self.apply("value", value, "move", x, self.spec.encode(actions)), goal)
 
     def advantage(self, state: TrainState, batch: Batch) -> Tensor:
         """d(s, g) - d(s', g) [B] at the actor's goals."""

@@ -33,8 +33,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Subgoals:
-    """Says what to reach within `steps` steps. Methods are pure: `state` is the run's, of which only `params` are looked at, so that
-    whoever carries those of `modules` alone may hand them over as well.
+    """Chooses what to reach within `steps` steps. Methods are pure: `state` is the run's, of which only the `params` of `modules` are read.
 
     Observations [B, O] are normalised, goals [B, G] as the algorithm takes them (`DataSpec.goal_dim`).
     """
@@ -57,12 +56,12 @@ class Subgoals:
 
     @property
     def latent(self) -> bool:
-        """Whether subgoals are latents of a high level; else they are states of the data, of which it has to be told some."""
+        """Subgoals are latents of a high level; else they are states of the data, among which `choose` needs candidates."""
         return self.algorithm.subgoal_kind == "latent"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Whose parameters it needs."""
+        """The modules whose parameters it needs."""
         return ("value", "high") if self.latent else ("value",)
 
     @property
@@ -78,15 +77,15 @@ class Subgoals:
         return v.mean(0) if v.ndim == 2 else v
 
     def describe(self, state: Any, observations: Tensor, goals: Tensor) -> Tensor:
-        """The subgoals [B, D] that mean to be at `goals` [B, G], seen from `observations`."""
+        """The subgoals [B, D] that stand for being at `goals` [B, G], seen from `observations`."""
         algorithm: Any = self.algorithm
         return algorithm.represent(state.params["value"], observations, goals) if self.latent else goals
 
     def choose(self, state: Any, observations: Tensor, goals: Tensor, candidates: Candidates | None = None) -> Tensor:
-        """What to reach next [B, D].
+        """The next subgoals [B, D].
 
-        Without a high level: of the candidates, and the goal itself, the one from which V promises to be soonest at the goal, among
-        those that V takes to be at most `steps` steps away; the nearest where there is none. Raises ValueError where it is told none.
+        Without a high level: of the candidates, and the goal itself, the one with the largest V of the goal, among those
+        at most `steps` steps away by V; the nearest where there is none. Raises ValueError without candidates.
         """
         algorithm: Any = self.algorithm
         if self.latent:
@@ -102,8 +101,8 @@ class Subgoals:
         within = near >= reach
         score = torch.where(within.any(1, keepdim=True), torch.where(within, onward, -torch.inf), near)
         best = score.argmax(1, keepdim=True)
-        every = torch.cat([candidates.goals.expand(len(goals), -1, -1), goals.unsqueeze(1)], 1)
-        return every.gather(1, best.unsqueeze(-1).expand(-1, 1, every.shape[-1])).squeeze(1)
+        options = torch.cat([candidates.goals.expand(len(goals), -1, -1), goals.unsqueeze(1)], 1)
+        return options.gather(1, best.unsqueeze(-1).expand(-1, 1, options.shape[-1])).squeeze(1)
 
     def _pairs(self, state: Any, observations: Tensor, goals: Tensor) -> Tensor:
         """V [B, N] of observations [B or 1, 1 or N, O] and goals [1 or B, N or 1, G]."""
@@ -113,12 +112,12 @@ class Subgoals:
 
 
 def nearest(provider: Subgoals, state: Any, observations: Tensor, subgoals: Tensor, candidates: Candidates) -> Tensor:
-    """Which of the candidates each subgoal [B, D] means, seen from observations [B, O]: int64 [B]."""
-    found = []
-    for here, wanted in zip(observations, subgoals, strict=True):
-        meant = provider.describe(state, here.expand(len(candidates.goals), -1), candidates.goals)
-        found.append((meant - wanted).square().sum(-1).argmin())
-    return torch.stack(found)
+    """Number of the candidate that each subgoal [B, D] stands for, seen from observations [B, O]: int64 [B]."""
+    numbers = []
+    for observation, subgoal in zip(observations, subgoals, strict=True):
+        described = provider.describe(state, observation.expand(len(candidates.goals), -1), candidates.goals)
+        numbers.append((described - subgoal).square().sum(-1).argmin())
+    return torch.stack(numbers)
 
 
 def words(goals: Tensor, spec: DataSpec, names: Sequence[str] = (), digits: int = 2) -> list[str]:
@@ -127,5 +126,5 @@ def words(goals: Tensor, spec: DataSpec, names: Sequence[str] = (), digits: int 
     values = goals.double()
     if not spec.goal_dim and spec.observation_mean is not None and spec.observation_std is not None:
         values = values * torch.tensor(spec.observation_std).double() + torch.tensor(spec.observation_mean).double()
-    called = list(names) or [str(i) for i in range(values.shape[1])]
-    return [", ".join(f"{name} {round(x, digits) + 0.0:g}" for name, x in zip(called, row, strict=False)) for row in values.tolist()]
+    labels = list(names) or [str(i) for i in range(values.shape[1])]
+    return [", ".join(f"{name} {round(x, digits) + 0.0:g}" for name, x in zip(labels, row, strict=False)) for row in values.tolist()]

@@ -58,7 +58,7 @@ class Quasimetric(nn.Module):
 
 
 class QuasimetricModel(nn.Module):
-    """A quasimetric between states and, if asked for, how actions move their latents: phi(s), phi(s) + T(phi(s), a)."""
+    """A quasimetric between states and, optionally, the dynamics of their latents: phi(s), phi(s) + T(phi(s), a)."""
 
     def __init__(self, encoder: MLP, moves: MLP | None, distance: Quasimetric, multiplier: float = 0.0) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class DrawnGoals:
 
 @dataclass(frozen=True)
 class GoalRows:
-    """What GoalSampler draws from. Rows are numbered among the R that hold a transition, which stand one after another."""
+    """The source of GoalSampler. Rows are numbered among the R that hold a transition, which stand one after another."""
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's trajectory
@@ -84,7 +84,7 @@ class GoalRows:
         return rng.randint(key, (count,), self.count) if self.weighted is None else self.weighted.draw(key, count)
 
     def goal(self, rows: Tensor) -> Tensor:
-        """What it is to be at rows [B]: [B, G] float32."""
+        """The goals that rows [B] reach: [B, G] float32."""
         return self.goals[self.at(rows)].flatten(1).float()
 
     def state(self, rows: Tensor) -> Tensor:
@@ -128,9 +128,9 @@ class GoalSampler:
 
     value: VALUE_GOALS, and SUCCESSES: 1.0 where the goal is the row's own state. actor: ACTOR_GOALS.
 
-    subgoal_steps: k > 0 adds what two levels learn from (HIQL, arXiv 2307.11949): LOW_GOALS, k steps ahead or at the trajectory's end;
-    HIGH_GOALS, drawn as the actor's are; HIGH_TARGETS and HIGH_TARGET_STATES, k steps ahead but not beyond the goal, where it lies in the
-    trajectory. option_steps: n > 0 adds the end of an option of n steps (OTA, arXiv 2505.12737), which ends where the goal is:
+    subgoal_steps: k > 0 adds the goals of hierarchical policies (HIQL, arXiv 2307.11949): LOW_GOALS, k steps ahead or at the trajectory's
+    end; HIGH_GOALS, drawn as the actor's are; HIGH_TARGETS and HIGH_TARGET_STATES, k steps ahead but not beyond the goal, where it lies in
+    the trajectory. option_steps: n > 0 adds the end of an option of n steps (OTA, arXiv 2505.12737), which ends where the goal is:
     OPTION_STATES, OPTION_GOALS, and OPTION_SUCCESSES: 1.0 where it ends at the goal. A "current" goal is where the option ends.
 
     Goals are the states of transitions: the column achieved_goals where the data have it, else the observations.
@@ -158,9 +158,9 @@ class GoalSampler:
         columns = {name: dataset.columns[name] for name in names}
         packed = None if dataset.mapped else pack(columns, rows)
         goals = dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
-        every = len(rows) == len(dataset)
-        kept = {} if packed is not None else columns
-        return GoalRows(len(rows), last, goals, columns["observations"], packed, kept, None if every else rows, weighted)
+        unpacked = {} if packed is not None else columns
+        numbers = None if len(rows) == len(dataset) else rows
+        return GoalRows(len(rows), last, goals, columns["observations"], packed, unpacked, numbers, weighted)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key, 5)
@@ -174,14 +174,14 @@ class GoalSampler:
         if self.actor is not None and not self.subgoal_steps:
             batch[ACTOR_GOALS] = source.goal(choose(source, keys[3], rows, self.actor).rows)
         if self.actor is not None and self.subgoal_steps:
-            batch |= self._levels(source, choose(source, keys[4], rows, self.actor), rows)
+            batch |= self._subgoals(source, choose(source, keys[4], rows, self.actor), rows)
         return batch
 
-    def _levels(self, source: GoalRows, goal: DrawnGoals, rows: Tensor) -> Batch:
-        far = torch.minimum(rows + self.subgoal_steps, source.last[rows])
-        target = torch.where(goal.ahead | goal.current, torch.minimum(far, goal.rows), far)
+    def _subgoals(self, source: GoalRows, goal: DrawnGoals, rows: Tensor) -> Batch:
+        subgoal = torch.minimum(rows + self.subgoal_steps, source.last[rows])
+        target = torch.where(goal.ahead | goal.current, torch.minimum(subgoal, goal.rows), subgoal)
         return {
-            LOW_GOALS: source.goal(far),
+            LOW_GOALS: source.goal(subgoal),
             HIGH_GOALS: source.goal(goal.rows),
             HIGH_TARGETS: source.goal(target),
             HIGH_TARGET_STATES: source.state(target),
