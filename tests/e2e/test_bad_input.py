@@ -275,7 +275,8 @@ def test_finished_runs_without_checkpoints_are_not_overwritten(offrl: Offrl) -> 
     assert list(Path("runs/mine/policies").iterdir())
 
 
-@pytest.mark.parametrize("backend", ["garbage", pytest.param("egl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["garbage", "egl"])
 def test_no_rendering_back_end(tmp_path: Path, backend: str) -> None:
     """Training and scoring need no pictures, whatever MUJOCO_GL asks for."""
     command = [

@@ -367,6 +367,7 @@ def test_what_critics_expect_is_logged(offrl: Offrl) -> None:
         assert 0 < row["discounted_mean"] < row["return_mean"] and -1.5 < row["q_overestimation"] / row["discounted_mean"] < -0.5
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_its_estimated_values_no_longer_rise(offrl: Offrl) -> None:
     command = "train algo=bc seeds=2 name=a eval.every=5 train.stop=fqe-plateau stop_patience=1 stop_updates=30 steps="
     first = offrl(f"{command}100")

@@ -16,6 +16,7 @@ import pytest
 from .conftest import Offrl
 
 
+@pytest.mark.slow
 def test_killed_and_run_again_ends_with_whole_sets(offrl: Offrl) -> None:
     """kill -9 after the second checkpoint of four: every set is whole, no episode is there twice, and a third run changes nothing."""
     pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")

@@ -305,7 +305,7 @@ def test_how_many_workers() -> None:
     assert worker_count(EvalConfig()) == min(8, cores() // 2)
 
 
-@pytest.mark.parametrize("hidden", [7, 9, 33])
+@pytest.mark.parametrize("hidden", [7, 9, pytest.param(33, marks=pytest.mark.slow)])
 def test_weights_cut_out_of_a_stack_act_as_those_sent_to_a_process(hidden: int) -> None:
     """Products of a single row round differently where the weights lie at an odd address."""
     observations = np.random.default_rng(0).normal(size=(1, 11)).astype(np.float32)

@@ -129,6 +129,7 @@ def test_a_grid_reaches_it() -> None:
     assert after.buffers["ring"][0, 0] == first[0] and after.buffers["ring"][1, 0] != first[1]
 
 
+@pytest.mark.slow
 @compiler
 def test_compiled_it_writes_over_the_state_and_gives_the_same_numbers() -> None:
     eager, state = begun([0, 1])

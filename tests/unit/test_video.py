@@ -252,7 +252,7 @@ except NoVideo as error:
 """
 
 
-@pytest.mark.parametrize("size", ["small", "larger than MuJoCo's buffer"])
+@pytest.mark.parametrize("size", ["small", pytest.param("larger than MuJoCo's buffer", marks=pytest.mark.slow)])
 def test_mujoco(size: str, tmp_path: Path) -> None:
     """In a process of its own, for the back end is chosen when MuJoCo is imported. No warning: the returns are the scored ones."""
     arguments = [sys.executable, "-c", MUJOCO, str(tmp_path), "Hopper-v5", *(["large"] if size != "small" else [])]
