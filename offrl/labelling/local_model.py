@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from offrl.errors import UserError, first_line
-from offrl.lm.models.pretrained import FILES, GGUF, packages, silent
+from offrl.lm.models.libraries import packages, silent
+from offrl.lm.models.pretrained import FILES, GGUF
 from offrl.lm.models.tokenizer import FILES as TOKENIZERS
 
 

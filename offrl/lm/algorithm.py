@@ -23,8 +23,8 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
 from offrl.lm import reference_policy
 from offrl.lm.actor import TextActor
-from offrl.lm.models import configured
-from offrl.lm.models.causal_lm import LM, call, pack, placed, unpack
+from offrl.lm.models import configured, policy_files
+from offrl.lm.models.causal_lm import LM, call, placed
 from offrl.lm.models.pretrained import SCRATCH
 from offrl.lm.models.tokenizer import Tokenizer
 from offrl.lm.sampler import IDS, TextSampler, token_log_probs
@@ -144,11 +144,11 @@ class TextAlgorithm(Algorithm):
     def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self.config.lm == SCRATCH:
             return {}, {}
-        return pack(self.lm(), self.tokenizer, self.config.ship_lm)
+        return policy_files.pack(self.lm(), self.tokenizer, self.config.ship_lm)
 
     @classmethod
     def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        configured.known_tokenizer(about["identity"], unpack(tensors, about))
+        configured.known_tokenizer(about["identity"], policy_files.unpack(tensors, about))
         return {}
 
 

@@ -493,13 +493,13 @@ def test_a_local_model_answers_the_same_in_a_batch_and_alone(tmp_path: Path) -> 
 
 
 def test_a_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import offrl.lm.models.pretrained
+    import offrl.lm.models.libraries
     from offrl.labelling import local_model as local
 
-    offrl.lm.models.pretrained.packages.cache_clear()
+    offrl.lm.models.libraries.packages.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"pip install 'offrl\[text\]'"):
         local.LocalModel(str(tmp_path))
-    offrl.lm.models.pretrained.packages.cache_clear()
+    offrl.lm.models.libraries.packages.cache_clear()

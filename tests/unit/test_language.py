@@ -22,6 +22,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.lm.models import libraries
 from offrl.lm.models import pretrained as languages
 from offrl.nn.transformer import visible
 from offrl.system import files as checkpoint
@@ -350,14 +351,14 @@ def test_packages_and_networks_that_are_missing(
     assert algorithm.runtime.notes[0].startswith(
         "LaMo-scratch: without a pre-trained language model"
     ) and algorithm.config.lm_id.startswith("scratch-")
-    languages.packages.cache_clear()
+    libraries.packages.cache_clear()
     real = languages.importlib.import_module
     monkeypatch.setattr(languages.importlib, "import_module", lambda name: real(name) if name != "peft" else real("peft_that_is_not_here"))
     try:
         with pytest.raises(UserError, match=r"need the package peft .*pip install 'offrl\[text\]'"):
-            languages.packages()
+            libraries.packages()
     finally:
-        languages.packages.cache_clear()
+        libraries.packages.cache_clear()
 
 
 # ---- a real one

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from offrl import rng
 from offrl.errors import UserError
-from offrl.lm.models.pretrained import Language, packages, silent
+from offrl.lm.models.libraries import packages, silent
+from offrl.lm.models.pretrained import Language
 from offrl.nn.transformer import drop, visible
 
 MERGED, SPLIT = (

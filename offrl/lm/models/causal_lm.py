@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +19,9 @@ from torch.nn import functional as F
 
 from offrl.actor import BoundParams
 from offrl.errors import UserError, first_line
-from offrl.lm.models import pretrained as languages
 from offrl.lm.models.adapters import adapt, freeze, replace_dropout
-from offrl.lm.models.pretrained import SMALL, Language, packages, silent
-from offrl.lm.models.tokenizer import Tokenizer, from_json
+from offrl.lm.models.libraries import packages, silent
+from offrl.lm.models.pretrained import Language
 from offrl.nn.mlp import MLP
 from offrl.optim import Params
 from offrl.system import backend
@@ -274,35 +271,3 @@ def placed(module: nn.Module, params: Params) -> nn.Module:
     if buffer is not None and buffer.device != device:
         module.to(device)
     return module
-
-
-# ---- policy files
-
-
-def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, what JSON holds): all that a policy file needs besides what was learnt, or where the language model lay."""
-    language = lm.language
-    assert language is not None
-    about = {
-        "identity": language.identity, "place": language.place, "tokenizer": tokenizer.backend.to_str(),
-        "tokens": [tokenizer.start, tokenizer.end, tokenizer.size],
-    }  # fmt: skip
-    frozen = dict(lm.named_buffers())
-    small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
-    if ship == "always" or not language.place or (ship == "small" and small):
-        full = {name: p for name, p in language.model.named_parameters() if lm.adapted}
-        return full, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
-    return {}, about
-
-
-def unpack(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
-    """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor in its place."""
-    start, end, size = about["tokens"]
-    tokenizer = dataclasses.replace(from_json(about["tokenizer"], start, end), size=size)
-    identity = about["identity"]
-    if languages.known(identity) is None:
-        if "architecture" in about:
-            languages.unpack(tensors, about["architecture"], identity, head=True)
-        else:
-            languages.open_elsewhere(about["place"], identity)
-    return tokenizer

@@ -6,16 +6,13 @@ Shapes in comments: B batch, T tokens, D width, H heads.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import hashlib
 import importlib
 import importlib.util
 import json
 import os
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ import torch
 from torch import Tensor
 
 from offrl.errors import UserError, first_line
+from offrl.lm.models.libraries import packages, silent
 
 SCRATCH = "scratch"
 GGUF = ".gguf"
@@ -41,46 +39,6 @@ SMALL = 64 * 2**20  # bytes; a language model that is no larger goes into policy
 ELSEWHERE = "OFFRL_LM"  # names a language model where that of a policy file does not lie where it did
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _known: dict[str, Language] = {}  # read in this process, by identity
-
-
-@functools.cache
-def packages() -> tuple[Any, Any]:
-    """(transformers, peft). Raises UserError where they are not installed."""
-    found = []
-    for name in ("transformers", "peft"):
-        try:
-            found.append(importlib.import_module(name))
-        except ImportError as error:
-            raise UserError(f"language models need the package {name} ({error}): pip install 'offrl[text]'") from None
-    transformers = found[0]
-    transformers.AttentionInterface.register("offrl", _attention)
-    return transformers, found[1]
-
-
-def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **rest: Any
-) -> tuple[Tensor, Tensor]:
-    """GPT-2's attention, with the dropout of its weights in the module that the trunk has replaced."""
-    weights = (query @ key.transpose(-1, -2) * scaling + attention_mask).softmax(-1)
-    weights = module.attn_dropout(weights.to(value.dtype))
-    return (weights @ value).transpose(1, 2), weights
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Without progress bars and advice of transformers and peft."""
-    log = packages()[0].utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
 
 
 @dataclass(eq=False)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from offrl.errors import UserError, first_line, warn
+from offrl.lm.models.libraries import packages, silent
 
 KINDS = ("characters", "words", "bytes")
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
@@ -114,8 +115,6 @@ def of_model(folder: str | Path, where: str, **options: Any) -> Tokenizer:
 
     options: more arguments of transformers' `from_pretrained`, such as `gguf_file`.
     """
-    from offrl.lm.models.pretrained import packages, silent
-
     transformers, _ = packages()
     if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one that knows nothing
         raise UserError(f"{where}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")

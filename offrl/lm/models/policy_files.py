@@ -1,0 +1,43 @@
+"""What a policy file holds of a language model, for the policy to act elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from torch import Tensor
+
+from offrl.lm.models import pretrained as languages
+from offrl.lm.models.causal_lm import LM
+from offrl.lm.models.pretrained import SMALL
+from offrl.lm.models.tokenizer import Tokenizer, from_json
+
+
+def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, what JSON holds): all that a policy file needs besides what was learnt, or where the language model lay."""
+    language = lm.language
+    assert language is not None
+    about = {
+        "identity": language.identity, "place": language.place, "tokenizer": tokenizer.backend.to_str(),
+        "tokens": [tokenizer.start, tokenizer.end, tokenizer.size],
+    }  # fmt: skip
+    frozen = dict(lm.named_buffers())
+    small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
+    if ship == "always" or not language.place or (ship == "small" and small):
+        full = {name: p for name, p in language.model.named_parameters() if lm.adapted}
+        return full, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
+    return {}, about
+
+
+def unpack(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
+    """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor in its place."""
+    start, end, size = about["tokens"]
+    tokenizer = dataclasses.replace(from_json(about["tokenizer"], start, end), size=size)
+    identity = about["identity"]
+    if languages.known(identity) is None:
+        if "architecture" in about:
+            languages.unpack(tensors, about["architecture"], identity, head=True)
+        else:
+            languages.open_elsewhere(about["place"], identity)
+    return tokenizer
