@@ -39,7 +39,7 @@ class Bandit(gym.Env):
     arm's mean exceeds that of the arm that was pulled.
     """
 
-    held_out = range(1_000_000, 2_000_000)  # numbers of tasks that no data set of offrl's holds
+    held_out = range(1_000_000, 2_000_000)  # numbers of tasks that no dataset of offrl's holds
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium declares it so
 
     def __init__(
@@ -119,7 +119,7 @@ class Bandit(gym.Env):
 
 
 class Linear(ABC):
-    """What all of them remember of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's features.
+    """Their statistics of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's features.
 
     Independent arms are linear ones whose features are the unit vectors: A then counts the pulls.
     """

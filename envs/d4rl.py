@@ -1,4 +1,4 @@
-"""D4RL's names: where each data set lies, which returns score 0 and 100, and which environment scores a policy today.
+"""D4RL's names: where each dataset lies, which returns score 0 and 100, and which environment scores a policy today.
 
 The numbers are data (`d4rl.json`); `d4rl` and old gym are never imported. docs/environments.md says what differs from D4RL's environments.
 """
@@ -18,7 +18,7 @@ from offrl.tasks.task import Task
 
 @dataclass(frozen=True)
 class _Family:
-    """What data sets of one robot share."""
+    """The properties that datasets of one robot share."""
 
     env_id: str | None
     observations: int | None
@@ -56,14 +56,14 @@ _ONE_SCALE = ("hopper", "halfcheetah", "walker2d", "ant", "pen", "hammer", "door
 
 @functools.cache
 def table() -> dict[str, tuple[str, float, float, int | None]]:
-    """name -> (URL, return that scores 0, return that scores 100, steps of an episode), for every D4RL data set."""
+    """name -> (URL, return that scores 0, return that scores 100, steps of an episode), for every D4RL dataset."""
     data = json.loads((Path(__file__).parent / "d4rl.json").read_text())
     return {name: (data["root"] + path, low, high, steps) for name, (path, low, high, steps) in data["tasks"].items()}
 
 
 @register("task", "d4rl")
 def lookup(name: str) -> Task | None:
-    """The task of a D4RL data set by its exact name, such as "hopper-medium-v2"; None for any other name."""
+    """The task of a D4RL dataset by its exact name, such as "hopper-medium-v2"; None for any other name."""
     if name not in table():
         return None
     url, low, high, steps = table()[name]
@@ -85,7 +85,7 @@ def lookup(name: str) -> Task | None:
 
 @register("task_names", "d4rl")
 def names() -> list[str]:
-    """The names of all D4RL data sets, robot by robot."""
+    """The names of all D4RL datasets, robot by robot."""
     return list(table())
 
 
@@ -116,7 +116,7 @@ def _nearest_known(name: str) -> Task | None:
 
 
 def _variant(name: str) -> dict[str, Any]:
-    """What distinguishes the environments of one family: the maze and its reward, the kitchen's tasks."""
+    """The settings that distinguish the environments of one family: the maze and its reward, the kitchen's tasks."""
     words = name.split("-")[1:-1]
     if name.startswith("maze2d-"):
         size = next(w for w in words if w in ("open", "umaze", "medium", "large"))

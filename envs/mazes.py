@@ -74,7 +74,7 @@ class _Maze(gym.Env):
         return np.concatenate([self.data.qpos, self.data.qvel])
 
     def _told(self) -> dict[str, Any]:
-        """What a reset says besides: "goal" is the observation at the goal, else as now, for policies that are told (as HIQL's on D4RL)."""
+        """The info of a reset: "goal" is the current observation moved to the goal, for goal-conditioned policies (as HIQL's on D4RL)."""
         seen = self._observe()
         seen[:2] = self.goal
         return {"success": False, "goal": seen}

@@ -1,4 +1,4 @@
-"""NeoRL-2 (arXiv 2503.19267): its data sets by name, which returns score 0 and 100, and its environments where the package has them.
+"""NeoRL-2 (arXiv 2503.19267): its datasets by name, which returns score 0 and 100, and its environments where the package has them.
 
 The numbers are those of the neorl2 package (github.com/polixir/NeoRL2, neorl2/envs/info.py and __init__.py), which is imported to make an
 environment and for nothing else.
@@ -42,12 +42,12 @@ TASKS: dict[str, tuple[int, int, int, float, float]] = {
     "Fusion": (15, 6, 100, -107.601, 98.05),
     "SafetyHalfCheetah": (18, 6, 1000, -283.0, 2507.0),
 }
-TRAJECTORIES = {"RocketRecovery": 100}  # the package gives out so many of the training file's, unless asked for another number
+TRAJECTORIES = {"RocketRecovery": 100}  # the package's default number of the training file's
 
 
 @register("task", "neorl2")
 def lookup(name: str) -> Task | None:
-    """The task of a NeoRL-2 data set by its exact name, such as "Pipeline"; None for any other name.
+    """The task of a NeoRL-2 dataset by its exact name, such as "Pipeline"; None for any other name.
 
     It has no environment where the neorl2 package is not installed.
     """
@@ -69,7 +69,7 @@ def lookup(name: str) -> Task | None:
 
 
 def locate(name: str) -> Path:
-    """The training file of a data set: in $OFFRL_NEORL2, or where the neorl2 package keeps it. Raises UserError where it is in neither."""
+    """The training file of a dataset: in $OFFRL_NEORL2, or where the neorl2 package keeps it. Raises UserError where it is in neither."""
     own, file = os.environ.get("OFFRL_NEORL2"), f"{name}-train.npz"
     folders = [Path(f).expanduser() for f in (own, "~/.neorl2/datasets") if f]
     for path in (folder / sub / file for folder in folders for sub in ("", name)):

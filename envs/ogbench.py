@@ -1,4 +1,4 @@
-"""OGBench (arXiv 2410.20092): its data sets by name, with the environments that score them where the package ogbench is installed."""
+"""OGBench (arXiv 2410.20092): its datasets by name, with the environments that score them where the package ogbench is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOALS = tuple({"task_id": k} for k in range(1, 6))  # of evaluation: five starts
 
 @register("task", "ogbench")
 def lookup(name: str) -> Task | None:
-    """The task of an OGBench data set by its exact name; None for any other name.
+    """The task of an OGBench dataset by its exact name; None for any other name.
 
     "pointmaze-medium-navigate-v0": five goals in turn, scored by the share of episodes that reach theirs.
     "pointmaze-medium-navigate-singletask-task1-v0": one goal that is not shown, with rewards.

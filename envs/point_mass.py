@@ -1,6 +1,6 @@
 """A point mass on a table, and data of it being pushed about at random: for zero-shot RL, where data explore and the reward comes later.
 
-Its own reward asks it to the centre; `peak`, `corner`, `side`, `band` and `ring` are others, which the data's rewards know nothing of.
+Its own reward draws it to the centre; `peak`, `corner`, `side`, `band` and `ring` are others, which the data's rewards know nothing of.
 """
 
 from __future__ import annotations

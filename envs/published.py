@@ -1,4 +1,4 @@
-"""Scores that others published, to stand beside ours: D4RL, NeoRL-2 and OGBench by the exact names of their data sets.
+"""Scores that others published, to stand beside ours: D4RL, NeoRL-2 and OGBench by the exact names of their datasets.
 
 The numbers are data (`published.json`): tables in order of preference, the reproduction that reports the last checkpoint first. They were
 measured in the benchmarks' own environments (gym's MuJoCo-v2 tasks for D4RL), which docs/environments.md compares with ours.
@@ -33,7 +33,7 @@ class Published:
 
 @functools.cache
 def table() -> dict[tuple[str, str], tuple[Published, ...]]:
-    """(data set, algorithm) -> what was published, in order of preference."""
+    """(dataset, algorithm) -> what was published, in order of preference."""
     found: dict[tuple[str, str], tuple[Published, ...]] = {}
     for part in json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))["tables"]:
         for dataset, row in part["scores"].items():

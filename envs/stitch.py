@@ -4,9 +4,9 @@
     |                             A -> D, return 1.5: a decoy, the best that the data show from A.
 D - A - M - X                     B -> M -> G, return 2, all of it earned after M.
         |             An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one kind and the second
-        B             half of another. Asked for as much as it has seen, or more, a policy that knows returns of whole episodes takes D.
+        B             half of another. At a target return of 2 or more, a policy that knows returns of whole episodes takes D.
 
-A step earns by how much it climbs a hill (`height`), so no way round and round pays. What could tell the kinds apart but the point's
+A step earns by how much it climbs a hill (`height`), so no way round and round pays. What could distinguish the kinds but the point's
 position and the rewards does not: A and B are as far from M as A from D, X is as far from M as G, and each episode has a random speed of
 its own, so that the time steps at which M is passed are distributed alike.
 """
@@ -54,13 +54,13 @@ def rise(at: Any, begin: float, end: float, by: float) -> Any:
 
 
 def height(x: Any, y: Any) -> Any:
-    """How high the hill is at positions, arrays or tensors [...]."""
+    """The height of the hill at positions, arrays or tensors [...]."""
     beside = ((abs(x - PLACES["G"][0]) - RIDGE) / RIDGE).clip(0.0, 1.0)
     return sum(rise(x, *slope) for slope in SLOPES_X) + rise(y, *SLOPE_Y) * (1.0 - beside * beside)
 
 
 def over(x: Any, y: Any) -> Any:
-    """Whether an end is reached at positions, arrays or tensors [...]; bool."""
+    """True where an end is reached at positions, arrays or tensors [...]; bool."""
     at = [(x - PLACES[name][0]) ** 2 + (y - PLACES[name][1]) ** 2 <= REACH**2 for name in ENDS]
     return at[0] | at[1] | at[2]
 

@@ -1,4 +1,4 @@
-"""BabyAI's missions (arXiv 1810.08272; package minigrid) told in words: the mission, and what one sees."""
+"""BabyAI's missions (arXiv 1810.08272; package minigrid) in words: the mission and the view."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HIDDEN = ("unseen", "empty", "floor", "agent")
 
 
 class TextBabyAI(gym.Env):
-    """A level of minigrid's, such as "BabyAI-GoToLocal-v0", its observations told in words. Rewards, endings and the limit on steps are
+    """A level of minigrid's, such as "BabyAI-GoToLocal-v0", its observations in words. Rewards, endings and the limit on steps are
     minigrid's: 1 - 0.9 steps / limit for a mission that is done, else 0.
 
     Actions: "turn left", "turn right", "go forward", "pick up", "drop", "toggle" (open or close a door or box); a line break may follow.

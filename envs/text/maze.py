@@ -38,12 +38,12 @@ DESCRIBE = ("full", "compact", "walls")
 
 
 def is_wall(cell: Cell) -> bool:
-    """Whether nobody can stand there."""
+    """True where the cell is a wall."""
     return LAYOUT[cell[0]][cell[1]] == "#"
 
 
 def after(cell: Cell, move: str) -> Cell:
-    """Where a move ("move left") leads: nowhere where a wall is."""
+    """The cell to which a move ("move left") leads: the same one where a wall is."""
     there = (cell[0] + MOVES[move][0], cell[1] + MOVES[move][1])
     return cell if is_wall(there) else there
 
@@ -68,7 +68,7 @@ def solve(cell: Cell) -> str:
 
 @cache
 def words(cell: Cell, describe: str, spaced_digits: bool = False) -> str:
-    """What is said in a cell; see `TextMaze`."""
+    """The observation in a cell, as text; see `TextMaze`."""
     if describe == "compact":
         return f"{cell[0]} {cell[1]}\n"
     walls = [side for side, (i, j) in SIDES if is_wall((cell[0] + i, cell[1] + j))]

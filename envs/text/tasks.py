@@ -1,4 +1,4 @@
-"""The text tasks and data sets that can be named.
+"""The text tasks and datasets that can be named.
 
 Their reference scores are LMRL-Gym's (arXiv 2311.18232, table of normalised scores): its minimum scores 0 and its maximum 100, and
 between them a score is linear. LMRL-Gym itself normalises in two pieces, from the minimum (0) to the average of its data (50) and from
@@ -115,13 +115,13 @@ def load_maze(config: DatasetConfig) -> Dataset:
 
 @register("dataset", "text-maze-compact")
 def load_compact_maze(config: DatasetConfig) -> Dataset:
-    """The same walks, told by row and column alone."""
+    """The same walks, described by row and column alone."""
     return _dataset("text-maze-compact", maze_data.generate("compact"))
 
 
 @register("dataset", "text-maze-po")
 def load_walls_maze(config: DatasetConfig) -> Dataset:
-    """The same walks, told by the walls alone."""
+    """The same walks, described by the walls alone."""
     return _dataset("text-maze-po", maze_data.generate("walls"))
 
 

@@ -21,7 +21,7 @@ INFOS = ("feedback", "description", "objective", "admissible_commands", "won", "
 class TextWorld(gym.Env):
     """The game in a file (.z8, .ulx, ...). Observation: the game's answer, at first the objective and the room; then, with `commands`, the
     commands that it understands now. Reward: by how much the score rises. It ends when it is won or lost; after `limit` steps it is
-    truncated. info["legal_actions"]: the commands, where the game tells them. info["success"]: whether it is won. Games have no randomness
+    truncated. info["legal_actions"]: the commands, where the game gives them. info["success"]: whether it is won. Games have no randomness
     of their own. Raises UserError where textworld is not installed or the file is no game.
     """
 
@@ -52,7 +52,7 @@ class TextWorld(gym.Env):
         state = self._env.reset()
         self._score, self._steps = float(state.get("score") or 0.0), 0
         told = [state.get("objective"), state.get("description")]
-        # the first feedback is a picture made of letters, and then these two; games that were not made with TextWorld tell neither
+        # the first feedback is a picture made of letters, and then these two; games that were not made with TextWorld give neither
         return self._tell(state, "\n\n".join(t.strip() for t in told if t) if told[1] else str(state.get("feedback") or ""))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

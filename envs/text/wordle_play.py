@@ -1,4 +1,4 @@
-"""Who plays Wordle: at random, with words that agree with all feedback so far, or the guess that tells most; and the behaviour data."""
+"""Wordle players: at random, with words that agree with all feedback so far, or the most informative guess; and the behaviour data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Consistent:
             number = self.number.get("".join(guess.split()))
             if number is not None:
                 agree &= self.table[number] == sum("byg".index(mark) * p for mark, p in zip(said.split(), POWERS.tolist(), strict=True))
-        return np.flatnonzero(agree) if agree.any() else np.arange(len(agree))  # none: it was told by other rules or of another list
+        return np.flatnonzero(agree) if agree.any() else np.arange(len(agree))  # none: the feedback is by other rules or of another list
 
     def guess(self, history: list[str]) -> int:
         """The number of the next word."""
@@ -106,8 +106,8 @@ class Greedy(Consistent):
 def play(
     seed: int, episodes: int, share: float, words: tuple[str, ...], yellow: str = "anywhere"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `Consistent` does, many games at once: the numbers of the targets [E] and of the guesses [E, 6], and how many guesses each
-    game took [E]; what stands behind them was never said."""
+    """Games of `Consistent`, many at once: the numbers of the targets [E] and of the guesses [E, 6], and the number of guesses of
+    each game [E]; the entries behind those were never played."""
     draw, codes, count = np.random.Generator(np.random.PCG64(seed)), table(words, yellow), len(words)
     targets = draw.integers(0, count, episodes)
     at_random, nth = draw.uniform(size=(episodes, TRIES)) < share, draw.uniform(size=(episodes, TRIES))

@@ -1,4 +1,4 @@
-"""One cell: all seeds of one algorithm on one data set, trained in this process, whoever started it. The status file says how it went."""
+"""One cell: all seeds of one algorithm on one dataset, trained in this process, whoever started it. The status file says how it went."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def work(folder: Path | str, run: str) -> None:
 def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart: bool) -> None:
     """Train a cell unless another process does, or it is done, and write its status.
 
-    settings: `values` for `compose` and `dataset`, the label. token: names the command that asked for it. apart: other cells train beside
+    settings: `values` for `compose` and `dataset`, the label. token: names the command that trains it. apart: other cells train beside
     it, so it takes one process only. Raises KeyboardInterrupt after a signal, when all is saved.
     """
     from offrl.errors import Interrupted
@@ -121,7 +121,7 @@ def _train(folder: Path, run: str, settings: Mapping[str, Any], apart: bool) -> 
 
 
 def group_size(config: Any, device: str) -> int:
-    """How many replicas train as one program: a function of the settings and the kind of device alone, not of cores, jobs or launcher.
+    """The number of replicas that train as one program: a function of the settings and the kind of device, not of cores or launcher.
 
     Group sizes decide last bits, so the cores that happen to be free must not decide them. On a CPU half of the replicas at most, so that
     two cores find work where one cell trains at a time; larger groups are hardly faster there (docs/benchmarks/speed.md).

@@ -196,7 +196,7 @@ class HydraJobs(Jobs):
         remote = launcher.plugin == "ray" and settings.get("ray.init.address") not in (None, "local")
         if launcher.jobs and not remote and (jobs is not None or launcher.jobs not in settings):  # a cluster has its own number
             settings[launcher.jobs] = self.jobs
-        if remote:  # what only a cluster of our own can be told
+        if remote:  # options that only a cluster of our own takes
             settings = {k: v for k, v in settings.items() if k not in ("ray.init.object_store_memory", "ray.init.include_dashboard")}
         for name, value in settings.items():
             _set(node, name, value, launcher.name)
@@ -269,7 +269,7 @@ def _set(node: Any, name: str, value: Any, launcher: str) -> None:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """What worker processes inherit: our module path, so that they find what this process finds, and no statistics sent by Ray."""
+    """The environment of worker processes: our module path, so that they find what this process finds, and no statistics sent by Ray."""
     wanted = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in sys.path if isinstance(p, str))),
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),

@@ -69,7 +69,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Cell:
-    """One data set and one algorithm: a run with all its seeds."""
+    """One dataset and one algorithm: a run with all its seeds."""
 
     dataset: str  # what tables call it
     algorithm: str
@@ -116,14 +116,14 @@ def read(values: Mapping[str, Any]) -> Command:
 
 
 def folder_of(command: Command, suite: Suite) -> Path:
-    """Where the benchmark lives, as an absolute path: jobs may have another working directory."""
+    """The benchmark's folder, as an absolute path: jobs may have another working directory."""
     return (Path(command.config.runs_dir).expanduser() / (command.config.name or suite.name)).resolve()
 
 
 def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
-    """The cells in the order in which they are trained: all algorithms of one data set, then the next.
+    """The cells in the order in which they are trained: all algorithms of one dataset, then the next.
 
-    Raises UserError for settings that `offrl train` would refuse, naming the algorithm. Data sets are not looked at yet.
+    Raises UserError for settings that `offrl train` would refuse, naming the algorithm. Datasets are not looked at yet.
     """
     config, result = command.config, []
     for entry in suite.entries:
@@ -166,7 +166,7 @@ def _clean(name: str) -> str:
 def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
     """Check that these cells belong into `folder`, and write benchmark.json; returns it.
 
-    A folder holds one suite with one list of seeds. A later command may add algorithms and data sets to it, and updates to its cells.
+    A folder holds one suite with one list of seeds. A later command may add algorithms and datasets to it, and updates to its cells.
     Raises UserError for a folder with something else in it, and for a cell that was trained with other settings.
     """
     seeds = seed_list(command.config.seeds)
@@ -260,7 +260,7 @@ def write_status(folder: Path, run: str, **values: Any) -> None:
 
 
 def finished(folder: Path, run: str, steps: int) -> bool:
-    """Whether a cell is done, for at least so many updates, and its run is still there."""
+    """True where a cell is done, for at least `steps` updates, and its run still exists."""
     status = read_status(folder, run)
     there = (folder / run / runs.RECORD).exists() and (folder / run / "policies").is_dir()
     return status.get("status") == "done" and there and int(status.get("steps") or 0) >= steps
@@ -290,6 +290,6 @@ def cell_lock(folder: Path, run: str) -> Path:
 
 
 def at_work(folder: Path, run: str) -> bool:
-    """Whether some process trains this cell now."""
+    """True while some process trains this cell."""
     with hold(cell_lock(folder, run)) as free:
         return not free

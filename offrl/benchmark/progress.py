@@ -1,4 +1,4 @@
-"""What a reader sees while the cells of a benchmark train, and how those that train elsewhere are stopped."""
+"""Progress of a benchmark's cells while they train, and the end of those that train elsewhere."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _state(folder: Path, c: Cell, retry: bool) -> str:
 
 
 def _show(folder: Path, cells: Sequence[Cell]) -> None:
-    """What `dry_run` prints."""
+    """The text that `dry_run` prints."""
     rows = []
     for c in cells:
         there = (folder / plan.CELLS).is_dir()

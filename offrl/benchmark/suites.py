@@ -1,4 +1,4 @@
-"""What a suite is: data sets, how many updates, how policies are scored, and published scores. Read from configs/suite/*.yaml or a file."""
+"""Suites: datasets, the number of updates, the evaluation of policies, and published scores. Read from configs/suite/*.yaml or a file."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ ENTRY_KEYS = ("name", "label", "env", "eval", "settings")
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set of a suite."""
+    """One dataset of a suite."""
 
     name: str  # what `dataset=` takes
     label: str  # what tables and run directories call it
-    settings: dict[str, Any] = field(default_factory=dict)  # of `offrl train`, for this data set only
+    settings: dict[str, Any] = field(default_factory=dict)  # of `offrl train`, for this dataset only
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A list of data sets and how they are trained and scored."""
+    """A list of datasets and how they are trained and scored."""
 
     name: str
     entries: list[Entry]
     steps: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # of `offrl train`, for every cell
-    references: dict[str, dict[str, float]] = field(default_factory=dict)  # data set -> algorithm -> published score
+    references: dict[str, dict[str, float]] = field(default_factory=dict)  # dataset -> algorithm -> published score
     reference_source: str = ""
     note: str = ""  # for the reader of the command's output
 
@@ -41,8 +41,8 @@ class Suite:
 def load(name: str, datasets: Sequence[str] = ()) -> Suite:
     """The suite `name`, one of configs/suite or the path of a YAML file.
 
-    datasets: for a suite that lists none (`own`) its data sets; for any other those of its data sets to keep. Relative paths in a suite
-    file are looked for beside that file first. Raises UserError for an unknown suite or data set, or a file that is no suite.
+    datasets: for a suite that lists none (`own`) its datasets; for any other those of its datasets to keep. Relative paths in a suite
+    file are looked for beside that file first. Raises UserError for an unknown suite or dataset, or a file that is no suite.
     """
     known = config_names("suite")
     path = Path(name).expanduser()
@@ -92,7 +92,7 @@ def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:
 
 
 def _entry(item: Any, folder: Path, where: str) -> Entry:
-    """A data set: its name, or a map with `name` and settings. The label is left empty where none is given."""
+    """A dataset: its name, or a map with `name` and settings. The label is left empty where none is given."""
     values = {"name": item} if isinstance(item, str) else item
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str) or not values["name"]:
         raise UserError(f"{where}: a data set is a name, or a map with a name, not {item!r}")
@@ -109,7 +109,7 @@ def _entry(item: Any, folder: Path, where: str) -> Entry:
 
 
 def _settings(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The `settings` and `eval` of a suite or a data set as dotted names."""
+    """The `settings` and `eval` of a suite or a dataset as dotted names."""
     for key in ("settings", "eval"):
         if not isinstance(values.get(key) or {}, Mapping):
             raise UserError(f"{where}: {key} must hold settings, name: value")
@@ -150,7 +150,7 @@ def _whole(steps: Any, where: str) -> int | None:
 
 
 def _references(values: Any, where: str) -> dict[str, dict[str, float]]:
-    """Published scores, data set -> algorithm -> number."""
+    """Published scores, dataset -> algorithm -> number."""
     if not isinstance(values or {}, Mapping) or not all(isinstance(row, Mapping) for row in (values or {}).values()):
         raise UserError(f"{where}: references must be a map of data sets, each a map of algorithms to scores")
     for dataset, row in (values or {}).items():

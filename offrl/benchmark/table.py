@@ -1,4 +1,4 @@
-"""The table that a benchmark ends with: data sets x algorithms, and what is not in it and why."""
+"""The table that a benchmark ends with: datasets x algorithms, and what is not in it and why."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def words(run_dir: Path) -> str:
 def show(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """Print the table of all cells of a benchmark, and its footnotes; returns {run: why it is not done}."""
     datasets = list(dict.fromkeys(c["dataset"] for c in record["cells"]))
-    columns: dict[str, dict[str, str]] = {}  # heading -> data set -> text
-    notes: dict[str, list[str]] = {}  # why a number is raw or missing -> data sets
+    columns: dict[str, dict[str, str]] = {}  # heading -> dataset -> text
+    notes: dict[str, list[str]] = {}  # why a number is raw or missing -> datasets
     bad: dict[str, str] = {}
     for algorithm in dict.fromkeys(c["algorithm"] for c in record["cells"]):
         for c in (c for c in record["cells"] if c["algorithm"] == algorithm):

@@ -1,4 +1,4 @@
-"""`offrl benchmark`: a grid of data sets x algorithms x seeds, here, in parallel, or on a cluster."""
+"""`offrl benchmark`: a grid of datasets x algorithms x seeds, here, in parallel, or on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`offrl collect`: record data sets in an environment, from policies trained here, from any policy, or from OGBench's oracles."""
+"""`offrl collect`: record datasets in an environment, from policies trained here, from any policy, or from OGBench's oracles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`offrl data`: look at data sets, and make data sets from data sets."""
+"""`offrl data`: look at datasets, and make datasets from datasets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 
 @dataclass
 class Output:
-    """Settings of what writes a data set."""
+    """Settings of what writes a dataset."""
 
     format: str = setting("auto", "layout of what is written", choices=("auto", "d4rl", "minari", "jsonl"))
     force: bool = setting(False, "replace what exists")
@@ -91,7 +91,7 @@ def _expect(action: str, names: list[str], count: int, what: str) -> None:
 
 
 def _dataset(name: str, settings: list[str], mine: tuple[str, ...] = ()) -> tuple[DatasetConfig, dict[str, Any]]:
-    """How to read the data set `name`, and the values of the action's own settings `mine`."""
+    """The settings that read the dataset `name`, and the values of the action's settings, whose names are `mine`."""
     from offrl.settings.compose import compose, parse
 
     own = [a for a in settings if a.partition("=")[0] in mine]

@@ -1,4 +1,4 @@
-"""What can be chosen by name, printed for people."""
+"""Lists of everything that can be chosen by name, printed for people."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def print_algorithm(name: str) -> None:
 
 
 def experiment_text(name: str, dataset: str) -> str:
-    """What an algorithm is set to by default on a data set, which need not be there, and where that comes from. Raises UserError."""
+    """An algorithm's default settings on a dataset, which need not exist, and their origin. Raises UserError."""
     experiment = find_experiment(algorithm_group(name), dataset)
     row, values = experiment_settings(experiment, dataset)
     if experiment == "none":

@@ -31,7 +31,7 @@ class SelectConfig(OPEConfig):
 
 
 def usage() -> str:
-    """What --help prints."""
+    """The text that --help prints."""
     return "\n".join(
         [
             "usage: offrl select [RUN ...] [policy=AGENT ...] [name=value ...] [--quiet]",

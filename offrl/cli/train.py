@@ -1,4 +1,4 @@
-"""`offrl train`: train an algorithm on a data set, all seeds at once, and score it."""
+"""`offrl train`: train an algorithm on a dataset, all seeds at once, and score it."""
 
 from __future__ import annotations
 

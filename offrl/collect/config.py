@@ -15,7 +15,7 @@ FREE = ("format", "quiet", "name", "sets")  # what may change when a folder is c
 
 @dataclass
 class CollectConfig:
-    """What to record, how much, and where to."""
+    """Settings of recording: the source, the amount, and the destination."""
 
     env: str = setting("", "Gymnasium id of the environment, such as Hopper-v5 (OGBench: pointmaze-medium-v0, cube-single-v0)", shown="ID")
     recipe: str = setting("", f"{', '.join(RECIPES)}; or give policy=", shown="d4rl|ogbench")

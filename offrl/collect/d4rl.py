@@ -17,7 +17,7 @@ from offrl.collect.recorder import measure, record, seed_for
 from offrl.collect.train import Snapshot, algorithm_of, library, snapshots, stream, train
 from offrl.errors import UserError, nearest, warn
 
-FAR = 0.15  # a medium policy further than this from the level asked for is told of
+FAR = 0.15  # a medium policy further than this from the configured level is reported
 REFERENCE_EPISODES = 20
 PARTS = {"random": ("random",), "medium": ("medium",), "expert": ("expert",), "medium-expert": ("medium", "expert"),
          "medium-replay": (), "full-replay": ()}  # policies whose rows a set holds  # fmt: skip
@@ -26,7 +26,7 @@ STEPS, DISCRETE_STEPS = 1_000_000, 100_000
 
 @dataclass(frozen=True)
 class Choice:
-    """Which snapshots stand for D4RL's policies."""
+    """The snapshots that stand for D4RL's policies."""
 
     random: Snapshot
     medium: Snapshot

@@ -1,4 +1,4 @@
-"""The environment that is recorded: checked first, and told apart from what cannot be recorded."""
+"""The environment that is recorded: checked first, and refused where it cannot be recorded."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def _spec(env: gym.Env) -> str:
 
 
 def spec_fact(world: World) -> dict[str, Any]:
-    """What of the environment goes into a card."""
+    """The facts about the environment for a dataset's card."""
     return {"env_id": world.env_id, "env_spec": json.loads(world.spec) if world.spec else None, "versions": world.label}

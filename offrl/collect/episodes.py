@@ -1,4 +1,4 @@
-"""Whole episodes: their columns, the shards they are kept in while a collection grows, and the data sets made of them."""
+"""Whole episodes: their columns, the shards they are kept in while a collection grows, and the datasets made of them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read_shards(paths: Iterable[Path]) -> list[Episode]:
 
 
 def first_rows(episodes: Sequence[Episode], rows: int) -> list[Episode]:
-    """The first episodes, whole, that have at least so many rows."""
+    """The first whole episodes that have at least `rows` rows."""
     count, kept = 0, []
     for episode in episodes:
         if count >= rows:
@@ -84,7 +84,7 @@ def first_rows(episodes: Sequence[Episode], rows: int) -> list[Episode]:
 
 
 def columns_of(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
-    """The columns of a data set with next_observations, true at the episodes' ends as well."""
+    """The columns of a dataset with next_observations, true at the episodes' ends as well."""
     keys = [k for k in episodes[0].columns if all(k in e.columns for e in episodes)]  # what all of them have
     columns = {k: np.concatenate([e.columns[k] for e in episodes]) for k in keys}
     columns["next_observations"] = np.concatenate([np.concatenate([e.columns["observations"][1:], e.final[None]]) for e in episodes])

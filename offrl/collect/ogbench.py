@@ -1,7 +1,7 @@
-"""OGBench's goal data sets (arXiv 2410.20092, section 5): its point mazes and cubes, driven by its own oracles, in its npz layout.
+"""OGBench's goal datasets (arXiv 2410.20092, section 5): its point mazes and cubes, driven by its own oracles, in its npz layout.
 
 The controllers are those of the installed package (`get_oracle_subgoal` of the mazes, the cube's plan and Markov oracles); the loops around
-them follow what OGBench documents of its data sets. Ant and humanoid mazes need its trained experts, which no package holds.
+them follow what OGBench documents of its datasets. Ant and humanoid mazes need its trained experts, which no package holds.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def cells(maze: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]
 
 
 def at_distance(maze: np.ndarray, start: tuple[int, int], steps: int) -> list[tuple[int, int]]:
-    """The cells whose shortest way from `start` has so many steps."""
+    """The cells whose shortest way from `start` has `steps` steps."""
     ring, seen = [start], {start}
     for _ in range(steps):
         after = dict.fromkeys((i + a, j + b) for i, j in ring for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1)))
@@ -223,7 +223,7 @@ def _maze(env: Any, config: CollectConfig, seed: int) -> Rows:
 
 
 def _cube(config: CollectConfig, env: Any) -> Callable[[Any, CollectConfig, int], Rows]:
-    """What plays an episode: play follows plans with correlated noise, noisy reacts to the state with independent noise."""
+    """The player of episodes: play follows plans with correlated noise, noisy reacts to the state with independent noise."""
     noise = CUBE_NOISE if config.oracle_noise is None else config.oracle_noise
     if config.kind == "play":
         oracle = importlib.import_module("ogbench.manipspace.oracles.plan.cube_plan").CubePlanOracle(env=env, noise=noise)
@@ -274,7 +274,7 @@ def _write(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 
 def _statistics(columns: dict[str, np.ndarray], lengths: np.ndarray) -> dict[str, Any]:
-    """What tells a data set from another of its kind."""
+    """Statistics that distinguish a dataset from another of its kind."""
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     observations, actions = columns["observations"][:, :2], columns["actions"]
     return {

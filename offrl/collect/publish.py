@@ -1,4 +1,4 @@
-"""Writing finished sets: as D4RL HDF5, as Minari data sets, with a card that says how they were made."""
+"""Writing finished sets: as D4RL HDF5, as Minari datasets, with a card that says how they were made."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Collection:
         return root() / target if form == "minari" else Path(target)
 
     def written(self, name: str) -> bool:
-        """Whether the set is there in all forms asked for."""
+        """True where the dataset exists in all forms of the settings."""
         done = self.record["written"].get(name, {})
         return all(done.get(form) == target and self.path(form, target).exists() for form, target in self.targets(name).items())
 
@@ -82,7 +82,7 @@ class Collection:
 
 
 def publish(place: Collection, made: Made, low: float | None, high: float | None) -> None:
-    """Write one set in all forms asked for, and its card. `low`, `high`: returns that score 0 and 100, None where they are not known.
+    """Write one dataset in all forms of the settings, and its card. `low`, `high`: returns that score 0 and 100, None where unknown.
 
     Raises UserError when there is no whole episode, or it cannot be written.
     """

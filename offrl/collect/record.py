@@ -1,4 +1,4 @@
-"""The folder of a collection: what it is for, so that the same command continues it and another one does not spoil it."""
+"""The folder of a collection: the record of its purpose, so that the same command continues it and another one does not spoil it."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def save_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM has come: a stage looks at it where it can save what it has."""
+    """A request to stop, by Ctrl-C or SIGTERM: a stage checks for it where it can save its state."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def check(self) -> None:
-        """Raises Stopped once it was asked for."""
+        """Raises Stopped once Ctrl-C or SIGTERM has come."""
         if self.asked:
             raise Stopped
 

@@ -54,7 +54,7 @@ class Recorder(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         try:
             observation, info = self.env.reset(seed=seed, options=options)
-        except Exception as error:  # a stranger's environment
+        except Exception as error:  # third-party environment
             raise UserError(f"{self.world.env_id} failed on reset: {type(error).__name__}: {error}") from error
         self.goal = goal_of(observation, info)
         self.observation = self._flat(observation)
@@ -80,7 +80,7 @@ class Recorder(gym.Wrapper):
         step = len(rows["rewards"])
         try:
             observation, reward, terminated, truncated, info = self.env.step(sent)
-        except Exception as error:  # a stranger's environment
+        except Exception as error:  # third-party environment
             raise UserError(f"{world.env_id} failed at step {step} of an episode: {type(error).__name__}: {error}") from error
         self.observation = self._flat(observation)
         over = bool(truncated) or step + 1 == world.limit

@@ -68,7 +68,7 @@ def stream(folder: Path) -> list[Episode]:
 
 
 def train(world: World, config: CollectConfig, folder: Path, steps: int, every: int, stop: Stop) -> None:
-    """Train for `steps` steps, from the last checkpoint in `folder` on if there is one. Raises Stopped where it was asked to."""
+    """Train for `steps` steps, from the last checkpoint in `folder` on if there is one. Raises Stopped at Ctrl-C or SIGTERM."""
     found = checkpoint.load_latest(folder)
     at = int(found[1]["step"]) if found else 0
     if at >= steps:

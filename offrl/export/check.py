@@ -1,4 +1,4 @@
-"""Whether an exported file gives the Python policy's actions."""
+"""Comparison of an exported file's actions with the Python policy's."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1,
 BATCHES = (1_000, 1, 2)
 FAR = (10.0, 100.0, 1e4, 1e6)  # standard deviations from the mean
 FAR_ROWS = 64
-ROUNDING = 5.0  # where float32 itself is less exact than TOLERANCE, so many times the Python policy's own error is allowed
+ROUNDING = 5.0  # where float32 itself is less exact than TOLERANCE, this multiple of the Python policy's own error is allowed
 NUDGES = 64
 
 
 @dataclass(frozen=True)
 class Check:
-    """What the comparison found. Differences are in units of half an action's range; of discrete actions, the share of rows that differ."""
+    """A comparison. Differences are in units of half an action's range; of discrete actions, the share of rows that differ."""
 
     runtime: str
     largest: float  # difference on BATCHES, in which observations are as the data's
@@ -143,7 +143,7 @@ def _row(noise: Sequence[np.ndarray], draws: Sequence[Draw], i: int) -> list[tor
 
 
 def _tie(exact: PolicyGraph, observation: np.ndarray, noise: Sequence[torch.Tensor], found: int) -> bool:
-    """Whether action `found` is chosen somewhere within float32's precision around the observation: two actions are equally good there."""
+    """True where action `found` is chosen within float32's precision around the observation: two actions are equally good there."""
     rng = np.random.default_rng(0)
     nudged = observation * (1.0 + 1e-6 * rng.normal(size=(NUDGES, *observation.shape)))
     return found in exact(torch.from_numpy(nudged), *noise).tolist()

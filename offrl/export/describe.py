@@ -1,4 +1,4 @@
-"""What a file's description says: what goes in and comes out, by name, unit and range, and where the policy comes from."""
+"""The description of an exported file: inputs and outputs, by name, unit and range, and the policy's origin."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _plain(value: Any) -> float | None:
 
 
 def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:
-    """What a run knows of one of its policies."""
+    """The origin of one of a run's policies: its algorithm, data, settings and scores."""
     record = run.record
     data = record["data"]
     return {
@@ -178,7 +178,7 @@ def text(about: Mapping[str, Any]) -> str:
 
 
 def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
-    """What each number of an observation and an action is, as far as the environment says; nothing where it cannot be made here."""
+    """The meaning of each dimension of observations and actions, as far as the environment gives it; empty where it cannot be made."""
     found: dict[str, dict[Any, Any]] = {"observations": {}, "actions": {}, "environment": {}}
     task = spec.task
     if task is None or task.env_id is None:

@@ -1,4 +1,4 @@
-"""A policy as one module without memory: raw observations in (and goals, where it is told any), actions in the environment's range out,
+"""A policy as one module without memory: raw observations in (and goals, if it takes any), actions in the environment's range out,
 random numbers as inputs.
 
 What a policy draws while it acts becomes an input of the graph, one for each draw, so that a stochastic file is a pure function that can be
@@ -26,7 +26,7 @@ from offrl.evaluation.policy import TrainedPolicy
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
 GOALS = "goals"  # an input like those that are drawn, before them
 MEANING = {"normal": "standard normal, independent", "uniform": "uniform in [0, 1), independent"}
-PROBES = (3, 5)  # batch sizes that tell the batch's dimension of a draw from the others
+PROBES = (3, 5)  # batch sizes that distinguish the batch's dimension of a draw from the others
 
 
 class Undrawable(Exception):
@@ -183,7 +183,7 @@ class PolicyGraph(nn.Module):
 
 
 def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
-    """What the policy takes beside observations: goals, if it is told any, and what it draws when it acts.
+    """The policy's inputs beside observations: goals, if it is goal-conditioned, and the random draws of its actions.
 
     Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
     """
@@ -207,7 +207,7 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
 
 def input_names(draws: Sequence[Draw]) -> list[str]:
-    """What the inputs are called: `goals`, `noise`, or `noise_0`, `noise_1`, ..."""
+    """The names of the inputs: `goals`, `noise`, or `noise_0`, `noise_1`, ..."""
     told = [GOALS for d in draws if d.kind == GOALS]
     drawn = len(draws) - len(told)
     return told + (["noise"] if drawn == 1 else [f"noise_{i}" for i in range(drawn)])

@@ -34,7 +34,7 @@ CURE = " Free some space, or give another place with out=."
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The files of an export."""
 
     path: Path
     description: Path  # the JSON file beside it
@@ -168,7 +168,7 @@ def _place(out: str | Path | None, folder: Path, format: str, stochastic: bool) 
 
 
 def _others(beside: Path, path: Path) -> dict[str, Any]:
-    """What an older description at `beside` says. Raises UserError where the file there is not one of ours."""
+    """The older description at `beside`; {} without one. Raises UserError where the file there is not one of ours."""
     if not beside.exists():
         return {}
     try:

@@ -16,15 +16,15 @@ from offrl.runs.run import SavedRun
 from offrl.runs.tables import Result
 from offrl.settings.replicas import Values, number
 
-MOST_LINES = 12  # with more cells than this a grid is drawn as a heat map of cells and steps
+MOST_LINES = 12  # with more grid points than this a grid is drawn as a heat map of grid points and steps
 MOST_SPREADS = 3  # with more lines than this the seeds and the intervals are left out
 Curves = dict[int, dict[int, float]]  # seed -> step -> value
 
 
 def read_curves(path: Path, column: str) -> dict[Values, Curves]:
-    """One column of a scores.csv by cell of the grid, in the grid's order; without a grid the one key is ().
+    """One column of a scores.csv by grid point, in the grid's order; without a grid the one key is ().
 
-    A seed without a value at a step has no entry there, and a cell without any value none at all.
+    A seed without a value at a step has no entry there, and a grid point without any value none at all.
     """
     try:
         with open(path, newline="") as file:
@@ -33,12 +33,12 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
             rows = list(reader)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    cells: dict[Values, Curves] = {}
+    points: dict[Values, Curves] = {}
     for row in rows:
         if row.get(column):
-            curves = cells.setdefault(tuple((field, float(row[field])) for field in fields), {})
+            curves = points.setdefault(tuple((field, float(row[field])) for field in fields), {})
             curves.setdefault(int(row["seed"]), {})[int(row["step"])] = float(row[column])
-    return cells
+    return points
 
 
 def learning_curve(
@@ -52,17 +52,17 @@ def learning_curve(
 ) -> bool:
     """Draw evaluations over training steps, 900 x 550 pixels: the mean over seeds with its 95% interval, and every seed as a thin line.
 
-    A grid has a line for each cell, the means only where these are more than MOST_SPREADS, and more than MOST_LINES become a heat map.
-    `scores_csvs`: label -> scores.csv. `behaviour`: the data set's own mean, as a dashed line, in the unit of `column`, which is by
+    A grid has a line for each point, the means only where these are more than MOST_SPREADS, and more than MOST_LINES become a heat map.
+    `scores_csvs`: label -> scores.csv. `behaviour`: the dataset's own mean, as a dashed line, in the unit of `column`, which is by
     default "score" where every file has scores and "return_mean" otherwise. Returns False, and draws nothing, when there is no value.
     Raises UserError when a file cannot be read or `out` cannot be written.
     """
     if column is None:
         column = "score" if all(read_curves(path, "score") for path in scores_csvs.values()) else "return_mean"
-    files = {label: cells for label, path in scores_csvs.items() if (cells := read_curves(path, column))}
+    files = {label: points for label, path in scores_csvs.items() if (points := read_curves(path, column))}
     if not files:
         return False
-    runs = {_line_name(label, values, len(files) > 1): curves for label, cells in files.items() for values, curves in cells.items()}
+    runs = {_line_name(label, values, len(files) > 1): curves for label, points in files.items() for values, curves in points.items()}
     fields = [field for field, _ in next(iter(next(iter(files.values()))))]
     heading = ylabel or unit(column)
     if len(runs) > MOST_LINES:
@@ -124,10 +124,10 @@ def draw_lines(
 
 
 def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bool:
-    """Draw the final means of a grid's cells, 900 x 550 pixels: over the values of its one field with their 95% intervals, or as a heat map
+    """Draw the final means of a grid's points, 900 x 550: over the values of its one field with their 95% intervals, or as a heat map
     of its two fields with the numbers in the cells.
 
-    `results`: one row for each cell. Fields with a single value do not count. Returns False, and draws nothing, for fewer or more fields.
+    `results`: one row for each grid point. Fields with a single value do not count. Draws nothing and returns False for fewer or more.
     Raises UserError when `out` cannot be written.
     """
     given = [dict(r.values) for r in results]
@@ -194,7 +194,7 @@ def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, f
 
 
 def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str], rows: Sequence[str], *, numbers: bool) -> None:
-    """Colours, and the numbers themselves if asked. A cell without a value stays white."""
+    """Colours, and the numbers themselves if `numbers`. A cell without a value stays white."""
     image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -217,9 +217,9 @@ def unit(column: str) -> str:
 
 
 def _line_name(label: str, values: Values, several: bool) -> str:
-    """`3, 0.7` for a cell of the only run, `iql 3, 0.7` beside other runs; without a grid the run's own label."""
-    cell = ", ".join(number(value) for _, value in values)
-    return f"{label} {cell}" if cell and several else cell or label
+    """`3, 0.7` for a grid point of the only run, `iql 3, 0.7` beside other runs; without a grid the run's own label."""
+    point = ", ".join(number(value) for _, value in values)
+    return f"{label} {point}" if point and several else point or label
 
 
 def draw_curves(axes: Any, curves: Curves, colour: str, label: str, spread: bool, thin: bool = True) -> tuple[float, str, str]:

@@ -67,7 +67,7 @@ def rewards(values: np.ndarray, name: str = "reward of a step") -> tuple[Any, st
 
 
 def discrete(values: np.ndarray, num_actions: int) -> tuple[Any, str]:
-    """How often each discrete action [n] was taken."""
+    """Counts of the discrete actions [n]."""
     taken = values[np.isfinite(values)].astype(np.int64)
     levels, counts = np.unique(taken, return_counts=True)
     total = max(num_actions, int(levels.max(initial=-1)) + 1)

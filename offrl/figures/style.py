@@ -11,7 +11,7 @@ from typing import Any
 
 from offrl.errors import UserError
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito: told apart by everybody
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito's
 GREY = "#666666"
 LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
 

@@ -18,7 +18,7 @@ CONVENTIONS = ("mixing", "update_every", "noise")  # what an algorithm's `finetu
 
 @dataclass
 class FinetuneConfig:
-    """How the replicas play, what they learn from, and for how long. Steps are environment steps of each replica."""
+    """Settings of the replicas' play, of the data they learn from, and of the length. Steps are environment steps of each replica."""
 
     env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in", shown="ID")
     steps: int = setting(100_000, "environment steps of each replica", low=1)

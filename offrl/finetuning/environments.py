@@ -50,7 +50,7 @@ class Seat:
 
 @dataclass
 class Turn:
-    """What one action each brought: K = replicas x envs rows, replica after replica."""
+    """One step of every environment: K = replicas x envs rows, replica after replica."""
 
     observations: np.ndarray  # [K, *O] before the action, as the environment gave them
     actions: np.ndarray  # [K, A] in [-1, 1], or [K] int64
@@ -147,7 +147,7 @@ class Play:
     # ---- in the middle of an episode
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What `resume` needs: which episodes run, their actions so far, and the last observations."""
+        """The state that `resume` needs: which episodes run, their actions so far, and the last observations."""
         lengths = [len(seat.actions) for seat in self.seats]
         actions = [np.stack(seat.actions) for seat in self.seats if seat.actions]
         empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
@@ -201,7 +201,7 @@ class Play:
         seat.total, seat.actions = 0.0, []
         try:
             observation, _ = seat.env.reset(seed=start_seed(self.seed, seat.seed, seat.number, seat.episode))
-        except Exception as error:  # a stranger's environment
+        except Exception as error:  # third-party environment
             raise UserError(f"{self.name} failed on reset {seat.where()}: {type(error).__name__}: {error}") from error
         row = np.asarray(self.flatten(observation))
         if row.shape != self.shape or not np.isfinite(row).all():
@@ -211,7 +211,7 @@ class Play:
         seat.handle = self.fast.handle(seat.env) if self.fast is not None else None
 
     def _stored(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as a data set has them."""
+        """Actions as a dataset has them."""
         if self.discrete:
             return np.asarray(actions, np.int64)
         return np.clip(np.asarray(actions, np.float32), self.margin - 1.0, 1.0 - self.margin).astype(np.float32)
@@ -240,7 +240,7 @@ class Play:
             try:
                 observation, reward, terminal, cut, _ = seat.env.step(int(sent[i]) if self.discrete else sent[i])
                 rows[i], rewards[i] = self.flatten(observation), float(reward)
-            except Exception as error:  # a stranger's environment
+            except Exception as error:  # third-party environment
                 raise self._failed(seat, error) from error
             terminated[i], truncated[i] = bool(terminal), bool(cut) and not bool(terminal)
             if self.unstable:

@@ -1,4 +1,4 @@
-"""The directory of a fine-tuning run: its name, and what it says of itself."""
+"""The directory of a fine-tuning run: its name and its record."""
 
 from __future__ import annotations
 

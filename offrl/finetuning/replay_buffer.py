@@ -1,4 +1,4 @@
-"""What the replicas have played: a ring of transitions for each, on the device, and batches mixed of those and the data's."""
+"""Replay buffers: a ring of played transitions for each replica, on the device, and batches mixed of those and the data's."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class MixedBatches:
 
 
 def _device(source: Any) -> torch.device:
-    """Where what a sampler prepared lies."""
+    """The device of a sampler's prepared columns."""
     packed = getattr(source, "packed", None)
     return packed.table.device if packed is not None else next(iter(source.columns.values())).device
 

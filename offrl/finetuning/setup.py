@@ -1,4 +1,4 @@
-"""What fine-tuning begins from: a run's states and settings, fresh parameters, or a fine-tuning run that was stopped."""
+"""The start of fine-tuning: a run's states and settings, fresh parameters, or a fine-tuning run that was stopped."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
 
 
 def spec_of(task: Task) -> DataSpec:
-    """What an environment says of itself, where no data say it. Raises UserError for unbounded actions."""
+    """The specification read from an environment, for fine-tuning without data. Raises UserError for unbounded actions."""
     import numpy as np
 
     env = make_env(task)
@@ -303,7 +303,7 @@ def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
 def _online(
     changes: Mapping[str, Any], algo: Any, other: Mapping[str, Any]
 ) -> tuple[Any, dict[str, float], dict[str, tuple[float, float, float]]]:
-    """(settings as they are online, those that a grid must not override, annealed ones). What the command names stays as it says."""
+    """(settings as they are online, those that a grid must not override, annealed ones). Settings on the command line stay as they are."""
     fields = {f.name for f in dataclasses.fields(algo)}
     for name in changes:
         if name not in fields and name not in (*CONVENTIONS, "anneal"):
@@ -317,7 +317,7 @@ def _online(
 
 
 def _task(spec: DataSpec, config: FinetuneConfig, own: str, env: Factory | None, cure: str) -> Task:
-    """Where to learn. Raises UserError where there is no environment."""
+    """The task to learn. Raises UserError where there is no environment."""
     if env is not None:
         return with_factory(spec.task, env, spec.name)
     name = config.env if config.env is not None else "auto" if own == "none" else own

@@ -1,4 +1,4 @@
-"""What fine-tuning brought: the score before and after, the regret, and whether it collapsed at first."""
+"""The outcome of fine-tuning: the score before and after, the regret, and an initial collapse of the score."""
 
 from __future__ import annotations
 

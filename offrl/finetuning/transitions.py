@@ -20,7 +20,7 @@ Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def returns_of(sampler: Any, discount: float) -> Returns:
-    """How returns_to_go are made: as the algorithm's sampler does itself (Cal-QL's), or with the discount of the data's column."""
+    """The function that computes returns_to_go: the algorithm's sampler's (Cal-QL's), or with the discount of the data's column."""
     own = getattr(sampler, "returns", None)
     if own is not None:
         return own
@@ -32,7 +32,7 @@ def returns_of(sampler: Any, discount: float) -> Returns:
 
 
 def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, name: str) -> dict[str, Column]:
-    """The columns of a row that `sampler`, that of the algorithm `name`, asks for. Raises UserError for what playing cannot give."""
+    """The columns of a row that `sampler`, that of the algorithm `name`, requires. Raises UserError for what playing cannot give."""
     if not isinstance(sampler, TransitionSampler):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of single transitions: "
                         "offrl finetune cannot go on with it")  # fmt: skip
@@ -48,7 +48,7 @@ def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, nam
 class Rows:
     """Turns into rows. Those of which something is not known yet wait: for one step (next_actions), or for the end of the episode.
 
-    The last row of an episode that was cut has no next action, and is left out where one is asked for, as in the data.
+    The last row of an episode that was cut has no next action, and is left out where one is required, as in the data.
     """
 
     def __init__(self, spec: DataSpec, columns: Mapping[str, Column], replicas: int, envs: int, returns: Returns) -> None:

@@ -194,7 +194,7 @@ def actor_from(
 
 
 def _parts(own: Mapping[str, Tensor], where: str) -> tuple[str, str, str]:
-    """Where the hidden layers, the head and the log std are among the tensors' names; an empty head: the last of the layers."""
+    """The names of the hidden layers, the head and the log std among the tensors'; an empty head: the last of the layers."""
     if any(k.startswith("actor.mu.") for k in own):
         if "actor.mu.weight" in own:
             return "actor.latent_pi.", "actor.mu", "actor.log_std"
@@ -341,7 +341,7 @@ def _normalised(actor: Actor, path: Path) -> Actor:
 
 
 def vecnormalize_error(path: Path) -> UserError:
-    """What to do with a pickle of VecNormalize."""
+    """The error for a pickle of VecNormalize, with the cure."""
     return UserError(
         f"{path} holds VecNormalize's statistics as a pickle, which is not read. If you trust it, write them as arrays: "
         "v = pickle.load(open('vecnormalize.pkl', 'rb')); np.savez('vecnormalize.npz', mean=v.obs_rms.mean, var=v.obs_rms.var, "

@@ -36,7 +36,7 @@ class Labeller(Protocol):
 
 @dataclass
 class Counts:
-    """What became of the questions that were asked."""
+    """Counts of questions and of their answers."""
 
     prompts: int = 0  # questions, equal ones counted once
     cached: int = 0  # of them, answered before
@@ -47,7 +47,7 @@ class Counts:
     example: str = ""  # the beginning of the first answer that could not be read
 
     def read(self, prompts: Sequence[str], answers: Sequence[str], parse: Callable[[str], Value | None]) -> list[Value | None]:
-        """What the answers say; those to equal questions are read once. None, and counted, where `parse` makes nothing of one."""
+        """The parsed answers; those to equal questions are parsed once. None, and counted, where `parse` gives None."""
         known: dict[str, Value | None] = {}
         for prompt, answer in zip(prompts, answers, strict=True):
             if prompt in known:
@@ -128,9 +128,9 @@ def ask(
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[list[str], Counts]:
-    """(an answer for each prompt, counts). Equal questions are asked once, and those that `answers` knows not at all.
+    """(an answer for each prompt, counts). Equal questions are sent once, and those in `answers` not at all.
 
-    Whatever stops it, an error or Ctrl-C, answers that came before are in `answers`. limit: at most so many new questions.
+    Whatever stops it, an error or Ctrl-C, answers that came before are in `answers`. limit: of new questions.
     Raises UserError.
     """
     answers = answers or Answers()
@@ -165,7 +165,7 @@ def ask(
 
 def _stream(labeller: Any, prompts: list[str]) -> Iterator[tuple[int, str]]:
     """(index, answer) as they come."""
-    if not prompts:  # then it is not even asked for its key
+    if not prompts:  # then it needs no key
         return
     if callable(getattr(labeller, "stream", None)):
         yield from labeller.stream(prompts)

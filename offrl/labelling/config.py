@@ -12,7 +12,7 @@ MISSING = ("refuse", "recorded", "zero")
 
 @dataclass
 class LabelSettings:
-    """What a language model is asked about a data set, and which one."""
+    """The questions to a language model about a dataset, and the choice of the model."""
 
     kind: str = setting("preferences", "what it labels: preferences between segments, rewards, or subgoals", choices=KINDS)
     task: str = setting("", "what is to be achieved, in words: task='run forward, do not fall'; or @FILE with the words")

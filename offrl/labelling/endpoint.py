@@ -122,7 +122,7 @@ class Endpoint:
                 index, prompt = item
                 try:
                     done.put((index, self._ask(prompt, stop), None))
-                except BaseException as error:  # told by the other thread
+                except BaseException as error:  # set by the other thread
                     halt()
                     done.put((index, None, error))
 
@@ -227,7 +227,7 @@ class Endpoint:
         return self._text(data, key)
 
     def _refused(self, error: urllib.error.HTTPError, key: str, name: str) -> Exception:
-        """What to raise at a status other than 200."""
+        """The error to raise at a status other than 200."""
         try:
             data = error.read(LARGEST)
         except (OSError, http.client.HTTPException):

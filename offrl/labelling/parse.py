@@ -1,4 +1,4 @@
-"""What a language model's answer says. An answer that is not clear is None: it is counted, and nothing is guessed."""
+"""Parsers of a language model's answers. An answer that is not clear is None: it is counted, and nothing is guessed."""
 
 from __future__ import annotations
 

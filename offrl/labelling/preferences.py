@@ -78,7 +78,7 @@ def label_preferences(
     """A reward learnt from what `labeller` prefers, of `pairs` random pairs of segments, and what became of the questions.
 
     task: what is to be achieved, in words. Pairs with an answer that cannot be read are left out. Raises UserError where fewer than two
-    are left, or none of them is told apart.
+    are left, or all of them are ties.
     """
     check_labelable(dataset)
     chosen = segment_pairs(dataset, pairs, length, seed)

@@ -1,4 +1,4 @@
-"""Rows of a data set as text that a language model can read."""
+"""Rows of a dataset as text that a language model can read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def entry_names(spec: DataSpec, names: Sequence[str] = ()) -> list[str]:
 
 @dataclass
 class Renderer:
-    """Text of a stretch of rows: a line for each of at most `steps` of them, evenly spaced, the first and the last among them."""
+    """Text of a segment of rows: a line for each of at most `steps` of them, evenly spaced, the first and the last among them."""
 
     spec: DataSpec
     names: Sequence[str] = ()  # of the observation's entries; '-' leaves one out; empty: see `entry_names`
@@ -126,7 +126,7 @@ class Renderer:
 
 
 def named_function(text: str, setting: str) -> Callable[..., Any]:
-    """What file.py:name or package.module:name names, for the setting `setting`. Raises UserError."""
+    """The object that file.py:name or package.module:name names, for the setting `setting`. Raises UserError."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.replace(".", "").isidentifier():
         raise UserError(f"{setting}={text} names no function; it is file.py:function or package.module:function")
@@ -150,5 +150,5 @@ def check_labelable(dataset: Dataset) -> None:
 
 
 def answers_file(folder: Path, identity: str) -> Path:
-    """Where answers of a labeller are kept unless the user says otherwise."""
+    """The default path of the file of a labeller's answers."""
     return folder / f"answers-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"

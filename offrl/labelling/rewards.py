@@ -1,4 +1,4 @@
-"""Rewards as numbers that a language model gives: for every row, for stretches of rows, or for whole episodes."""
+"""Rewards as numbers that a language model gives: for every row, for segments of rows, or for whole episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ How good is this behaviour for the task, from {low:g} (worst) to {high:g} (best)
 
 
 def stretches(dataset: Dataset, length: int) -> list[tuple[int, int]]:
-    """Bounds of the stretches of `length` rows that tile each episode, the last one of it shorter perhaps; 0: of whole episodes."""
+    """Bounds of the segments of `length` rows that tile each episode, the last one of it shorter perhaps; 0: of whole episodes."""
     bounds = zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)
     return [(a, min(a + (length or end - start), end)) for start, end in bounds for a in range(start, end, length or end - start)]
 
@@ -41,7 +41,7 @@ def label_by_score(
     quiet: bool = False,
     limit: int | None = None,
 ) -> tuple[np.ndarray, Counts]:
-    """(rewards float32 [R], counts): the number that each stretch of `length` rows gets is the reward of its last row, others have 0.
+    """(rewards float32 [R], counts): the number that each segment of `length` rows gets is the reward of its last row, others have 0.
 
     length 1: every row gets its own; 0: one for a whole episode. An answer without a number from `low` to `high` is unreadable. missing:
     "refuse" raises UserError where there is one; "recorded" leaves its rows their recorded rewards, "zero" gives them none.

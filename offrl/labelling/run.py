@@ -1,4 +1,4 @@
-"""`offrl data label`: a language model labels a data set, and a file for `dataset.reward_labels` is written."""
+"""`offrl data label`: a language model labels a dataset, and a file for `dataset.reward_labels` is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Settings and their defaults:
 
 
 def usage() -> str:
-    """What `offrl data label` alone prints."""
+    """The help text of `offrl data label`."""
     from offrl.settings.field import describe
 
     more = [
@@ -169,7 +169,7 @@ def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str
 
 
 def _read_by(name: str, asked: dict[str, Any]) -> DatasetConfig:
-    """How the data are read: nothing is done to them that comes after rewards are labelled, which is for training."""
+    """The settings that read the dataset for labelling, without the transforms that follow reward labelling in training."""
     from offrl.settings.compose import compose
     from offrl.settings.dataset import DatasetConfig
 

@@ -35,7 +35,7 @@ CHOICES = "Choose among: {choices}. Answer with a JSON list of these texts, and 
 
 
 def first_reached(reached: np.ndarray, ordered: bool) -> np.ndarray:
-    """How many subgoals are reached for the first time at each step: int64 [T].
+    """The number of subgoals that are reached for the first time at each step: int64 [T].
 
     reached: bool [N, T + 1], whether subgoal n is reached in state t; column 0 is the start, where reaching is no achievement. ordered:
     subgoal n counts only from the step at which n - 1 was reached on (that step included: one step may reach several).
@@ -56,7 +56,7 @@ def first_reached(reached: np.ndarray, ordered: bool) -> np.ndarray:
 
 
 def positions(dataset: Dataset, entries: Sequence[int], start: int, end: int) -> np.ndarray:
-    """Where rows start to end - 1 were, and where the last of them led: [T + 1, G]. Raises UserError."""
+    """Positions at rows start to end - 1, and the one after the last: [T + 1, G]. Raises UserError."""
     if not entries:
         goals = dataset.columns["achieved_goals"][start:end].numpy()
         return np.concatenate([goals, goals[-1:]])  # what the last step achieved stands nowhere

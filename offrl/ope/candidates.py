@@ -102,7 +102,7 @@ def recorded(config: DatasetConfig) -> DatasetConfig:
 
 
 def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
-    """The data set that these runs were trained on, as recorded.
+    """The dataset that these runs were trained on, as recorded.
 
     Raises UserError where they were trained on different data, where it is not there any more, or is not what it was.
     """

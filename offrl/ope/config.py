@@ -38,7 +38,7 @@ class FQEConfig:
 
 @dataclass
 class OPEConfig(FQEConfig):
-    """All methods: what `fqe` has, importance sampling, and roll-outs in a learned model."""
+    """All methods: what `fqe` has, importance sampling, and rollouts in a learned model."""
 
     behavior_updates: int = setting(30_000, "wis, dr: updates of the model of the policy that made the data", low=1)
     target_std: float = setting(0.1, "wis, dr: spread given to a greedy candidate's action, in units of [-1, 1]", low=1e-6)

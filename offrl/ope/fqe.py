@@ -31,7 +31,7 @@ PAIRS = 65_536  # rows times candidates whose values are computed at once
 
 @dataclass(frozen=True)
 class Scale:
-    """How observations and rewards are standardised for the networks, and between which bounds values lie."""
+    """The standardisation of observations and rewards for the networks, and the bounds of values."""
 
     mean: Tensor  # [O]
     std: Tensor  # [O]
@@ -236,7 +236,7 @@ def fit(
 
 
 def standardised(problem: Problem, scale: Scale) -> Dataset:
-    """The data set as the networks see it, with the candidates' next actions and each row's episode as columns."""
+    """The dataset as the networks see it, with the candidates' next actions and each row's episode as columns."""
     dataset = problem.dataset
     columns, shape = dataset.columns, (len(dataset), -1)
     episode = torch.repeat_interleave(torch.arange(dataset.num_episodes), dataset.episode_lengths())
@@ -302,7 +302,7 @@ def combine(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def estimate(dataset: Dataset, candidates: Mapping[str, Any], settings: FQEConfig, device: str = "cpu") -> Estimates:
-    """Values of policies on a data set, in the units of its rewards; quiet. For code that trains: it changes no global state.
+    """Values of policies on a dataset, in the units of its rewards; quiet. For code that trains: it changes no global state.
 
     settings decide everything, so that the same call gives the same numbers. Raises UserError for candidates that do not fit the data.
     """

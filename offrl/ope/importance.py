@@ -178,7 +178,7 @@ def weighted_sums(
 
 
 def episode_counts(episodes: int, resamples: int, seed: int) -> Tensor:
-    """How often each of the episodes is drawn in each bootstrap sample: [B, E]."""
+    """The number of times that each episode is drawn in each bootstrap sample: [B, E]."""
     generator = np.random.Generator(np.random.PCG64(seed))
     return torch.from_numpy(generator.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=resamples))
 

@@ -1,4 +1,4 @@
-"""How good a ranking of policies by estimated value is, once their true values are known (DOPE, arXiv 2103.16596, section 4)."""
+"""Metrics of a ranking of policies by estimated value, given their true values (DOPE, arXiv 2103.16596, section 4)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spearman(truth: Sequence[float] | Any, estimate: Sequence[float] | Any) -> f
 
 
 def regret(truth: Sequence[float] | Any, estimate: Sequence[float] | Any, k: int = 1) -> float:
-    """What is lost by taking the best of the k policies with the largest estimates in place of the best of all, as a share of the range
+    """The loss of taking the best of the k policies with the largest estimates in place of the best of all, as a share of the range
     of true values: 0 is perfect, 1 the worst. Of equal estimates the expected loss over all orders; NaN estimates rank last.
 
     0 where all true values are equal, or k covers all policies. Raises ValueError for k below 1 or a NaN among the true values.
@@ -52,7 +52,7 @@ def _expected_best(v: np.ndarray, e: np.ndarray, k: int) -> float:
     edge = np.sort(e)[::-1][k - 1]
     sure, tied = v[e > edge], np.sort(v[e == edge])
     best = float(sure.max()) if len(sure) else -math.inf
-    draw = k - len(sure)  # so many of the tied ones, each set as likely
+    draw = k - len(sure)  # this number of the tied ones, each set as likely
     total = math.comb(len(tied), draw)
     # the i-th smallest is the largest drawn in comb(i, draw - 1) of the sets
     return sum(math.comb(i, draw - 1) / total * max(best, float(tied[i])) for i in range(draw - 1, len(tied)))

@@ -1,6 +1,6 @@
-"""Model-based off-policy evaluation: what candidates earn in roll-outs of a trained model from the data's initial states.
+"""Model-based off-policy evaluation: returns of the candidates in rollouts of a trained model from the data's initial states.
 
-As in DOPE's code (arXiv 2103.16596), states and rewards are cut off at the data's range. Each elite plays its own roll-outs to the end
+As in DOPE's code (arXiv 2103.16596), states and rewards are cut off at the data's range. Each elite plays its own rollouts to the end
 (TSinf; PETS, arXiv 1805.12114, section 5), so that the spread between them says how far the members disagree about a policy.
 """
 
@@ -26,7 +26,7 @@ from offrl.world_models.environment import horizon_of
 from offrl.world_models.model import Prediction, Trained, Tree, load, required
 from offrl.world_models.units import Units
 
-NEGLIGIBLE = 1e-6  # a roll-out ends where rewards are discounted below this share
+NEGLIGIBLE = 1e-6  # a rollout ends where rewards are discounted below this share
 
 
 def model_values(problem: Problem, settings: OPEConfig, device: str, tell: Note | None = None) -> Estimates:
@@ -37,7 +37,7 @@ def model_values(problem: Problem, settings: OPEConfig, device: str, tell: Note 
 def load_or_train(dataset: Dataset, settings: OPEConfig, device: str, quiet: bool) -> Trained:
     """The model that `world_model` names, checked against the data, or one that is trained now.
 
-    Raises UserError for a model of other spaces. What its own data set did to observations and rewards may differ: both are converted.
+    Raises UserError for a model of other spaces. What its own dataset did to observations and rewards may differ: both are converted.
     """
     path = settings.world_model
     if not path:
@@ -54,7 +54,7 @@ def load_or_train(dataset: Dataset, settings: OPEConfig, device: str, quiet: boo
 
 
 def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any = None) -> Estimates:
-    """Mean, over the data's initial states and the model's elites, of the discounted sum of rewards of a roll-out.
+    """Mean, over the data's initial states and the model's elites, of the discounted sum of rewards of a rollout.
 
     All candidates meet the same random numbers. Raises UserError for a candidate whose actions do not fit.
     """
@@ -76,7 +76,7 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
             tell(f"{name}: {found.returns.mean():.4g} ({len(values)} of {len(problem.names)})")
     by_state = by_starts(np.stack(values, -1), len(np.unique(rows)))  # [E, M, K]
     if settings.propagation == "ts1":
-        by_state = by_state.mean(0, keepdims=True)  # each roll-out met all elites
+        by_state = by_state.mean(0, keepdims=True)  # each rollout met all elites
     value, low, high = combine(by_state)
     details = {
         "members": by_state.mean(1).tolist(),
@@ -90,7 +90,7 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
 
 
 def chosen_starts(problem: Problem, count: int) -> np.ndarray:
-    """Rows at which roll-outs begin, [>= count]: `count` of the episodes' first rows, spread evenly, or, of fewer, each equally often."""
+    """Rows at which rollouts begin, [>= count]: `count` of the episodes' first rows, spread evenly, or, of fewer, each equally often."""
     starts = problem.starts.numpy()
     if len(starts) >= count:
         return starts[np.linspace(0, len(starts) - 1, count).round().astype(np.int64)]
@@ -105,7 +105,7 @@ def by_starts(values: np.ndarray, states: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """Roll-outs of one candidate: E elites from M starts."""
+    """Rollouts of one candidate: E elites from M starts."""
 
     returns: np.ndarray  # [E, M] float64, in the units of the data's rewards
     lengths: np.ndarray  # [E, M]
@@ -114,7 +114,7 @@ class Played:
 
 @torch.no_grad()
 def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.ndarray, horizon: int, settings: OPEConfig) -> Played:
-    """Roll-outs of one candidate from the observations at `rows`, by every elite."""
+    """Rollouts of one candidate from the observations at `rows`, by every elite."""
     model, elites = trained.model, trained.tree["elites"]
     dataset, members, count = problem.dataset, len(trained.tree["elites"]), len(rows)
     units = Units(model.spec, elites.device)
@@ -153,10 +153,10 @@ def play(name: str, policy: Any, problem: Problem, trained: Trained, rows: np.nd
 
 
 def asked(model: Any, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, order: Tensor) -> Prediction:
-    """What one elite expects of each row, as an ensemble of one: the first elite of the first rows of `order`, and so on, equally many."""
+    """One elite's prediction for each row, as an ensemble of one: the first elite of the first rows of `order`, and so on, equally many."""
     elites, back = tree["elites"], order.argsort()
     share = len(order) // len(elites)
-    if "params" not in tree:  # no networks, of which those of the elites could be asked alone
+    if "params" not in tree:  # no networks, of which only the elites' could be evaluated
         member = elites.repeat_interleave(share)[back]
         return model.choose(model.predict(tree, observations, actions, past), member)
     own = {**tree, "params": {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()}}

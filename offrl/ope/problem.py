@@ -1,4 +1,4 @@
-"""What every estimator starts from: the data with raw rewards, and each candidate's actions at each row, computed once."""
+"""The input of every estimator: the data with raw rewards, and each candidate's actions at each row, computed once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class Problem:
-    """K candidates on one data set. Time is rows; episodes tile them."""
+    """K candidates on one dataset. Time is rows; episodes tile them."""
 
     names: tuple[str, ...]
     policies: tuple[Any, ...]
@@ -128,7 +128,7 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
 
 
 def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, draw: int = 0) -> Actions:
-    """One candidate's actions at every row and at every next observation; `draw` tells random draws apart.
+    """One candidate's actions at every row and at every next observation; `draw` distinguishes random draws.
 
     A memoryless policy (`start` gives None, or a source of noise) takes rows in large batches; one with a
     memory walks through the episodes.
@@ -167,7 +167,7 @@ def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, d
 
 
 def is_memoryless(policy: Any) -> bool:
-    """Whether a policy carries nothing from step to step but, at most, its source of noise."""
+    """True where a policy carries nothing from step to step but, at most, its source of noise."""
     carry = policy.start(1)
     return carry is None or isinstance(carry, np.random.Generator)
 
@@ -188,7 +188,7 @@ def _by_rows(name: str, policy: Any, observations: np.ndarray, out: np.ndarray, 
     carry = policy.start(min(ROWS, len(observations)))
     for i, first in enumerate(range(0, len(observations), ROWS)):
         part = observations[first : first + ROWS]
-        # for a memoryless policy the time step only tells random draws apart
+        # for a memoryless policy the time step only distinguishes random draws
         actions, carry = policy.step(carry, part, i if explore else 0, **({"explore": True} if explore else {}))
         out[first : first + ROWS] = scale(name, actions, len(part), dataset)
 
@@ -231,7 +231,7 @@ def _by_episodes(
 
 
 def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarray | None = None) -> np.ndarray:
-    """Actions in the environment's range as the data set holds them: [B, A] clipped to [-1, 1], or [B] int64. `used`: rows that matter.
+    """Actions in the environment's range as the dataset holds them: [B, A] clipped to [-1, 1], or [B] int64. `used`: rows that matter.
 
     Raises UserError for another shape, or what is not finite or no choice of the data's.
     """

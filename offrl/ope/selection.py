@@ -36,7 +36,7 @@ Stage = Callable[[str, int], Progress]  # a long piece of work begins: its title
 
 @dataclass
 class Work:
-    """A problem, and what several methods need of it, computed once when first asked for."""
+    """A problem, and the quantities that several methods share, computed once on first use."""
 
     problem: Problem
     settings: OPEConfig
@@ -139,7 +139,7 @@ def evaluate_policies(
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Selection:
-    """Estimated values of any number of policies (`offrl.evaluation.evaluator.Policy`) on a data set, by "fqe", "wis", "dr", "model" or
+    """Estimated values of any number of policies (`offrl.evaluation.evaluator.Policy`) on a dataset, by "fqe", "wis", "dr", "model" or
     "all" of them (of which "model" only where settings.world_model names one).
 
     dataset: with rewards as they are to be valued. A policy may have `log_prob(observations, actions) -> [E]`, which wis and dr use with
@@ -207,7 +207,7 @@ def select(
 
 
 def own_values(problem: Problem) -> np.ndarray:
-    """What each candidate's own critic says: mean Q(s0, pi(s0)) over the data's initial states, in the units of recorded rewards: [K]."""
+    """The estimate of each candidate's critic: mean Q(s0, pi(s0)) over the data's initial states, in the units of recorded rewards: [K]."""
     starts = problem.starts.numpy()
     observations = np.ascontiguousarray(raw_observations(problem.dataset, "observations")[starts])
     out = np.full(len(problem.names), np.nan)
@@ -222,7 +222,7 @@ def own_values(problem: Problem) -> np.ndarray:
 
 
 def distances(problem: Problem) -> np.ndarray:
-    """How far each candidate's actions lie from the data's over all rows: root mean square, or the share that differs: [K]."""
+    """The distance of each candidate's actions from the data's over all rows: root mean square, or the share that differs: [K]."""
     data = problem.dataset.columns["actions"]
     if problem.dataset.spec.discrete:
         return np.array([float((a.here != data).double().mean()) for a in problem.actions])

@@ -22,7 +22,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     """Write the report on run directories, benchmark directories, folders above them and results.csv files. Returns the page's path.
 
     `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is unknown, or `config.out`
-    cannot be written. What is damaged, missing or doubtful is told in the page.
+    cannot be written. The page lists everything damaged, missing or doubtful.
     """
     from offrl.system.files import write_text
 
@@ -82,7 +82,7 @@ def _subtitle(results: Results, rows: Sequence[Entry]) -> str:
 
 
 def _problems(made: Material) -> None:
-    """What a reader must know before the numbers, and a list of everything that is missing."""
+    """Warnings to read before the numbers, and a list of everything that is missing."""
     where: dict[str, list[Entry]] = {}
     for e in made.rows:
         if e.lost:

@@ -1,4 +1,4 @@
-"""Algorithms compared over a group of data sets: aggregates, performance profiles, probabilities of improvement."""
+"""Algorithms compared over a group of datasets: aggregates, performance profiles, probabilities of improvement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROFILE_REPS = 500  # resamples for the bands of the profiles, which need many t
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is drawn and said about one group. Scores are in units of 1 (a score of 100 is 1.0), as in `offrl.statistics.aggregate`."""
+    """A comparison of algorithms in one group. Scores are in units of 1 (a score of 100 is 1.0), as in `offrl.statistics.aggregate`."""
 
     group: Group
     order: tuple[str, ...]  # labels, the highest IQM first

@@ -1,4 +1,4 @@
-"""What the sections of a report share: the page, the results and what was made of them."""
+"""The material that the sections of a report share: the page, the results and the comparisons made of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MANY = 12  # lines of a box, rows of a table, above which the rest is folded awa
 
 @dataclass
 class Material:
-    """What every section needs."""
+    """The page and the results, as every section needs them."""
 
     page: Page
     out: Path
     results: Results
     rows: list[Entry]
     comparisons: list[Comparison]
-    ungrouped: list[str]  # why data sets are in no group
+    ungrouped: list[str]  # why datasets are in no group
     colour: dict[str, str]
 
     def groups(self) -> list[str]:
@@ -53,7 +53,7 @@ def count(number: int, word: str) -> str:
 
 @contextlib.contextmanager
 def folded(page: Page, fold: bool, title: str) -> Iterator[None]:
-    """What is filled in inside the `with` folded away under `title` if `fold`, else under a heading."""
+    """A part of the page, written inside the `with`: folded away under `title` if `fold`, else under a heading."""
     if fold:
         with page.details(title):
             yield

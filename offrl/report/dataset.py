@@ -1,4 +1,4 @@
-"""A data set on one page: its faults first, then what its episodes, rewards, actions and observations look like."""
+"""A dataset on one page: its faults first, then what its episodes, rewards, actions and observations look like."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDE = 512  # numbers in an observation above which it is not taken apart by dim
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows drawn from a data set, by their numbers in ascending order; `episode` is each row's episode, or None where there are none."""
+    """Rows drawn from a dataset, by their numbers in ascending order; `episode` is each row's episode, or None where there are none."""
 
     rows: np.ndarray
     episode: np.ndarray | None
@@ -40,7 +40,7 @@ class Sample:
 
 
 def doctor(config: DatasetConfig, out: Path) -> Report:
-    """Inspect a data set and write `out`/index.html, one self-contained page, and its pictures as `out`/*.png.
+    """Inspect a dataset and write `out`/index.html, one self-contained page, and its pictures as `out`/*.png.
 
     Data with faults are described as far as they can be. Columns above SAMPLE rows are drawn from a random sample of them, which the page
     says. Returns the report of `offrl data inspect`. Raises UserError when the data cannot be read or `out` cannot be written.
@@ -92,7 +92,7 @@ def _sample(raw: RawData, findings: Report) -> Sample:
 
 
 def _verdict(page: Page, raw: RawData, findings: Report, sample: Sample) -> None:
-    """What is wrong, with its cure; then what one should know before training."""
+    """Show the faults, each with its cure, then the notes to read before training."""
     bad = findings.corrupting
     mild = [f for f in findings.faults if f not in bad]
     if bad:

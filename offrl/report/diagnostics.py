@@ -1,4 +1,4 @@
-"""What stands behind the scores: times, versions, settings that differ, training metrics."""
+"""Diagnostics of the runs behind the scores: times, versions, settings that differ, training metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def times(run: SavedRun) -> tuple[float, float, float]:
     """(updates per second over the whole run, seconds of training, seconds of evaluation) from timing.jsonl; NaN where it does not say.
 
-    Training is the sum over logged stretches of their updates / speed, and the first updates (with compilation) as they were measured.
+    Training is the sum over logged intervals of their updates / speed, and the first updates (with compilation) as they were measured.
     """
     updates = trained = evaluated = 0.0
     first = seen = 0.0
@@ -68,7 +68,7 @@ def times(run: SavedRun) -> tuple[float, float, float]:
 
 
 def time_rows(runs: Sequence[SavedRun]) -> list[list[Any]]:
-    """Rows of the table of times: run, data set, algorithm, seeds, device, step's mode, updates/s, training, evaluation."""
+    """Rows of the table of times: run, dataset, algorithm, seeds, device, step's mode, updates/s, training, evaluation."""
     rows: list[list[Any]] = []
     for run in runs:
         speed, trained, evaluated = times(run)
@@ -101,13 +101,13 @@ def version_rows(runs: Sequence[SavedRun]) -> tuple[list[list[str]], list[str]]:
 
 
 def settings_of(run: SavedRun) -> dict[str, Any]:
-    """What decides a run's parameters, flat, without the seeds."""
+    """The settings that decide a run's parameters, flat, without the seeds."""
     identity = complete(run.record["identity"])
     return {k: v for k, v in flatten({k: v for k, v in identity.items() if k != "seeds"}).items() if isinstance(k, str)}
 
 
 def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """For each algorithm of several runs that do not have the same settings: (names of those that differ, [run, data set, values ...])."""
+    """For each algorithm of several runs that do not have the same settings: (names of those that differ, [run, dataset, values ...])."""
     by_algorithm: dict[str, list[SavedRun]] = defaultdict(list)
     for run in runs:
         by_algorithm[str(run.algorithm)].append(run)
@@ -144,13 +144,13 @@ def _text(value: Any) -> str:
 
 
 def behaviour(runs: Sequence[SavedRun], dataset: str, normalised: bool) -> float | None:
-    """The mean return, or score, of a data set's own episodes; None where runs saw different parts of it, or it is not known."""
+    """The mean return, or score, of a dataset's own episodes; None where runs saw different parts of it, or it is not known."""
     found = {own_behaviour(run.record, normalised) for run in runs if run.dataset == dataset}
     return found.pop() if len(found) == 1 else None
 
 
 def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[str, Curves]]]:
-    """{metric: {data set: {label: {replica's number: {step: value}}}}} of training and of the extra columns of scores.csv.
+    """{metric: {dataset: {label: {replica's number: {step: value}}}}} of training and of the extra columns of scores.csv.
 
     `runs`: (label, run). Values that are not finite are left out. Logs longer than POINTS lines are thinned evenly.
     """

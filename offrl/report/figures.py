@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 INK = "#333333"
 METRICS = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
 MOST_SEED_LINES = 24  # of a learning-curve picture; with more only means and bands are drawn
-MOST_LABELS = 6  # lines that are named at their ends; more are told apart by the legend above
+MOST_LABELS = 6  # lines that are named at their ends; more are distinguished by the legend above
 
 LONGEST_LABEL = 16  # letters of a name that may stand at the end of its line
 
@@ -89,7 +89,7 @@ def improvement(found: Mapping[tuple[str, str], Interval], colour: Mapping[str, 
 
 
 def learning(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str], unit: str, behaviour: float | None) -> Any:
-    """Learning curves {algorithm: seed -> step -> value} on one data set; `behaviour`: its own mean, as a dashed line."""
+    """Learning curves {algorithm: seed -> step -> value} on one dataset; `behaviour`: its own mean, as a dashed line."""
     figure, axes = new_figure(title, height=3.1, width=5.0)
     many = sum(map(len, lines.values())) > MOST_SEED_LINES
     ends = draw_lines(

@@ -162,7 +162,7 @@ class Page:
 
     @contextlib.contextmanager
     def details(self, summary: str) -> Iterator[None]:
-        """What is filled in inside the `with` is shown when the reader opens it."""
+        """A block that is folded until the reader opens it; its content is written inside the `with`."""
         self._parts.append(f"<details><summary>{escape(summary)}</summary>")
         yield
         self._parts.append("</details>")

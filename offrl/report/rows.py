@@ -1,4 +1,4 @@
-"""What a report says of each algorithm on each data set: the last scores of its seeds, what is missing, what was published."""
+"""The rows of a report, one for each algorithm and dataset: the last scores of its seeds, what is missing, what was published."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Published:
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm with its settings on one data set. Means come with the ends of their 95% interval over seeds (Student's t)."""
+    """One algorithm with its settings on one dataset. Means come with the ends of their 95% interval over seeds (Student's t)."""
 
     cell: Cell
-    group: str  # of data sets whose scores mean the same; RAW or UNSCORED
+    group: str  # of datasets whose scores mean the same; RAW or UNSCORED
     mean: Interval  # of the normalised scores, or of the returns where group is RAW; NaN without final scores
     returns: Interval
     success: Interval | None
     seeds: int  # that have a final score
-    asked: int  # seeds that were asked for; 0 where nothing tells
+    asked: int  # seeds that the command named; 0 where unknown
     step: int | None  # of the final scores; the largest where they differ
     published: Published | None
 
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def lost(self) -> str:
-        """Which seeds are missing and why, in words; empty when none is."""
+        """The missing seeds and the reasons, in words; empty when none is missing."""
         by_reason: dict[str, list[int]] = {}
         for m in self.cell.missing:
             by_reason.setdefault(m.reason, [])
@@ -71,7 +71,7 @@ class Entry:
 
 
 def entries(results: Results) -> list[Entry]:
-    """One for each data set and algorithm, in the order of `Results.cells`."""
+    """One for each dataset and algorithm, in the order of `Results.cells`."""
     cells = [_of_one_unit(c) for c in results.cells()]
     groups = {id(c): _group(c) for c in cells}
     by_dataset: dict[str, list[str]] = {}

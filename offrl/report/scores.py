@@ -1,4 +1,4 @@
-"""Sections of a report: score tables, aggregates over data sets, learning curves."""
+"""Sections of a report: score tables, aggregates over datasets, learning curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offrl.runs.tables import CHOICE
 from offrl.statistics.aggregate import DRAWS, Interval, expected_online_performance
 
 WIDE = 6  # algorithms side by side
-NONE = "\u2013"  # in place of a number that nobody asked for
+NONE = "\u2013"  # in place of a number that is not applicable
 LAST = (
     "Mean over seeds of the last evaluation, when training had reached its planned number of updates; below it the 95% interval "
     "(Student's t over seeds). Bold: the highest mean of the line, which need not be a difference that other seeds would show. The "
@@ -78,7 +78,7 @@ def scores(made: Material) -> None:
 
 
 def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None) -> None:
-    """Data sets down, algorithms across; the other way round where the algorithms are many more."""
+    """Datasets down, algorithms across; the other way round where the algorithms are many more."""
     labels = made.labels(rows)
     notes: list[str] = []
     body: list[list[Any]] = []
@@ -195,7 +195,7 @@ def _chances(found: Interval) -> list[Cell]:
 
 
 def searches(made: Material) -> None:
-    """What a search over settings gives, as a function of how many of them were tried in the environment."""
+    """The expected best score of a search over settings, as a function of the number of settings tried in the environment."""
     tried: dict[tuple[str, str], int] = {}
     for e in made.rows:
         if e.seeds:
@@ -225,7 +225,7 @@ def searches(made: Material) -> None:
 
 
 def curves(made: Material) -> None:
-    """A picture of learning curves for each data set."""
+    """A picture of learning curves for each dataset."""
     cells = [e for e in made.rows if e.cell.history]
     if not cells:
         return

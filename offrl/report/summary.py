@@ -1,4 +1,4 @@
-"""What a hurried reader wants to know, in sentences: which algorithm scores highest, by how much, and whether that is certain."""
+"""The summary of a report, in sentences: which algorithm scores highest, by how much, and with what certainty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEARCH = 3  # settings of one algorithm from which on the best of them counts as
 
 
 def headline(comparisons: Sequence[Comparison], entries: Sequence[Entry]) -> list[str]:
-    """One sentence or two for each group that is aggregated, and for each data set of the others.
+    """One sentence or two for each group that is aggregated, and for each dataset of the others.
 
     Of an algorithm with SEARCH settings or more only the best is named, and that it was chosen with the environment.
     """

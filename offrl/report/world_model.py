@@ -76,7 +76,7 @@ class WorldModelReport:
 
 
 def about_of(identities: Sequence[str | None], dataset: Dataset) -> dict[str, Any]:
-    """What a report is of: it is made again for anything else."""
+    """The models and data of a report, which is written again for any others."""
     return {"format": FORMAT, "models": list(identities), "data": dataset.fingerprint}
 
 
@@ -112,7 +112,7 @@ def measure(
 
 
 def _identity(run_dir: Path, replica: Replica) -> str | None:
-    """What tells a replica's saved model from others; None where it is not saved, or damaged."""
+    """The checksum of a replica's saved model; None where it is not saved, or damaged."""
     try:
         return str(checkpoint.read(run_dir / FOLDER / f"{replica.name}.safetensors")[1]["sha256"])
     except UserError:
@@ -120,7 +120,7 @@ def _identity(run_dir: Path, replica: Replica) -> str | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `write` wrote; {} where it is not there or cannot be read."""
+    """The file that `write` wrote; {} where it is missing or cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -136,7 +136,7 @@ def write(out: Path, result: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What is not finite as null: JSON knows no NaN."""
+    """The value with null for every number that is not finite: JSON has no NaN."""
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
 def report_again(name: str, dataset: str | None, reading: Mapping[str, Any], outside: str | None, out: str | None) -> None:
     """Measure the models of the run (or file) `name` on their own data, or on `dataset`; write and print the results.
 
-    reading: dataset.SETTING=value, of `dataset` and of `outside`, data to tell from the models' own. out: the folder of the files; None:
+    reading: dataset.SETTING=value, of `dataset` and of `outside`, to distinguish from the models' data. out: the folder of the files; None:
     the run's, or one in it. Raises UserError.
     """
     path = Path(name)
@@ -196,7 +196,7 @@ def _models(path: Path) -> list[tuple[Replica, Trained]]:
 
 
 def _own_data(run_dir: Path, trained: Trained) -> Dataset:
-    """What the model was trained on, as it was then. Raises UserError where it is not there any more, or is not what it was."""
+    """The dataset that the model was trained on, unchanged. Raises UserError where it is missing or has changed."""
     if not (run_dir / "run.json").exists():
         raise UserError(f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME")
     run = SavedRun(run_dir)
@@ -227,7 +227,7 @@ def _in_memory(dataset: Dataset) -> Dataset:
 
 
 def _parts(dataset: Dataset, trained: Trained) -> Any:
-    """Which rows the model was not trained on: of its own data as it split them, else all."""
+    """The split of the data by what the model was trained on: its own for its own data; of other data every row is unseen."""
     if dataset.fingerprint == trained.meta["data"]["fingerprint"]:
         return split(dataset, trained.model.config)
     nothing = torch.zeros(0, dtype=torch.int64)

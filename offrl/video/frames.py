@@ -32,7 +32,7 @@ class NoVideo(UserError):
 
 
 def has_physics(env: Any) -> bool:
-    """Whether MuJoCo's model and data lie open."""
+    """True where the environment exposes MuJoCo's model and data."""
     base = env.unwrapped
     return [type(getattr(base, name, None)).__name__ for name in ("model", "data")] == ["MjModel", "MjData"]
 
@@ -81,7 +81,7 @@ class Painter:
                 if self.env.render_mode == "rgb_array":
                     return np.asarray(self.env.render()), ""
                 reason = "its render_mode is not rgb_array"
-            except Exception as error:  # whatever an OpenGL library, a driver or a stranger's environment raises
+            except Exception as error:  # whatever an OpenGL library, a driver or a third-party environment raises
                 reason = first_line(error)
         if not has_physics(self.env):
             return None, reason
@@ -107,8 +107,8 @@ class Painter:
 
 
 def silently(draw: Callable[[], Any]) -> Any:
-    """What `draw` gives, without the notices of OpenGL libraries that do not work here: objects that were half made complain when they are
-    deleted, after the error itself has been taken."""
+    """The result of `draw`, without the notices of OpenGL libraries that do not work here: half-made objects complain when deleted,
+    after the error itself has been taken."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:

@@ -1,7 +1,7 @@
-"""Which environment a data set comes from, as far as a known termination or reward needs it: `identify`.
+"""Recognition of the environment that a dataset comes from, as far as a known termination or reward needs it: `identify`.
 
 A wrong function is worse than none, for a model can learn both. So every size and setting that is given must be the one for which the
-function is known to hold; a setting that nobody here knows is taken for one that matters.
+function is known to hold; an unknown setting is taken for one that matters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offrl.tasks import task as tasks
 from offrl.tasks.task import Task
 
 T = TypeVar("T")
-OWN: dict[str, set[str]] = {"termination": set(), "reward": set()}  # offrl's names, which a data set may carry by chance ("ant.hdf5")
+OWN: dict[str, set[str]] = {"termination": set(), "reward": set()}  # offrl's names, which a dataset may carry by chance ("ant.hdf5")
 
 # Settings of Gymnasium's environments that change neither an end, nor a reward, nor the place of an observation's entry; and those that
 # change rewards or what comes after the entries that the functions read
@@ -110,7 +110,7 @@ _PAID = re.compile(r"wrappers.*Reward")  # or whose rewards were changed
 
 @dataclass(frozen=True)
 class Environment:
-    """A data set's environment, recognised."""
+    """A dataset's environment, recognised."""
 
     family: Family
     version: int  # -1: the id has none
@@ -124,7 +124,7 @@ class Environment:
 
 
 def identify(what: DataSpec | Task | str | None) -> Environment | None:
-    """The environment that a data set (its spec or its task), an environment's id or a data set's name stands for, or None.
+    """The environment that a dataset (its spec or its task), an environment's id or a dataset's name stands for, or None.
 
     None also where observations or actions have other sizes than the environment's, or were recorded through a wrapper that changes them.
     """
@@ -150,10 +150,10 @@ def identify(what: DataSpec | Task | str | None) -> Environment | None:
 
 
 def find(what: DataSpec | Task | str | None, kind: str = "termination") -> str | None:
-    """The name of the registered function of a data set's environment, or None where none is known to hold. `kind`: or "reward".
+    """The name of the registered function of a dataset's environment, or None where none is known to hold. `kind`: or "reward".
 
-    `what`: a data set's spec (which also gives the sizes to check), a task, an environment's id or a data set's name. A function that was
-    registered under the environment's id or the data set's name, by a user or plugin, comes first. A reward's function gives the
+    `what`: a dataset's spec (which also gives the sizes to check), a task, an environment's id or a dataset's name. A function that was
+    registered under the environment's id or the dataset's name, by a user or plugin, comes first. A reward's function gives the
     environment's own reward, before any scale or shift of the data's.
     """
     own = _registered(what, kind)
@@ -172,7 +172,7 @@ def find(what: DataSpec | Task | str | None, kind: str = "termination") -> str |
 
 
 def _registered(what: DataSpec | Task | str | None, kind: str) -> str | None:
-    """The name under which somebody registered a function for just this environment or data set."""
+    """The name under which a function was registered for just this environment or dataset."""
     task = task_of(what)
     names = [] if task is None else [task.env_id, (task.env_id or "").rpartition(":")[2], task.name]
     if isinstance(what, DataSpec):
@@ -182,7 +182,7 @@ def _registered(what: DataSpec | Task | str | None, kind: str) -> str | None:
 
 
 def _agree(given: Mapping[str, Any], family: Family, free: frozenset[str]) -> bool:
-    """Whether each setting that was given has the value that the family asks for, or is free to have any."""
+    """True where each setting has the value that the family requires, or is free to have any."""
     wanted = family.settings
     return all(_same(v, wanted[k]) if k in wanted else k in free for k, v in given.items())
 
@@ -203,7 +203,7 @@ def raw_transitions(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def task_of(what: DataSpec | Task | str | None) -> Task | None:
-    """The task of a data set's spec, of an environment's id or of a data set's name."""
+    """The task of a dataset's spec, of an environment's id or of a dataset's name."""
     if isinstance(what, str):
         found = tasks.lookup(what)
         return found if found is not None else Task(name=what, env_id=what)
@@ -222,7 +222,7 @@ def _fits(family: Family, spec: DataSpec | None, task: Task) -> bool:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """Whether a setting has the expected value; texts: one of them; numbers: the same ones, in any kind of sequence."""
+    """True where a setting has the expected value; texts: one of them; numbers: the same ones, in any kind of sequence."""
     if not isinstance(expected, tuple):
         return bool(value == expected)
     if isinstance(expected[0], str):

@@ -115,5 +115,5 @@ def pen(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Ten
 
 
 def find(what: DataSpec | Task | str | None) -> str | None:
-    """The name of the registered reward function of a data set's environment, or None: `offrl.world_models.known.environments.find`."""
+    """The name of the registered reward function of a dataset's environment, or None: `offrl.world_models.known.environments.find`."""
     return known.find(what, "reward")

@@ -43,7 +43,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def _inside(values: Tensor) -> Tensor:
-    """Whether all of the last axis lie within the limit; NaN does not."""
+    """True where all of the last axis lie within the limit; NaN does not."""
     return (values.abs() < LIMIT).all(-1)
 
 

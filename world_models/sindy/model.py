@@ -47,7 +47,7 @@ class SindySettings(sindy.SindyConfig):
 
 
 class SindyModel(WorldModel):
-    """Members are the ensemble's and, as the last one, the median that roll-outs follow. Equations are in the environment's units."""
+    """Members are the ensemble's and, as the last one, the median that rollouts follow. Equations are in the environment's units."""
 
     kind = "sindy"
 
@@ -77,7 +77,7 @@ class SindyModel(WorldModel):
         return self.outcome(tree, self.predict(tree, observations, actions, past), observations, actions, key)
 
     def told(self, tree: Tree, nexts: Tensor, rewards: Tensor) -> Prediction:
-        """In the data set's units."""
+        """In the dataset's units."""
         std, reward_std = (tree[k]["residual"].to(nexts.dtype) for k in ("dynamics", "reward"))
         if self.spec.observation_mean is not None:
             offset, unit, _, _ = self.units(nexts.device)

@@ -39,7 +39,7 @@ _REDUNDANT = 3e-5
 
 @dataclass
 class SindyConfig:
-    """What terms there are, and how sparse they become. Defaults of `threshold`, `ridge` and `members`: SINDy-RL's (spec D.10)."""
+    """Settings of the library of terms and of its sparsity. Defaults of `threshold`, `ridge` and `members`: SINDy-RL's (spec D.10)."""
 
     degree: int = setting(2, "highest degree of the polynomials of the observation", low=1, high=6)
     control_degree: int = setting(1, "highest degree in the observation of what multiplies an action; 0: nothing does", low=0, high=6)
@@ -58,7 +58,7 @@ class SindyConfig:
 
 
 def terms(observations: int, actions: int, config: SindyConfig) -> int:
-    """How many terms the library of the dynamics has, the constant included."""
+    """The number of terms in the library of the dynamics, the constant included."""
     if config.full:
         found = math.comb(observations + actions + config.degree, config.degree)
     else:
@@ -254,7 +254,7 @@ def _visible(key: Tensor, count: int, dropped: float) -> Tensor:
 
 
 def _independent(columns: Tensor) -> Tensor:
-    """Which columns [R, T] are no combination of those before them, bool [T]: Gram-Schmidt, twice for its rounding."""
+    """The columns of [R, T] that are no linear combination of those before them, bool [T]: Gram-Schmidt, twice for its rounding."""
     basis, kept = columns.new_zeros(len(columns), 0), torch.zeros(columns.shape[1], dtype=torch.bool)
     for t in range(columns.shape[1]):
         rest = columns[:, t]
