@@ -136,8 +136,8 @@ def test_page_of_all_algorithms() -> None:
     from offrl.runs.results import Missing, Results, Score
 
     def score(algorithm: str, dataset: str, seed: int, value: float, step: int = 100) -> Score:
-        return Score("", dataset, f"{dataset} in Hopper-v4; 0 and 100 are D4RL reference returns", algorithm, algorithm, seed, step, 10,
-                     10 * value, value, None, "", f"runs/{algorithm}-{dataset}", True)  # fmt: skip
+        return Score("", dataset, "Hopper-v4", "", "D4RL", "return", algorithm, algorithm, seed, step, 10, 10 * value, value, None, "",
+                     f"runs/{algorithm}-{dataset}", True)  # fmt: skip
 
     scores = [score(a, d, s, v + s) for a, d, v in (("iql", "x", 30.0), ("bc", "x", 10.0), ("bc", "y", 20.0)) for s in range(3)]
     text = page(Results(scores, missing=[Missing("y", "iql", "iql", None, "runs/iql-y", "unfinished: step 5 of 100")]), "COMMAND")
