@@ -52,7 +52,10 @@ class MOBILEConfig(ModelBasedSettings):
 
 @register("algo", "mobile")
 class MOBILE(SoftActorCritic):
-    """Targets of imagined rows lose beta times how much the elites' Bellman backups differ (equation 8); the data's rows lose nothing."""
+    """SAC on the data's transitions and imagined ones, whose targets are penalised by how much the elites' Bellman backups differ.
+
+    The losses of the policy and of the entropy's weight are SAC's.
+    """
 
     Config = MOBILEConfig
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
@@ -107,43 +110,43 @@ class MOBILE(SoftActorCritic):
         return self.rollouts.add(state, imagined), describe(imagined)
 
     def weight(self, state: TrainState) -> Tensor:
-        most = self.config.largest_entropy_weight
-        weight = super().weight(state)
-        return weight if most is None else weight.clamp(max=most)
+        """alpha, [], at most `largest_entropy_weight`."""
+        weight, limit = super().weight(state), self.config.largest_entropy_weight
+        return weight if limit is None else weight.clamp(max=limit)
 
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
         """U(s, a) [B] at observations [B, O] (equation 8): the (unbiased) standard deviation over elites of the mean, over drawn next
         states and actions, of the smallest target critic's value. All are one batch of backup_samples * elites * B."""
         source: ModelSource = self.runtime.source
-        model, tree, many = source.model, self.rollouts.tree(source), self.config.backup_samples
+        model, tree, count = source.model, self.rollouts.tree(source), self.config.backup_samples
         prediction = model.predict(tree, observations, actions, model.first_past(observations))
         mean, std = prediction.mean[tree["elites"]], prediction.std[tree["elites"]]  # [K, B, O]
         draw, act = rng.split(key)
-        following = mean + std * rng.normal(draw, (many, *mean.shape))
-        following = following.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)  # as roll-outs are
+        following = mean + std * rng.normal(draw, (count, *mean.shape))
+        following = following.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)  # as rollouts are
         action, _ = self.sample(state.params["actor"], following, act)
         value = self.critic.min_q(state.target["critic"], following, action).mean
-        return value.reshape(many, *mean.shape[:2]).mean(0).std(0)
+        return value.reshape(count, *mean.shape[:2]).mean(0).std(0)
 
-    def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, many: int) -> Target:
-        """The target with, for V(s'), the smallest over critics of each one's best of `many` actions, as in the authors' code: the other
+    def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, count: int) -> Target:
+        """The target with, for V(s'), the smallest over critics of each one's best of `count` actions, as in the authors' code: the other
         order, that of CQL, is more cautious."""
         observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
-        action, log_p = self.sample(actor, observations, key, many)
+        action, log_p = self.sample(actor, observations, key, count)
         logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
         best = self.critic.head.mean(logits).argmax(1)  # [E, B]
-        own = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)  # [E, B, out_dim]
+        chosen = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)  # [E, B, out_dim]
         bonus = self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best)
-        value = Values((self.critic.head.mean(own) - bonus).amin(0), self.critic.smallest(own).logits)
+        value = Values((self.critic.head.mean(chosen) - bonus).amin(0), self.critic.smallest(chosen).logits)
         return self.critic.td_target(batch, value)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (y - Q_i(s, a))^2, summed over critics i, with y = r - beta U(s, a) + gamma min_j Q'_j(s', a') and U = 0 on the data's rows."""
         c, real = self.config, self.rollouts.real_rows
         target = self.target(state, state.params["actor"], batch, key)
-        doubt = self.inconsistency(state, batch["observations"][real:], batch["actions"][real:], rng.fold_in(key, 302))
-        value = target.value - c.inconsistency_weight * torch.cat([doubt.new_zeros(real), doubt])
-        metrics = {"mobile/inconsistency": doubt.mean()}
+        uncertainty = self.inconsistency(state, batch["observations"][real:], batch["actions"][real:], rng.fold_in(key, 302))
+        value = target.value - c.inconsistency_weight * torch.cat([uncertainty.new_zeros(real), uncertainty])
+        metrics = {"mobile/inconsistency": uncertainty.mean()}
         if c.smallest_target is not None:
             metrics["mobile/clipped"] = (value < c.smallest_target).float().mean()
             value = value.clamp(min=c.smallest_target)

@@ -87,7 +87,7 @@ def check(config: ModelBasedSettings, grid: Mapping[str, Sequence[float]] | None
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What all replicas share: the data's transitions, and the model."""
+    """The data's transitions and the model, which all replicas share."""
 
     real: Transitions
     model: Any

@@ -1,4 +1,4 @@
-"""Roll-outs in a model: a few steps from states of the data, or whole episodes, many at once and on the device."""
+"""Rollouts in a model: a few steps from states of the data, or whole episodes, many at once and on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offrl import rng
 from offrl.algorithm import Metrics
 from offrl.world_models.model import Outcome, Prediction, Tree
 
-CHUNK = 8192  # roll-outs at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on it
+CHUNK = 8192  # rollouts at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on it
 
 Act = Callable[[Tensor, Tensor, Tensor], Tensor]  # observations [B, O], past, key -> actions [B, A] in [-1, 1], or [B]
 Measure = Callable[[Any, Tree, Prediction, Tensor, Tensor], Tensor]  # see `offrl.world_models.uncertainty`
@@ -81,10 +81,10 @@ def _branch(
             prediction = model.predict(tree, observations, actions, past)
             outcome = model.outcome(tree, prediction, observations, actions, draw)
             uncertainty = measure(model, tree, prediction, observations, actions).nan_to_num(1e6, 1e6)
-        told = (outcome.rewards, outcome.terminations) if judge is None else judge(outcome, uncertainty)
+        rewards, terminations = (outcome.rewards, outcome.terminations) if judge is None else judge(outcome, uncertainty)
         following = outcome.next_observations
-        steps.append(Imagined(observations, actions, past, following, told[0], told[1], uncertainty, outcome.clipped, valid))
-        valid = valid & ~told[1]
+        steps.append(Imagined(observations, actions, past, following, rewards, terminations, uncertainty, outcome.clipped, valid))
+        valid = valid & ~terminations
         observations, past = following, model.later_past(past, observations, actions)
     return Imagined(*(torch.stack(columns) for columns in zip(*steps, strict=True)))
 
@@ -106,7 +106,7 @@ def careful(
     """Of `candidates` actions that `act` gives at each of observations [B, O] the one with the best imagined future: actions [B, A].
 
     Each is followed for `horizon` steps, acting by `act` after the first, and worth the sum of discount^i (r_i - penalty u_i) until its end
-    (UP-MPC, arXiv 2310.07220, with the sign of its roll-outs in a model). All futures are one batch of candidates * B.
+    (UP-MPC, arXiv 2310.07220, with the sign of its rollouts in a model). All futures are one batch of candidates * B.
     """
     rows = observations.shape[0]
     start, before = (x.expand(candidates, *x.shape).flatten(0, 1) for x in (observations, past))

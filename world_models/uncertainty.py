@@ -1,4 +1,4 @@
-"""How unsure a model is of what it predicts: measures by name, shared by all algorithms.
+"""Uncertainty of a model's predictions: measures by name, shared by all algorithms.
 
 Every measure is a function of (model, tree, prediction, observations [B, O], actions [B, A] or int64 [B]) that returns [B] numbers of at
 least 0, in the units of the observations (and of the reward, for "aleatoric"), unless said otherwise. All members take part, elites or
@@ -69,8 +69,8 @@ def prepare(name: str, model: Any, tree: Tree, dataset: Dataset, rows: Tensor | 
     rows = dataset.transition_rows() if rows is None else rows
     rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FIT_ROWS), device=rows.device).long()]
     observations = dataset.columns["observations"].reshape(len(dataset), -1)[rows].float()
-    found = fit_density(pairs(model, observations, dataset.columns["actions"][rows]))
-    return {**tree, "density": {k: v.to(tree["low"].device) for k, v in found.items()}}
+    density = fit_density(pairs(model, observations, dataset.columns["actions"][rows]))
+    return {**tree, "density": {k: v.to(tree["low"].device) for k, v in density.items()}}
 
 
 def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset, max_rows: int = 100_000) -> Tensor:
@@ -115,8 +115,8 @@ def disagreement(model: Any, tree: Tree, prediction: Prediction, observations: T
     mean = prediction.mean
     # member i beside member i + shift, round the circle: all pairs are met with half of the shifts, in memory for one copy of the means
     shifts = range(1, mean.shape[0] // 2 + 1)
-    found = [(mean - mean.roll(shift, 0)).square().sum(-1).amax(0) for shift in shifts]
-    return torch.stack(found).amax(0).sqrt() if found else torch.zeros_like(mean[0, :, 0])
+    distances = [(mean - mean.roll(shift, 0)).square().sum(-1).amax(0) for shift in shifts]
+    return torch.stack(distances).amax(0).sqrt() if distances else torch.zeros_like(mean[0, :, 0])
 
 
 # ---- how common the pair itself is
@@ -149,8 +149,8 @@ def fit_density(inputs: Tensor) -> dict[str, Tensor]:
     moments = moments / len(z) + RIDGE * torch.eye(len(moments), dtype=torch.float64)
     factor = torch.linalg.cholesky(moments)
     whiten = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=torch.float64), upper=False)
-    found = {"mean": mean, "turn": turn / std.unsqueeze(-1), "whiten": whiten}
-    return {**{k: v.float() for k, v in found.items()}, "left": left, "right": right}
+    whitening = {"mean": mean, "turn": turn / std.unsqueeze(-1), "whiten": whiten}
+    return {**{k: v.float() for k, v in whitening.items()}, "left": left, "right": right}
 
 
 def _monomials(w: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from offrl.algorithms.pets.algorithm import PETS
 
 
-class PlanCarry(NamedTuple):
-    """What planning remembers from step to step of B episodes."""
+class PETSCarry(NamedTuple):
+    """The memory of planning in B episodes."""
 
     mean: Tensor  # [B, H, A] where the search begins
     past: Tensor  # [B, history - 1, O + A]
@@ -40,7 +40,7 @@ class PETSActor(Actor):
     def start(self, episodes: int) -> Carry:
         c, spec, (low, high) = self.algorithm.config, self.algorithm.spec, self.bounds("cpu")
         past = torch.zeros(episodes, c.history - 1, spec.observation_dim + spec.action_dim)
-        return PlanCarry(first_plan(episodes, c.plan_horizon, low, high), past, 0)
+        return PETSCarry(first_plan(episodes, c.plan_horizon, low, high), past, 0)
 
     def bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """The smallest and the largest action, [A]."""
@@ -58,4 +58,4 @@ class PETSActor(Actor):
 
         mean = carry.mean.to(device)
         action, mean = plan(algorithm.config, returns, observations, mean, *self.bounds(device), key, explore=explore)
-        return action, PlanCarry(mean, algorithm.model.later_past(past, observations, action), carry.t + 1)
+        return action, PETSCarry(mean, algorithm.model.later_past(past, observations, action), carry.t + 1)

@@ -131,7 +131,7 @@ class PETS(Dynamics):
 
     @property
     def about(self) -> tuple[str, ...]:
-        """What acting needs to know of the data, by its name in a model's tree."""
+        """Names, in a model's tree, of the statistics of the data that acting needs."""
         return ("low", "high", "scale", *(["density"] if self.config.uncertainty == "density" else []))
 
     def prepared(self, tree: Tree, dataset: Dataset) -> Tree:

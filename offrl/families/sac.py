@@ -95,10 +95,10 @@ class SoftActorCritic(Algorithm):
         usual = 0.1 * math.log(s.num_actions) if s.discrete else -float(s.action_dim)
         return self.config.target_entropy_scale * usual
 
-    def sample(self, actor: Params, observations: Tensor, key: Tensor, many: int | None = None) -> tuple[Tensor, Tensor]:
-        """Reparametrised actions [B, A] and their log densities [B]; with `many` [many, B, A] and [many, B]."""
+    def sample(self, actor: Params, observations: Tensor, key: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """Reparametrised actions [B, A] and their log densities [B]; with `count` [count, B, A] and [count, B]."""
         dist = self.apply("actor", actor, observations)
-        return cast(TanhGaussian, self.policy).sample_with_log_prob(dist, key, many)
+        return cast(TanhGaussian, self.policy).sample_with_log_prob(dist, key, count)
 
     def probabilities(self, actor: Params, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Discrete actions: the policy's log probabilities [B, K] and its entropy [B]."""
@@ -147,14 +147,14 @@ class SoftActorCritic(Algorithm):
         value, logits = self.critic.min_q(target_critics, observations, action)
         return self.critic.td_target(batch, Values(value - weight * log_p, logits))
 
-    def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, many: int) -> Target:
-        """The target with, for V(s'), the best of `many` actions of the policy by the smallest of the critics (discrete: of all)."""
+    def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, count: int) -> Target:
+        """The target with, for V(s'), the best of `count` actions of the policy by the smallest of the critics (discrete: of all)."""
         observations, target_critics = batch["next_observations"], self.critic.target_critics(state, rng.fold_in(key, 100))
         if self.spec.discrete:
             logits = self.critic.logits_of_all(target_critics, observations).transpose(1, 2)  # [E, K, B, out_dim]
             log_p = self.apply("actor", actor, observations)[0].T
         else:
-            action, log_p = self.sample(actor, observations, key, many)
+            action, log_p = self.sample(actor, observations, key, count)
             logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
         values = self.critic.head.mean(logits)
         best = values.amin(0).argmax(0, keepdim=True)  # [1, B]

@@ -222,6 +222,9 @@ def test_resumes_bit_for_bit(case: Case, tmp_path: Path) -> None:
 # ---- purity
 
 
+PRETRAINED = {("rambo", "dynamics")}  # modules that begin as those of a run that came first, whatever the seed
+
+
 @each(ALL)
 def test_init_depends_on_the_seed_alone(case: Case) -> None:
     torch.manual_seed(1)
@@ -234,6 +237,8 @@ def test_init_depends_on_the_seed_alone(case: Case) -> None:
     other = algorithm.init(4)
     assert not torch.equal(other.key, first.key)
     for name, params in first.params.items():
+        if (case.name, name) in PRETRAINED:
+            continue
         single = sum(p.numel() for p in params.values()) == 1  # one learnt number, such as the weight of an entropy, starts as a constant
         assert single or any(not torch.equal(p, other.params[name][k]) for k, p in params.items()), name
     for name in algorithm.traits.targets:
@@ -338,6 +343,8 @@ def test_settings(name: str) -> None:
         check(dataclasses.replace(config, batch_size=0))
     for field in dataclasses.fields(config):
         for choice in field.metadata.get("choices") or ():
+            if choice == "value_gradient":  # asks for a trained run: tests/golden/test_value_gradient.py
+                continue
             assert Case(name).make(**{field.name: choice}).init(0).params
     text = (resources.files("offrl.configs") / "algo" / f"{name}.yaml").read_text()
     assert name in text, "configs/algo has a file for every algorithm"

@@ -1,4 +1,4 @@
-"""Training an ensemble of dynamics models on a data set, with early stopping for each member (as PETS, MBPO and MOPO do)."""
+"""Training an ensemble of dynamics models on a dataset, with early stopping for each member (as PETS, MBPO and MOPO do)."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Dynamics(Algorithm):
         return DynamicsSampler(self.config, self.columns)
 
     def columns(self, dataset: Dataset, rows: Tensor) -> dict[str, Tensor]:
-        """What is learnt from at `rows`, by name, float32 [R, ...]."""
+        """Inputs, targets and weights at `rows`, by name, float32 [R, ...]."""
         columns = {
             "inputs": input_table(self.model, dataset, rows),
             "targets": targets(dataset, rows, self.config.delta),
@@ -135,8 +135,8 @@ class Dynamics(Algorithm):
         at = (state.step % self.every) * c.batch_size + torch.arange(c.batch_size, device=state.step.device)
         order = rng.fold_in(rng.fold_in(state.key, 201), state.step // self.every)
         slot = rng.permuted(order, at % source.count, source.count)
-        own = rng.fold_in(rng.fold_in(state.key, 202), torch.arange(c.members, device=state.step.device))
-        rows = rng.randint_at(own.unsqueeze(-1), slot.unsqueeze(0), source.count)  # [E, B]
+        keys = rng.fold_in(rng.fold_in(state.key, 202), torch.arange(c.members, device=state.step.device))
+        rows = rng.randint_at(keys.unsqueeze(-1), slot.unsqueeze(0), source.count)  # [E, B]
         batch = source.table.take(rows.reshape(-1))
         return {name: column.reshape(c.members, c.batch_size, *column.shape[1:]) for name, column in batch.items()}
 

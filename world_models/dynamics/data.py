@@ -1,4 +1,4 @@
-"""What an ensemble of dynamics models is trained, stopped early and judged on."""
+"""The data of an ensemble of dynamics models: for training, early stopping and the report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def split(dataset: Dataset, config: DynamicsSettings) -> Split:
 
 @dataclass(frozen=True)
 class DynamicsSource:
-    """What all replicas train on, on the device."""
+    """The training and held-out rows of all replicas, on the device."""
 
     table: Packed  # of the training rows: inputs [I], targets [D], ending, and where needed scale [D] and known
     count: int
