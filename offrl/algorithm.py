@@ -1,4 +1,4 @@
-"""What an algorithm is: pure functions of ONE seed. The training step adds the replica axis, speed and everything else."""
+"""The contract of an algorithm: pure functions of ONE seed. The training step adds the replica axis, speed and everything else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def select(state: TrainState, index: int) -> TrainState:
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of an algorithm before one is made: for the trainer, the command line and the documentation."""
+    """The facts about an algorithm that hold before one is made: for the trainer, the command line and the documentation."""
 
     targets: tuple[str, ...] = ()  # modules with a Polyak copy
     policy_modules: tuple[str, ...] = ("actor",)  # modules that acting needs, which a policy file holds; (): it trains no policy
@@ -66,17 +66,17 @@ class Traits:
     period: int = 1  # updates of a repeating pattern; `phase` counts within it
     vectorized: bool = True  # False: one replica at a time, and an update may work in place
     cuda_graph: bool = True  # False: an update waits for values, which no CUDA graph can hold
-    compiles: bool = True  # False: compiling takes minutes and gives back little, so it is done only where asked for
+    compiles: bool = True  # False: compiling takes minutes and gives back little, so it is done only on request
     acts_on_device: bool = False  # an action takes so long that policies act where they are trained, not on the CPU
 
     @property
     def discrete(self) -> bool:
-        """Whether it learns from discrete actions."""
+        """True for an algorithm of discrete actions."""
         return "discrete" in self.actions
 
     @property
     def text(self) -> bool:
-        """Whether its policies read and write texts (`offrl.lm`)."""
+        """True where its policies read and write texts (`offrl.lm`)."""
         return "text" in self.actions
 
 
@@ -96,7 +96,7 @@ class Part:
 
 @dataclass
 class Runtime:
-    """What surrounds a copy of an algorithm that trains or acts; the step fills it in."""
+    """Surroundings of a copy of an algorithm that trains or acts; the step fills them in."""
 
     source: Any = None  # what the sampler prepared, the same for all replicas, on the device
     reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
@@ -137,7 +137,7 @@ class Algorithm(ABC):
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        """The runs that must exist before this one, by the setting that names each; asked for once, before anything else.
+        """The runs that must exist before this one, by the setting that names each; called once, before anything else.
 
         The settings NAME_id and NAME_settings, where there are such, are filled in with the run's identity and its algorithm's settings.
         Raises UserError for settings that cannot be trained with.
@@ -168,7 +168,7 @@ class Algorithm(ABC):
         return 0
 
     def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        """What happens before update `step`, a multiple of `every`, and before the first: roll-outs, a look at held-out data.
+        """Work before update `step`, a multiple of `every`, and before the first: rollouts, an evaluation on held-out data.
 
         Pure like `update`, but never compiled, so it may take long and depend on `step`; it alone may change `buffers`. source: what the
         sampler prepared.
@@ -191,7 +191,7 @@ class Algorithm(ABC):
         return None
 
     def sampler(self) -> Sampler:
-        """Where batches come from; uniform transitions unless overridden."""
+        """The source of batches; uniform transitions unless overridden."""
         return TransitionSampler()
 
     def optimizer(self, name: str) -> Adam:
@@ -199,15 +199,15 @@ class Algorithm(ABC):
         return Adam(learning_rate=self.config.learning_rate)
 
     def extra(self, params: dict[str, Params]) -> Tree:
-        """What the state carries besides parameters, at the start: `TrainState.extra`."""
+        """Initial state besides parameters: `TrainState.extra`."""
         return {}
 
     def buffers(self) -> Tree:
-        """What updates only read, at the start: `TrainState.buffers`. No policy file holds it."""
+        """Initial tensors that updates only read: `TrainState.buffers`. No policy file holds them."""
         return {}
 
     def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a policy file holds besides parameters, for the policy to act elsewhere: tensors, and what JSON holds. Mostly nothing."""
+        """Contents of a policy file besides parameters that the policy needs to act: tensors, and values for JSON."""
         return {}, {}
 
     @classmethod

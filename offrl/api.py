@@ -155,11 +155,11 @@ def train(
     settings: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Run:
-    """Train `algo` on a data set, all seeds at once, score it, and return the run.
+    """Train `algo` on a dataset, all seeds at once, score it, and return the run.
 
     algo: "iql" by default. dataset: whatever the command line takes, or a `Dataset`; the built-in one by default. seeds: how many (4 by
     default), or which. env: a Gymnasium id, a function that makes an
-    environment, or "none"; by default the data set's own. settings: any other setting by its name on the command line, such as
+    environment, or "none"; by default the dataset's own. settings: any other setting by its name on the command line, such as
     {"algo.temperature": 5.0, "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). A grid trains
     every combination of its values with every seed: grid={"temperature": [1, 3, 10]}, or settings={"grid.temperature": [1, 3, 10]}. The
     same call continues a run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would
@@ -198,7 +198,7 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
         return
     for name in main.compare:
         if name != main.label:
-            # what was asked for, without what belongs to the main algorithm
+            # the settings given, without those of the main algorithm
             own = ("algo", "grid")
             kept = {k: v for k, v in main.given.items() if k.partition(".")[0] not in own and (k != "experiment" or v == "none")}
             shared = {k: getattr(main, k) for k in ("seeds", "steps", "runs_dir", "quiet")}

@@ -12,7 +12,7 @@ class UserError(Exception):
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; everything is saved."""
+    """A request to stop training; everything is saved."""
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
@@ -24,7 +24,7 @@ def nearest(name: str, options: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line; its kind where it says nothing."""
+    """The message of an exception in one line; its kind where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

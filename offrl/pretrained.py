@@ -23,12 +23,12 @@ class Pretrained:
 
     @property
     def algorithm(self) -> Algorithm:
-        """That of the first replica."""
+        """The algorithm of the first replica."""
         return self.replicas[0][0]
 
     @property
     def state(self) -> TrainState:
-        """That of the first replica."""
+        """The state of the first replica."""
         return self.replicas[0][1]
 
 

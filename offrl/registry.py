@@ -61,7 +61,7 @@ def load_plugins() -> None:
         for point in entry_points(group="offrl.plugins"):
             try:
                 point.load()
-            except Exception as error:  # a stranger's package must not take the library down
+            except Exception as error:  # a third-party package must not take the library down
                 warn(f"plugin '{point.name}' ({point.value}) could not be loaded: {type(error).__name__}: {error}")
 
 

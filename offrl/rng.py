@@ -185,7 +185,7 @@ def randint_at(key: Tensor, index: Tensor, high: int) -> Tensor:
 
 
 def permuted(key: Tensor, index: Tensor, high: int) -> Tensor:
-    """Where a random permutation of 0, ..., high - 1, one for each key, sends `index`; int64, shapes broadcast. Nothing is stored.
+    """`index` under a random permutation of 0, ..., high - 1, one for each key; int64, shapes broadcast. Nothing is stored.
 
     A Feistel network over pairs (l, r) with l < m, r < n, m * n >= high, walked on a second time where it leaves the range (Black and
     Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). As m * n exceeds high by less than m, a third walk would be needed by one index

@@ -35,7 +35,7 @@ def from_arrays(
     check: bool = True,
     **extra: Any,
 ) -> Dataset:
-    """A data set from arrays with one row per step, in time order, episode after episode.
+    """A dataset from arrays with one row per step, in time order, episode after episode.
 
     observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a discrete action space
     of `num_actions`; rewards [R]; terminations, truncations [R] flags; next_observations like observations. `episode_ends` marks the

@@ -1,4 +1,4 @@
-"""The flat cache: data sets that were slow to read, kept as plain columns, so that the next load of the same file is a copy.
+"""The flat cache: datasets that were slow to read, kept as plain columns, so that the next load of the same file is a copy.
 
 Kept is what `assemble` makes of one source, before the transforms: it serves every run on that file, whatever is done to it afterwards.
 An entry is a folder of NumPy arrays and a manifest (`Memory.write`). Nothing here ever fails a load.
@@ -54,7 +54,7 @@ def _code() -> str:
 
 
 def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
-    """The data set kept in `folder`, in arrays of `memory`, and the warnings of its first load; None if there is none or it is damaged."""
+    """The dataset kept in `folder`, in arrays of `memory`, and the warnings of its first load; None if there is none or it is damaged."""
     used = memory.used
     try:
         manifest = json.loads((folder / MANIFEST).read_text())

@@ -1,4 +1,4 @@
-"""What every source becomes: contiguous columns, one row per time step, and the episodes they belong to."""
+"""The dataset that every source becomes: contiguous columns, one row per time step, and the episodes they belong to."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Dataset:
         return self.episode_end - self.episode_start
 
     def row_weights(self) -> Tensor:
-        """How often each row is drawn, as a multiple of the average: [R] float64 on the CPU."""
+        """The frequency at which each row is drawn, as a multiple of the average: [R] float64 on the CPU."""
         if self.weights is None:
             return torch.ones(len(self), dtype=torch.float64)
         return torch.repeat_interleave(self.weights, self.episode_lengths().cpu())

@@ -19,11 +19,11 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import without_places
 from offrl.system.files import cache_dir
 
-LAYOUT = 2  # raise it when the files of a cached data set change meaning
+LAYOUT = 2  # raise it when the files of a cached dataset change meaning
 
 
 def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", quiet: bool = False) -> Dataset:
-    """The data set that `config` (or a name or path alone) describes; a `Dataset` is returned as it is.
+    """The dataset that `config` (or a name or path alone) describes; a `Dataset` is returned as it is.
 
     The columns are on the CPU, in memory, or memory-mapped when `config.memory` says so or when they need more than the memory limit of
     the host or of `device`, the one they are meant for; `Dataset.to` moves them. `quiet`: no progress of models that label

@@ -1,4 +1,4 @@
-"""Where columns are put: in memory, or in files that the operating system pages in as they are read."""
+"""Storage of columns: in memory, or in files that the operating system pages in as they are read."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Memory:
 
 
 def mapped_bytes(folder: Path) -> int | None:
-    """The size of the columns kept in `folder`, or None when no finished data set is there."""
+    """The size of the columns kept in `folder`, or None when no finished dataset is there."""
     try:
         return int(json.loads((folder / MANIFEST).read_text())["nbytes"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -128,7 +128,7 @@ def mapped_bytes(folder: Path) -> int | None:
 
 
 def open_mapped(folder: Path) -> Dataset:
-    """A data set written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the files."""
+    """A dataset written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the files."""
     manifest = json.loads((folder / MANIFEST).read_text())
     columns = {
         name: torch.from_numpy(np.load(folder / c["file"], mmap_mode="c", allow_pickle=False)[: c["rows"]])
@@ -138,7 +138,7 @@ def open_mapped(folder: Path) -> Dataset:
 
 
 def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torch.Tensor]) -> Dataset:
-    """What `Memory.write` wrote to `folder`, with these columns."""
+    """Open the columns that `Memory.write` wrote to `folder`."""
     with np.load(folder / "episodes.npz", allow_pickle=False) as episodes:
         e = {key: torch.from_numpy(episodes[key]) for key in episodes.files}
     return Dataset(

@@ -18,7 +18,7 @@ CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 @dataclass
 class RawData:
-    """What a source read, unchecked: columns by canonical name, whose lengths may disagree, and what the source knows about them."""
+    """Unchecked data of a source: columns by canonical name, whose lengths may disagree, and the facts that the source knows about them."""
 
     columns: dict[str, np.ndarray]
     episode_ends: np.ndarray | None = None  # bool [R], True on each episode's last row; None: the flags say it

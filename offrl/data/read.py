@@ -53,7 +53,7 @@ def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
 
 
 def _rewardless(config: DatasetConfig) -> bool:
-    """Whether data may lack rewards: a function will give them, or an expert is to be imitated."""
+    """True where data may lack rewards: a function will give them, or an expert is to be imitated."""
     return config.reward_labels is not None or config.expert is not None
 
 

@@ -17,7 +17,7 @@ def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
     """Smallest and largest value to expect: discounted returns from every row of the data, in the (transformed) rewards' units.
 
     What an episode that was cut off would still have earned is unknown. It is taken to have gone on at its own average discounted reward
-    as far as T remaining rows tell (a share 1 - discount**T of the whole return), else at that of all episodes that were cut off: so a
+    as far as T remaining rows show it (a share 1 - discount**T of the whole return), else at that of all episodes that were cut off: so a
     long episode counts by itself, and a large reward just before the end of the file is no rate of income. A tenth of the range is added
     at both ends. With `discount` 1 values are the returns as they are.
     """

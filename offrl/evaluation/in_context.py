@@ -1,6 +1,6 @@
 """Learning in context: policies play several episodes of tasks they have not seen and remember, without an update, what happened.
 
-All tasks are played side by side, each in an environment of its own that is told the task's number (`task=NUMBER`). What learns is a
+All tasks are played side by side, each in an environment of its own that takes the task's number (`task=NUMBER`). What learns is a
 `Learner`: a trained policy, or a classical method that the environment brings with it (`learners()`, as the bandits do).
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """What plays. Row n of everything belongs to task n; rows whose episode is over hold zeros until the next one begins."""
+    """A learner that plays. Row n of everything belongs to task n; rows whose episode is over hold zeros until the next one begins."""
 
     def begin(self, tasks: Sequence[int], seed: int) -> Any:
         """Its memory before anything was seen of these tasks."""
 
     def step(self, memory: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
-        """Actions at step t, counted over all episodes: [N, A] in the environment's range, or [N] whole numbers; and the new memory."""
+        """Actions at step t, counted over all episodes: [N, A] in the environment's range, or [N] integers; and the new memory."""
 
     def observe_reward(self, memory: Any, rewards: np.ndarray) -> Any:
         """The memory once the actions have earned `rewards` [N]."""
@@ -61,7 +61,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Played:
-    """What one learner did in N tasks. S steps: those of the longest episodes, one after another; 0 where an episode was over before."""
+    """The record of one learner in N tasks. S steps: those of the longest episodes in sequence; 0 where an episode was over before."""
 
     tasks: tuple[int, ...]
     rewards: np.ndarray  # [N, S] float64
@@ -104,7 +104,7 @@ class Arena:
     envs: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> Arena:
-        """Raises UserError where the environment cannot be told a task."""
+        """Raises UserError where the environment takes no task."""
         try:
             for number in self.tasks:
                 self.envs.append(make_env(replace(self.task, env_kwargs={**self.task.env_kwargs, "task": int(number)})))
@@ -124,7 +124,7 @@ class Arena:
         self.envs = []
 
     def play(self, learner: Learner, episodes: int, progress: Callable[[int, int], None] | None = None) -> Played:
-        """All tasks, so many episodes each. `progress(steps, at most)` is called after every step."""
+        """Play all tasks, `episodes` each. `progress(steps, at most)` is called after every step."""
         count = len(self.envs)
         memory = learner.begin(self.tasks, self.seed)
         rewards: list[np.ndarray] = []

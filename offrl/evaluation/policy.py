@@ -87,7 +87,7 @@ class TrainedPolicy:
 
     @property
     def goal_conditioned(self) -> bool:
-        """Whether it acts towards a goal, which `set_goal` or `act` takes."""
+        """True where it acts towards a goal, which `set_goal` or `act` takes."""
         return self.algorithm.traits.goal_conditioned
 
     @torch.no_grad()
@@ -127,7 +127,7 @@ class TrainedPolicy:
 
     @property
     def uses_rewards(self) -> bool:
-        """Whether what it does depends on the rewards of the episode so far."""
+        """True where its actions depend on the rewards of the episode so far."""
         return type(self.actor).observe_reward is not Actor.observe_reward
 
     def with_target_return(self, target_return: float) -> TrainedPolicy:

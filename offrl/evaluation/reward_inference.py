@@ -60,7 +60,7 @@ class Diary:
     ends: list[tuple[bool, bool]] = field(default_factory=list)
 
     def columns(self, flatten: Callable[[Any], np.ndarray], steps: int) -> dict[str, np.ndarray]:
-        """What a function of rewards takes, of the first `steps` steps; the last is cut off where nothing ended it."""
+        """The arguments of a function of rewards, of the first `steps` steps; the last is cut off where nothing ended it."""
         seen = np.stack([np.asarray(flatten(o)) for o in self.observations[: steps + 1]])
         kind = np.uint8 if seen.dtype == np.uint8 else np.float32
         ended, cut = (np.array([e[i] for e in self.ends[:steps]], bool) for i in range(2))
@@ -119,7 +119,7 @@ def score(policies: Sequence[TrainedPolicy], task: Task, config: EvalConfig, rew
 
 
 def name_of(rewards: str | Labeller) -> str:
-    """What a reward is called."""
+    """The name of a reward."""
     return rewards if isinstance(rewards, str) else getattr(rewards, "__name__", type(rewards).__name__)
 
 

@@ -30,7 +30,7 @@ class TextStepper:
     """`env.step` of environments whose observations and actions are texts; see `offrl.evaluation.steppers.PlainStepper`."""
 
     def handle(self, env: Any) -> Any:
-        """What `step` takes for this environment."""
+        """The action that `step` takes for this environment."""
         return env
 
     def step(self, handles: Sequence[Any], actions: np.ndarray, t: int, warnings: list[str]) -> Steps:
@@ -41,7 +41,7 @@ class TextStepper:
         for k, env in enumerate(handles):
             try:
                 text, reward, terminated, truncated, info = env.step(str(actions[k]))
-            except Exception as error:  # a stranger's environment
+            except Exception as error:  # of a third-party environment
                 raise StepFailed(k) from error
             texts[k] = observed(text, info)
             rewards[k], over[k] = float(reward), bool(terminated or truncated)

@@ -51,7 +51,7 @@ def complete(dataset: Dataset, config: DatasetConfig, memory: Memory | None = No
 
 
 def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: Memory | None = None) -> Dataset:
-    """A data set whose actions are missing, or are not looked at: zeros stand for them. like: of the labelled data.
+    """A dataset whose actions are missing, or are not looked at: zeros stand for them. like: of the labelled data.
 
     Raises UserError for what cannot be read, and where rewards are missing and nothing labels them.
     """
@@ -154,7 +154,7 @@ def label_actions(
 
 
 def action_free_dataset(like: DataSpec, **arrays: Any) -> Dataset:
-    """A data set for `label_actions` from arrays without actions: observations, rewards, ... as `from_arrays` takes them.
+    """A dataset for `label_actions` from arrays without actions: observations, rewards, ... as `from_arrays` takes them.
 
     like: the spec of the labelled data.
     """

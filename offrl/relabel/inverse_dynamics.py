@@ -27,7 +27,7 @@ EDGE = 1.0 - 1e-6  # labels lie inside (-1, 1), where atanh is finite
 
 @dataclass
 class InverseSettings:
-    """How the inverse dynamics are learnt; the defaults are the paper's but for `updates` and `edge`.
+    """Settings of the learning of inverse dynamics; the defaults are the paper's but for `updates` and `edge`.
 
     Where many actions lie on the edge of their range, as those of a clipped Gaussian policy do, their images under atanh lie so far out
     that a Gaussian's mean fits neither them nor the others; learnt times 1 - edge they stay near.
@@ -104,7 +104,7 @@ class InverseDynamics(Algorithm):
 
 @dataclass(frozen=True)
 class Inputs:
-    """How rows become the networks' input: (s - mean) / std for each of the three states."""
+    """Normalisation of rows to the networks' input: (s - mean) / std for each of the three states."""
 
     mean: Tensor  # [O]
     std: Tensor  # [O]
@@ -130,7 +130,7 @@ class Inputs:
 
 
 def prepared(dataset: Dataset, rows: Tensor, inputs: Inputs) -> Dataset:
-    """The rows as a data set of their own for `InverseDynamics`: normalised states, and the column "previous"."""
+    """The rows as a dataset of their own for `InverseDynamics`: normalised states, and the column "previous"."""
     previous, here, following = inputs.states(dataset, rows)
     columns = {
         "observations": here,

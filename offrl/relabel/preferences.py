@@ -30,7 +30,7 @@ KIND = "offrl preference model"
 
 @dataclass
 class PreferenceSettings:
-    """How a preference model is learnt."""
+    """Settings of the learning of a preference model."""
 
     members: int = setting(3, "networks, whose rewards are averaged", low=1)
     hidden: list[int] = setting([256, 256], "layers", low=1)
@@ -97,7 +97,7 @@ class PreferenceModel:
     mean: Tensor  # [W] of the networks' input: observations as recorded, actions scaled to [-1, 1] or one-hot
     std: Tensor  # [W]
     members: list[Params]
-    accuracy: float = float("nan")  # share of the held-out pairs whose order it gets right; NaN where none was told apart
+    accuracy: float = float("nan")  # share of the held-out pairs whose order it gets right; NaN where all were ties
     name: str = field(default="preference model", compare=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class PreferenceModel:
         device: str = "cpu",
         quiet: bool = False,
     ) -> PreferenceModel:
-        """Learn from preferences between segments of `length` rows of a data set whose observations are not normalised.
+        """Learn from preferences between segments of `length` rows of a dataset whose observations are not normalised.
 
         pairs: first rows of the segments, int [P, 2]. labels: [P], 1 where the second is better, 0 where the first is, 0.5 where neither
         is. Raises UserError for segments that leave their episode and other labels.

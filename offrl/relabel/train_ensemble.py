@@ -1,4 +1,4 @@
-"""Training a few small models beside each other on held-out data: the inverse dynamics and preferences that label data sets."""
+"""Training a few small models beside each other on held-out data: the inverse dynamics and preferences that label datasets."""
 
 from __future__ import annotations
 

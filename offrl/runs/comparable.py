@@ -1,4 +1,4 @@
-"""What may be averaged: scores by what they mean, and as matrices. `offrl.runs.results` re-exports all of it."""
+"""Comparable scores, which may be averaged: groups by what they measure, and matrices. `offrl.runs.results` re-exports all of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ENVIRONMENTS = (  # the first pattern that an environment's id matches says whi
 
 @dataclass(frozen=True)
 class Group:
-    """Data sets whose scores mean the same, as matrices for `offrl.statistics.aggregate`."""
+    """Datasets whose scores mean the same, as matrices for `offrl.statistics.aggregate`."""
 
     name: str  # "D4RL gym", ...
     datasets: tuple[str, ...]  # the columns: those that all of the algorithms below have final scores for
@@ -45,7 +45,7 @@ class Group:
 
     @property
     def seeds(self) -> int:
-        """The smallest number of runs of any algorithm on any data set."""
+        """The smallest number of runs of any algorithm on any dataset."""
         return min((int((x == x).sum(0).min()) for x in self.scores.values()), default=0)
 
 
@@ -55,10 +55,10 @@ def reference(score: Score) -> str:
 
 
 def group(score: Score) -> str:
-    """What a score may be averaged with: the scores of the same group. "" for a raw return, which is averaged with no other task's.
+    """The group of a score: the scores that it may be averaged with. "" for a raw return, which is averaged with no other task's.
 
     "D4RL gym", "D4RL antmaze", ... for D4RL's own names; "NeoRL-2"; "Minari mujoco", "Minari adroit", ...; any other data by its suite,
-    reference scores and family of tasks: "own files (D4RL references, gym)". A file that is called like a D4RL data set is own data.
+    reference scores and family of tasks: "own files (D4RL references, gym)". A file that is called like a D4RL dataset is own data.
     """
     whose = reference(score)
     return _group(score.dataset, score.env_id, score.suite, whose) if whose else ""
@@ -68,7 +68,7 @@ def group(score: Score) -> str:
 def _group(dataset: str, place: str, suite: str, whose: str) -> str:
     words = re.split(r"[/-]", dataset)
     known = lookup(dataset)
-    if known is not None and known.ref_label == whose:  # a benchmark's own data set, by its exact name
+    if known is not None and known.ref_label == whose:  # a benchmark's own dataset, by its exact name
         return f"D4RL {_FAMILIES.get(words[0], words[0])}" if whose == "D4RL" else whose
     if whose == "Minari":
         kind = words[1] if words[0] == "D4RL" and len(words) > 1 else words[0]
@@ -78,13 +78,13 @@ def _group(dataset: str, place: str, suite: str, whose: str) -> str:
 
 
 def groups(results: Results) -> tuple[list[Group], list[str]]:
-    """(matrices of final scores by group, lines that say why other data sets are in none).
+    """(matrices of final scores by group, lines that say why other datasets are in none).
 
-    An algorithm that has fewer than half of a group's data sets is left out; of the data sets those stay that all other algorithms have.
+    An algorithm that has fewer than half of a group's datasets is left out; of the datasets those stay that all other algorithms have.
     """
     import numpy as np
 
-    tables: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))  # group -> label -> data set
+    tables: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))  # group -> label -> dataset
     raw: dict[str, None] = {}
     why = []
     for cell in results.cells():
@@ -127,7 +127,7 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
 
 
 def settings_matrix(results: Results, dataset: str, algorithm: str) -> tuple[list[str], np.ndarray]:
-    """(labels, final scores [runs, settings] / 100, or returns where not all are normalised) of one algorithm's settings on a data set.
+    """(labels, final scores [runs, settings] / 100, or returns where not all are normalised) of one algorithm's settings on a dataset.
 
     What a grid or a search tried, for `offrl.statistics.aggregate.expected_online_performance`; NaN where a seed is missing.
     """

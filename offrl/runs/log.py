@@ -1,4 +1,4 @@
-"""What a run writes down and shows: metrics.jsonl, scores.csv, timing.jsonl, TensorBoard, a progress bar, the final table.
+"""Records and displays of a run: metrics.jsonl, scores.csv, timing.jsonl, TensorBoard, a progress bar, the final table.
 
 `metrics.jsonl` and `scores.csv` hold nothing that depends on the clock, so that a run that was killed and resumed ends with the same
 bytes as one that was not. Times and speeds go to `timing.jsonl`.
@@ -110,7 +110,7 @@ def _floats(values: Iterable[Any]) -> list[float | None]:
 
 
 def _cell(value: Any) -> str:
-    """A CSV cell; floats so that reading them back gives the same bits."""
+    """A CSV field; floats so that reading them back gives the same bits."""
     if value is None:
         return ""
     if isinstance(value, (str, Integral)) and not isinstance(value, bool):  # NumPy's integers are Integral, not int
@@ -266,7 +266,7 @@ class RunLog:
 
 
 class NoLog:
-    """What a process keeps that shares a run with the one that writes."""
+    """The log of a process that shares a run with the one that writes."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

@@ -197,7 +197,7 @@ class Reader:
 
     @staticmethod
     def _settings(run: SavedRun) -> dict[str, Any]:
-        """What decides a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
+        """The settings that decide a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
         identity = {k: v for k, v in complete(run.record["identity"]).items() if k not in ("seeds", "grid")}
         flat = {k: v for k, v in flatten(identity).items() if k not in _PLACES}
         return {**flat, "data.fingerprint": str(run.record["data"]["fingerprint"])[:12]}
@@ -219,7 +219,7 @@ class Reader:
         return config if isinstance(config, dict) else {}
 
     def _rows(self, path: Path, run: SavedRun) -> dict[tuple[int, int, str], dict[str, Any]]:
-        """(step, seed, cell of the grid) -> the whole rows of a scores.csv."""
+        """(step, seed, grid point) -> the complete rows of a scores.csv."""
         known = {(r.seed, r.cell) for r in run.replicas}
         rows: dict[tuple[int, int, str], dict[str, Any]] = {}
         bad = 0

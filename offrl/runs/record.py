@@ -53,7 +53,7 @@ def fit(config: TrainConfig, dataset: Dataset) -> TrainConfig:
 
 
 def directory(config: TrainConfig, dataset: Dataset) -> Path:
-    """Where a run belongs: a name given by hand, or one made of the algorithm, the data set and a hash of the settings.
+    """The directory of a run: a name given by hand, or one made of the algorithm, the dataset and a hash of the settings.
 
     The same command therefore finds its own run again.
     """
@@ -75,7 +75,7 @@ def prepare(
     """Check that `run_dir` is free or holds this very run, write its config and record, and return the mode of the step and how many
     replicas it trains as one program.
 
-    A resumed run keeps those that it began with, unless told otherwise: others round differently. Raises UserError when another run is
+    A resumed run keeps those that it began with, unless overridden: others round differently. Raises UserError when another run is
     there.
     """
     old = read_record(run_dir) if (run_dir / RECORD).exists() else None
@@ -120,7 +120,7 @@ def prepare(
 
 
 def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
-    """Raise UserError where starting anew would write over a stranger's files, or over a finished run that lost its checkpoints."""
+    """Raise UserError where starting anew would write over files that are no run's, or over a finished run that lost its checkpoints."""
     if known and (run_dir / "policies").exists() and not checkpoint.steps(run_dir):
         raise UserError(
             f"{run_dir} holds a finished run without checkpoints, and training anew would overwrite it; "
@@ -131,7 +131,7 @@ def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
 
 
 def change(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs between two identities, in words; an empty string when nothing does."""
+    """The differences between two identities, in words; an empty string when there are none."""
     grids = [grid_text(dict(settings.get("grid", []))) for settings in (old, new)]
     if grids[0] != grids[1]:
         return f"{grids[0]} there, {grids[1]} here"
@@ -159,7 +159,7 @@ def installed(package: str) -> str | None:
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """What `prepare` wrote about a run. Raises UserError when `run_dir` holds no run."""
+    """The record of a run that `prepare` wrote. Raises UserError when `run_dir` holds no run."""
     try:
         return json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -2,8 +2,8 @@
 
     results = collect(["runs/d4rl-gym", "runs/iql-hopper-medium-v2-0c350f"])
     write(results, "runs/d4rl-gym")              # results.csv, and results.parquet where pyarrow is installed
-    for cell in results.cells(): ...             # one data set, one algorithm with its settings: final scores by seed, what is missing
-    for group in groups(results)[0]: ...         # matrices for offrl.statistics.aggregate, of data sets whose scores mean the same
+    for cell in results.cells(): ...             # one dataset, one algorithm with its settings: final scores by seed, what is missing
+    for group in groups(results)[0]: ...         # matrices for offrl.statistics.aggregate, of datasets whose scores mean the same
 
 The headline is always the last evaluation of a run that reached its `steps`; a best evaluation is for showing beside it only.
 """
@@ -59,7 +59,7 @@ class Score:
     reference: str
     scored_by: str
     algorithm: str  # the run's label, which says nothing of its settings: see `Results.label`
-    settings: str  # 8 hex digits: hash of the settings that decide the result, without seeds; a grid's cell has that of a run like it
+    settings: str  # 8 hex digits: hash of the settings that decide the result, without seeds; a grid point has that of a run like it
     seed: int
     step: int
     episodes: int
@@ -72,12 +72,12 @@ class Score:
 
     @property
     def provenance(self) -> Provenance:
-        """Where and how it was measured."""
+        """The machine, versions and settings of the measurement."""
         return Provenance(self.env_id, self.packages, self.reference, self.scored_by)
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """(data set, algorithm, settings)."""
+        """(dataset, algorithm, settings)."""
         return self.dataset, self.algorithm, self.settings
 
     @property
@@ -91,11 +91,11 @@ COLUMNS = tuple(f.name for f in fields(Score))
 
 @dataclass(frozen=True)
 class Missing:
-    """A final score that was asked for and is not there. `seed` None: of the whole cell."""
+    """A final score that was planned and is missing. `seed` None: of the whole grid point."""
 
     dataset: str
     algorithm: str
-    settings: str  # "" where no run tells
+    settings: str  # "" where no run shows them
     seed: int | None
     run: str
     reason: str  # "failed: ...", "not started", "diverged ...", "unfinished: step 500 of 1,000", ...
@@ -103,7 +103,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Cell:
-    """One algorithm with its settings on one data set, over seeds."""
+    """One algorithm with its settings on one dataset, over seeds."""
 
     suite: str
     dataset: str
@@ -116,7 +116,7 @@ class Cell:
 
     @property
     def normalised(self) -> bool:
-        """Whether `value` of the scores is a normalised score rather than a return."""
+        """True where `value` of the scores is a normalised score rather than a return."""
         rows = self.scores or self.history
         return bool(rows) and all(s.normalised is not None for s in rows)
 
@@ -152,14 +152,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Results:
-    """What `collect` found."""
+    """The results of `collect`."""
 
     scores: list[Score]  # every evaluation; of runs that are the same, one
     runs: list[SavedRun] = field(default_factory=list)  # the run directories, the duplicates too
     problems: list[str] = field(default_factory=list)  # what a reader must know: damage, duplicates, unlike versions; one line each
     missing: list[Missing] = field(default_factory=list)
-    labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (data set, algorithm, settings) -> label
-    references: dict[tuple[str, str], float] = field(default_factory=dict)  # (data set, algorithm) -> a benchmark's own reference score
+    labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (dataset, algorithm, settings) -> label
+    references: dict[tuple[str, str], float] = field(default_factory=dict)  # (dataset, algorithm) -> a benchmark's own reference score
     reference_source: str = ""
 
     def label(self, row: Score | Missing) -> str:
@@ -177,7 +177,7 @@ class Results:
         return list(dict.fromkeys([*(s.dataset for s in self.scores), *(m.dataset for m in self.missing)]))
 
     def cells(self) -> list[Cell]:
-        """One for each data set and labelled algorithm, in the order found; those of which nothing was scored too."""
+        """One for each dataset and labelled algorithm, in the order found; those of which nothing was scored too."""
         rows: dict[tuple[str, str], list[Score]] = defaultdict(list)
         gone: dict[tuple[str, str], list[Missing]] = defaultdict(list)
         for s in self.scores:
@@ -238,7 +238,7 @@ def collect(paths: Sequence[str | Path]) -> Results:
 
 
 def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
-    """(the scores of one run for each data set, algorithm, settings and seed: the one that got furthest, lines that name the others)."""
+    """(the scores of one run for each dataset, algorithm, settings and seed: the one that got furthest, lines that name the others)."""
     by_seed: dict[tuple[Any, ...], dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
     for s in scores:
         who = (*s.key, s.seed)

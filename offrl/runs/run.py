@@ -41,12 +41,12 @@ class SavedRun:
 
     @property
     def acts(self) -> bool:
-        """Whether what was trained acts, and can be scored; a world model does not."""
+        """True for policies, which act and can be scored; a world model does not."""
         return bool(registry.get("algo", self.record["identity"]["algo"]["name"]).traits.policy_modules)
 
     @property
     def goal_conditioned(self) -> bool:
-        """Whether its policies act towards a goal."""
+        """True where its policies act towards a goal."""
         settings = self.record["identity"]["algo"]
         kind = registry.get("algo", settings["name"])
         known = {f.name for f in dataclasses.fields(kind.Config)}
@@ -140,7 +140,7 @@ class SavedRun:
     def results(self) -> list[Result]:
         """The last evaluation as rows of a table: one for each grid point, in the grid's order; none when nothing was scored.
 
-        Seeds that diverged are left out, unless all of a cell's did: they did not train to the end.
+        Seeds that diverged are left out, unless all of a grid point's did: they did not train to the end.
         """
         rows = self.scores and self.final_scores
         if not rows:

@@ -25,9 +25,9 @@ def interval_text(interval: Interval | None, digits: int = 1) -> str:
 
 
 def score_text(unit: str, values: Sequence[float], replicas: Sequence[Replica]) -> str:
-    """`score 62.1 [58.0, 66.2]` from one value per replica; in a grid the range of its cells' means: `score 12.1 .. 63.0 over 6 cells`.
+    """`score 62.1 [58.0, 66.2]` from one value per replica; in a grid the range of its points' means: `score 12.1 .. 63.0 over 6 cells`.
 
-    No cell is named: that would suggest the best one, and choosing it by its score uses the environment.
+    No grid point is named: that would suggest the best one, and choosing it by its score uses the environment.
     """
     cells = by_cell(replicas)
     if len(cells) == 1:
@@ -73,12 +73,12 @@ class Result:
     returns: Interval
     score: Interval | None = None  # normalised, when the task has reference scores
     success: Interval | None = None  # share of episodes, when the task has a notion of success
-    behaviour: float | None = None  # mean of the data set's own episodes: a score when `score` is given, else a return
-    values: Values = ()  # the cell of a grid that these seeds were trained in
+    behaviour: float | None = None  # mean of the dataset's own episodes: a score when `score` is given, else a return
+    values: Values = ()  # the grid point that these seeds were trained at
 
 
 def final_table(results: Sequence[Result], title: str = "") -> None:
-    """What a run ends with, one line for each cell of a grid. Columns that no row has a value for are left out."""
+    """The final table of a run, one line for each grid point. Columns that no row has a value for are left out."""
     unit = "score" if any(r.score for r in results) else "return"
     fields = dict.fromkeys(field for r in results for field, _ in r.values)
     columns: dict[str, list[str]] = {
@@ -97,7 +97,7 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
 
 
 def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any], values: Values = ()) -> Result:
-    """One row of the final table from the rows of one evaluation. `values`: the cell of the grid that all of them belong to."""
+    """One row of the final table from the rows of one evaluation. `values`: the grid point that all of them belong to."""
 
     def interval(key: str) -> tuple[float, float, float] | None:
         values = [r[key] for r in rows]
@@ -109,7 +109,7 @@ def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, 
 
 
 def behaviour(record: dict[str, Any], normalised: bool) -> float | None:
-    """The mean return, or score, of a run's data set as it was recorded; None where that is not known."""
+    """The mean return, or score, of a run's dataset as it was recorded; None where that is not known."""
     mean, task = record["data"].get("return_mean"), (record.get("spec") or {}).get("task") or {}
     if not isinstance(mean, (int, float)) or (normalised and (task.get("ref_min") is None or task.get("ref_max") is None)):
         return None

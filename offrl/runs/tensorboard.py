@@ -1,4 +1,4 @@
-"""What a run shows in TensorBoard: metrics and scores over updates, the spread of returns, and a row in the HPARAMS table."""
+"""A run in TensorBoard: metrics and scores over updates, the spread of returns, and a row in the HPARAMS table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from offrl.settings.replicas import Replica, by_cell, cell_name
 
 MOST_REPLICAS = 8  # with more than this only means are shown; metrics.jsonl always has every replica
-MOST_CELLS = 16  # of a grid: with more than this no means of single cells
+MOST_CELLS = 16  # of a grid: with more points than this no means of single ones
 
 
 class Board:
@@ -21,7 +21,7 @@ class Board:
     """
 
     def __init__(self, folder: Path, replicas: Sequence[Replica], purge_step: int) -> None:
-        """What was shown at `purge_step` and later, before the run was continued, is shown no more."""
+        """Open the event files; those of `purge_step` and later, from before the run was continued, are shown no more."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder
@@ -50,7 +50,7 @@ class Board:
             self.writer.flush()
 
     def hparams(self, step: int, settings: Mapping[str, Any], results: Mapping[str, Sequence[float | None]]) -> None:
-        """A row of the HPARAMS table for each cell of the grid: `settings`, its own values, and the means of `results` over seeds."""
+        """A row of the HPARAMS table for each grid point: `settings`, its own values, and the means of `results` over seeds."""
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 

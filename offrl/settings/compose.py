@@ -276,7 +276,7 @@ def _hydra(dataset: str, algo: str, schema: type) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML knows, from what Python callers pass: NumPy numbers and arrays, ranges, tuples, paths."""
+    """The YAML value of an object that Python callers pass: NumPy numbers and arrays, ranges, tuples, paths."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple, range)):

@@ -1,4 +1,4 @@
-"""The settings that say which data set is used and how it is prepared. Imports no torch, so that `offrl --help` stays fast."""
+"""The settings that say which dataset is used and how it is prepared. Imports no torch, so that `offrl --help` stays fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTING = ("none", "return", "advantage", "top")
 
 @dataclass
 class DatasetConfig:
-    """One data set. Everything below `name` has a default that leaves the data as they are."""
+    """One dataset. Everything below `name` has a default that leaves the data as they are."""
 
     # Settings of `apply_transforms`: what is done after the columns are assembled.
     TRANSFORMS: ClassVar[tuple[str, ...]] = (

@@ -1,4 +1,4 @@
-"""What tells runs of one algorithm apart: flat settings, their hash and difference, labels for readers. Imports nothing heavy."""
+"""Differences between runs of one algorithm: flat settings, their hash and difference, labels for readers. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any], *, everything: bool =
 
 
 def _knows(flat: Mapping[str, Any], name: str) -> bool:
-    """Whether there is such a setting, or could be: `dataset.fields.actions` where `dataset.fields` is empty."""
+    """True where there is such a setting, or could be: `dataset.fields.actions` where `dataset.fields` is empty."""
     parts = name.split(".")
     return name in flat or any(flat.get(".".join(parts[:n])) == {} for n in range(1, len(parts)))
 
@@ -75,13 +75,13 @@ def value_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Variant:
-    """One algorithm with one set of settings on one data set."""
+    """One algorithm with one set of settings on one dataset."""
 
     dataset: str
     algorithm: str
     settings: str  # the hash
     flat: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what decides the result, where it is known
-    given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the part of it that the user asked for, in place of defaults
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the part of it that the user set, in place of defaults
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -89,14 +89,14 @@ class Variant:
 
 
 def labels(variants: Sequence[Variant]) -> dict[tuple[str, str, str], str]:
-    """{(data set, algorithm, settings hash): a label that no other variant on that data set has}.
+    """{(dataset, algorithm, settings hash): a label that no other variant on that dataset has}.
 
-    An algorithm's own name where all its runs were asked for with the same settings; else what was asked for differently stands behind it:
-    `iql` and `iql (temperature=5)`. Settings that differ between data sets because their defaults do (configs/experiment) do not show.
-    Where what was asked for does not tell two runs apart, what differs does: `iql (expectile=0.7)` and `iql (expectile=0.8)`.
+    An algorithm's own name where the user set the same settings for all its runs; else those that differ stand behind it:
+    `iql` and `iql (temperature=5)`. Settings that differ between datasets because their defaults do (configs/experiment) do not show.
+    Where those do not distinguish two runs, all that differ do: `iql (expectile=0.7)` and `iql (expectile=0.8)`.
     """
     merged: dict[tuple[str, str, str], Variant] = {}
-    for v in variants:  # the same settings may have been asked for in full once and left to the defaults elsewhere
+    for v in variants:  # the same settings may have been given in full once and left to the defaults elsewhere
         if v.key not in merged or len(v.given) < len(merged[v.key].given):
             merged[v.key] = v
     by_algorithm: dict[str, list[Variant]] = defaultdict(list)

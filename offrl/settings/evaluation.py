@@ -12,7 +12,7 @@ MOST_WORKERS = 8
 
 @dataclass
 class EvalConfig:
-    """How a trained policy is scored in its environment."""
+    """Settings of the evaluation of a trained policy in its environment."""
 
     every: int | None = setting(None, "updates between evaluations; null: a few evenly spaced ones; 0: only at the end", low=0)
     episodes: int = setting(10, "episodes of each seed at each evaluation", low=1)
@@ -29,10 +29,10 @@ class EvalConfig:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_count(config: EvalConfig) -> int:
-    """How many processes evaluate beside training."""
+    """The number of processes that evaluate beside training."""
     return min(MOST_WORKERS, cores() // 2) if config.workers is None else config.workers

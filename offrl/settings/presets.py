@@ -1,4 +1,4 @@
-"""The YAML files under `configs/`: algorithms by name, and the published settings of an algorithm for a data set."""
+"""The YAML files under `configs/`: algorithms by name, and the published settings of an algorithm for a dataset."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def choose_experiment(algo: str, dataset: str, name: str) -> str:
 
 
 def find_experiment(algo: str, dataset: str) -> str:
-    """The experiment of `algo` whose patterns fit the data set's name best (the longest pattern), or "none".
+    """The experiment of `algo` whose patterns fit the dataset's name best (the longest pattern), or "none".
 
     Those are the patterns under `match` in the experiment's file, or else those of its file's name in configs/experiment/match.yaml.
     A file configs/algo/NAME.yaml that says `experiment: none` takes none of its algorithm's.
@@ -49,11 +49,11 @@ def find_experiment(algo: str, dataset: str) -> str:
 
 
 def experiment_settings(experiment: str, dataset: str) -> tuple[list[str], dict[str, Any]]:
-    """([the pattern of the row that is for the data set] or [], {name: value}) of an experiment.
+    """([the pattern of the row that is for the dataset] or [], {name: value}) of an experiment.
 
-    A file's `per: {pattern: {name: value}}` has rows for single data sets: of those that fit, the one with the longest pattern goes on
-    top of the file's other settings. Raises UserError where an experiment that is only used when asked for has rows and none for this
-    data set.
+    A file's `per: {pattern: {name: value}}` has rows for single datasets: of those that fit, the one with the longest pattern goes on
+    top of the file's other settings. Raises UserError where an experiment that is only used when named has rows and none for this
+    dataset.
     """
     if experiment == "none":
         return [], {}
@@ -68,7 +68,7 @@ def experiment_settings(experiment: str, dataset: str) -> tuple[list[str], dict[
 
 @functools.cache  # a benchmark asks for each of its cells
 def _experiment_file(experiment: str) -> tuple[list[str], dict[str, Any], dict[str, dict[str, Any]]]:
-    """(patterns of the data sets that it is for by itself, settings, rows of settings for single data sets)."""
+    """(patterns of the datasets that it is for by itself, settings, rows of settings for single datasets)."""
     values = read_yaml(config_folder() / "experiment" / f"{experiment}.yaml")
     shared = read_yaml(config_folder() / "experiment" / "match.yaml")
     patterns = values.pop("match", shared.get(experiment.partition("/")[2], []))
@@ -76,7 +76,7 @@ def _experiment_file(experiment: str) -> tuple[list[str], dict[str, Any], dict[s
 
 
 def _fitting(dataset: str, patterns: Iterable[str]) -> str | None:
-    """The longest of the patterns that a data set's name fits, without its path, suffix, source and spelling."""
+    """The longest of the patterns that a dataset's name fits, without its path, suffix, source and spelling."""
     name = SUFFIX.sub("", Path(dataset).name) if SUFFIX.search(dataset) else re.sub(r"(.*[/:])?(D4RL|mujoco|offrl)/", "", dataset)
     name = re.sub(r"[/_]", "-", name.removeprefix("d4rl:").removeprefix("minari:")).lower()
     return max((p for p in patterns if fnmatch.fnmatchcase(name, p)), key=len, default=None)
@@ -111,7 +111,7 @@ def config_folder() -> Path:
 
 @functools.cache
 def _algorithm_file(algo: str) -> dict[str, Any]:
-    """What configs/algo says about an algorithm; nothing of a plugin's."""
+    """The file of configs/algo about an algorithm; empty for a plugin's."""
     return read_yaml(config_folder() / "algo" / f"{algo}.yaml") if algo in config_names("algo") else {}
 
 

@@ -28,7 +28,7 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     experiment: str = setting("auto", "per-data-set settings from configs/experiment: auto (by data set), none, or algo/name")
-    match: list[str] = field(default_factory=list)  # set by an experiment: patterns of the data sets' names that it is for
+    match: list[str] = field(default_factory=list)  # set by an experiment: patterns of the datasets' names that it is for
     seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds; all train at once")
     grid: dict[str, Any] = setting(
         {}, "values to train side by side, every combination with every seed: grid.temperature=[1,3,10] grid.expectile=[0.7,0.9]"
@@ -65,7 +65,7 @@ class TrainConfig:
     resume: str | None = setting(None, "a run directory to continue")
     config: str | None = setting(None, "a YAML file of settings; those on the command line win")
     quiet: bool = setting(False, "print the final table only (also --quiet)")
-    given: dict[str, Any] = field(default_factory=dict)  # what was asked for, before defaults; for the runs of `compare`
+    given: dict[str, Any] = field(default_factory=dict)  # as the user gave it, before defaults; for the runs of `compare`
 
 
 MOST_SEEDS = 10_000  # replicas, where there is a grid

@@ -38,7 +38,7 @@ def _onednn() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _onednn_is_exact() -> bool:
-    """Whether routing float32 products to oneDNN keeps float32 accuracy on this machine.
+    """True where routing float32 products to oneDNN keeps float32 accuracy on this machine.
 
     The switch that routes them there also permits bfloat16 arithmetic, which CPUs with AMX would use: so the CPU's flags are looked at
     first, and a product's error after.
@@ -63,7 +63,7 @@ def _onednn_is_exact() -> bool:
 
 
 def configure(device: torch.device, threads: int, precision: str = "float32") -> str:
-    """Set up arithmetic for a run on `device`; returns one line for the log. TF32 and bfloat16 are off unless asked for.
+    """Set up arithmetic for a run on `device`; returns one line for the log. TF32 and bfloat16 are off unless requested.
 
     bf16 itself is switched on where the step runs. Raises UserError for tf32 where there is none.
     """
@@ -100,7 +100,7 @@ def default_products() -> Iterator[None]:
 
 
 def attention(device: torch.device, keys: int) -> contextlib.AbstractContextManager[None]:
-    """Fused or plain attention to so many tokens, whichever is the faster: each small product inside the fused kernel is a call of
+    """Fused or plain attention to `keys` tokens, whichever is the faster: each small product inside the fused kernel is a call of
     oneDNN's. For 76 tokens in four heads of 16 that is four times slower than plain products of whole batches.
     """
     if device.type == "cpu" and keys <= SHORT and getattr(_onednn(), "fp32_precision", None) == "bf16":
@@ -141,7 +141,7 @@ def seal_compiled() -> None:
 
 
 def _sound(code: Path) -> bool:
-    """Whether a library is what `seal_compiled` saw, or, where it saw nothing, whether its writing came to an end."""
+    """True for a library as `seal_compiled` saw it, or, where it saw none, for one whose writing came to an end."""
     try:
         content = code.read_bytes()
         seal = code.with_suffix(SEAL)
@@ -153,7 +153,7 @@ def _sound(code: Path) -> bool:
 
 
 def _whole(library: bytes) -> bool:
-    """Whether its end is there: the table of sections (of ELF; elsewhere nobody knows)."""
+    """True where the end of the file is there: the table of sections (of ELF; elsewhere nobody knows)."""
     if sys.platform != "linux":
         return True
     if not library.startswith(b"\x7fELF") or len(library) < 64:
@@ -163,7 +163,7 @@ def _whole(library: bytes) -> bool:
 
 
 def _is_own(folder: str) -> bool:
-    """Whether `cache_compiled` chose this folder, here or in the process that started this one."""
+    """True where `cache_compiled` chose this folder, here or in the process that started this one."""
     return Path(folder).parent == cache_dir(None) / "compiled"
 
 
@@ -181,7 +181,7 @@ def _vectors() -> str:
 
 @functools.lru_cache
 def _machine() -> list[str]:
-    """What compiled code depends on besides the program: versions, compiler, processor, GPU."""
+    """The dependencies of compiled code besides the program: versions, compiler, processor, GPU."""
     compiler = os.environ.get("CXX") or next((c for c in ("g++", "c++", "clang++") if shutil.which(c)), "none")
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20)
@@ -252,7 +252,7 @@ def overwrite(olds: list[Tensor], news: list[Tensor]) -> None:
 
 
 def move(source: Any, device: torch.device) -> Any:
-    """What a sampler prepared, on another device: dataclasses and containers with the tensors in them moved."""
+    """The prepared source of a sampler on another device: dataclasses and containers with the tensors in them moved."""
     if isinstance(source, torch.Tensor):
         return source.to(device)
     if dataclasses.is_dataclass(source) and not isinstance(source, type):

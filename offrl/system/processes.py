@@ -82,7 +82,7 @@ def attend(link: Connection, urgent: Callable[[Any], bool] = lambda message: Fal
 
 
 def ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process whose pipe closed has ended, in words: "ended with status 3", "was killed by SIGKILL (...)"."""
+    """The end of a process whose pipe closed, in words: "ended with status 3", "was killed by SIGKILL (...)"."""
     try:
         status = process.wait(2.0)
     except subprocess.TimeoutExpired:

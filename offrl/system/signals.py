@@ -36,7 +36,7 @@ def terminable() -> Iterator[None]:
 
 
 def heeded(number: int) -> bool:
-    """Whether a signal is to be handled: not where it is ignored, or handled by code that is not Python's."""
+    """True where a signal is to be handled: not where it is ignored, or handled by code that is not Python's."""
     return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 

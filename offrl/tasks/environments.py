@@ -29,7 +29,7 @@ ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandRea
 
 
 def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> Task | None:
-    """The task to evaluate in under `eval.env`: the data set's own, none at all, or the data set's scores in another environment.
+    """The task to evaluate in under `eval.env`: the dataset's own, none at all, or the dataset's scores in another environment.
 
     goals: for policies that act towards a goal; see `towards_goals`.
     """
@@ -51,7 +51,7 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
 def towards_goals(task: Task) -> Task:
     """The task for policies that act towards a goal: an episode is of one goal, and counts where it gets there.
 
-    gymnasium-robotics' mazes go on after the goal is reached unless they are told otherwise, some with another goal. Reference scores are
+    gymnasium-robotics' mazes go on after the goal is reached unless set otherwise, some with another goal. Reference scores are
     returns of such episodes, which these are not.
     """
     arguments = dict(task.env_kwargs)

@@ -1,4 +1,4 @@
-"""What a data set's task is: the environment that scores a policy, and the reference scores that normalise its return."""
+"""The task of a dataset: the environment that scores a policy, and the reference scores that normalise its return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offrl import registry
 class Task:
     """An environment and what its scores mean. A number without these labels cannot be compared."""
 
-    name: str  # the data set's or task's name, e.g. "hopper-medium-v2"
+    name: str  # the dataset's or task's name, e.g. "hopper-medium-v2"
     env_id: str | None = None  # Gymnasium id; None: nothing to evaluate in
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     env_factory: Callable[[], Any] | None = None  # used instead of env_id when given
@@ -24,7 +24,7 @@ class Task:
     observation_keys: tuple[str, ...] = ()  # Dict observations: which entries, in this order, make the flat observation
     observation_dim: int | None = None  # of the flat observation, to check data against
     action_dim: int | None = None
-    url: str | None = None  # where the data set is downloaded from
+    url: str | None = None  # where the dataset is downloaded from
     starts: tuple[dict[str, Any], ...] = ()  # options of `reset`, taken in turn by the episodes: tasks within the task, such as goals
     scored_by: str = "return"  # what a score is made of: the return, or "success": 100 times the share of episodes that succeed
     note: str = ""  # how the environment differs from the one the data or the reference scores come from
@@ -43,7 +43,7 @@ class Task:
 
 
 def lookup(name: str) -> Task | None:
-    """The task of a data set's exact name, from the registered tables, or None."""
+    """The task of a dataset's exact name, from the registered tables, or None."""
     for table in registry.names("task").values():
         task = table(name)
         if task is not None:
@@ -56,5 +56,5 @@ def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Ta
     if task is None:
         return Task(name=name, env_factory=factory)
     keys = task.observation_keys
-    kept = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals are told apart, as the data have them
+    kept = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals stay separate, as the data have them
     return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=kept)

@@ -33,7 +33,7 @@ class Checkpoints:
     """The checkpoints of a run directory, written and read."""
 
     def __init__(self, run_dir: Path, keep: int, algorithm: str, replicas: Sequence[Replica]) -> None:
-        """keep: the newest so many stay, all of them with 0. algorithm: its name."""
+        """keep: how many of the newest stay, all of them with 0. algorithm: its name."""
         self.run_dir, self.keep = run_dir, keep
         self.identity = {"algorithm": algorithm, "seeds": [r.seed for r in replicas]}
 

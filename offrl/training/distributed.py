@@ -29,7 +29,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and evaluates."""
+        """True for the process that writes files and evaluates."""
         return self.rank == 0
 
 

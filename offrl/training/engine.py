@@ -1,4 +1,4 @@
-"""What trains a run's replicas between two looks of the loop: in this process, or spread over worker processes
+"""Training of a run's replicas between two stops of the loop: in this process, or spread over worker processes
 (`offrl.training.workers`)."""
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SLICE_SECONDS = 0.5  # the longest that an interrupt waits
 
 @dataclass(frozen=True)
 class Plan:
-    """What a process needs to train some replicas, besides the data."""
+    """Everything but the data that a process needs to train some replicas."""
 
     algorithm: Algorithm
     batch_size: int
     mode: str  # of the step
     precision: str
-    group: int  # at most so many replicas in one program
+    group: int  # the most replicas in one program
     world: World = World()  # noqa: RUF009 - frozen
 
 
@@ -113,7 +113,7 @@ class Slices:
 
 
 def group_sizes(replicas: int, largest: int) -> list[int]:
-    """How many replicas each program trains: as few programs as `largest` allows, of sizes that differ by one at most."""
+    """The number of replicas that each program trains: as few programs as `largest` allows, of sizes that differ by one at most."""
     programs = -(-replicas // largest)
     small, more = divmod(replicas, programs)
     return [small + 1] * more + [small] * (programs - more)

@@ -50,7 +50,7 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
                 step.run(state, {}, algorithm.every, algorithm.traits.period)
     except UserError:
         raise
-    except Exception as error:  # whatever a stranger's update does with a number that is now a tensor
+    except Exception as error:  # whatever a third-party update does with a number that is now a tensor
         names = " or ".join(f"grid.{name}" for name in values)
         raise UserError(
             f"{names}: the update of {plan.algorithm.config.name} cannot take a value of its own for each replica "
@@ -63,6 +63,6 @@ def try_update(plan: Plan, source: Any, replicas: Sequence[Replica], device: tor
 
 
 def _begins_with(algorithm: Algorithm, name: str, column: Sequence[float]) -> bool:
-    """Whether the state before the first update depends on a setting, as it does on the first value of a weight that is learnt."""
+    """True where the state before the first update depends on a setting, as it does on the first value of a weight that is learnt."""
     states = [pytree.tree_leaves(with_settings(algorithm, {name: value}).init(0)) for value in (min(column), max(column))]
     return not all(map(torch.equal, *states))

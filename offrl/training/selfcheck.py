@@ -25,7 +25,7 @@ from offrl.training.stages import ready
 
 SEEDS = 8  # tried side by side
 TRIED = 20  # updates that are compared; a multiple of every algorithm's period
-SAME = 1e-4  # relative difference of a module that is rounding. It moves them by 1e-5 in so many updates of IQL, another batch by 5e-3
+SAME = 1e-4  # relative difference of a module that is rounding. It moves them by 1e-5 in as many updates of IQL, another batch by 5e-3
 
 
 class SelfCheck:

@@ -119,13 +119,13 @@ class Session:
         return min(self.config.steps, *marks)
 
     def due(self, every: int) -> bool:
-        """Whether something that happens every so many updates, and at the end, happens now."""
+        """True at a multiple of `every` updates, and at the end."""
         return self.step % every == 0 or self.step == self.end
 
     def finished(self) -> bool:
-        """Whether the algorithm says of every replica that is trained that it needs no more updates."""
+        """True where the algorithm needs no more updates of any replica that is trained."""
         if type(self.algorithm).finished is Algorithm.finished:
-            return False  # not asked: the replicas may be in other processes
+            return False  # without a query: the replicas may be in other processes
         flags = self.engine.finished()
         return flags is not None and bool((flags | ~self.alive).all())
 
@@ -143,7 +143,7 @@ class Session:
         return self.config.steps if end is None else min(end, self.config.steps)
 
     def interrupted(self) -> Interrupted:
-        """The exception that ends a run that was told to stop."""
+        """The exception that ends a run after a request to stop."""
         return Interrupted(f"stopped at step {self.step:,}; all is saved in {self.run_dir}: the same command continues")
 
     # ---- metrics, policies, checkpoints

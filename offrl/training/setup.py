@@ -181,13 +181,13 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
 
 
 def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool) -> list[torch.device]:
-    """Where the replicas train, a process each; one device alone is this process."""
+    """The devices on which the replicas train, a process each; one device alone is this process."""
     if many == 1 or mapped or distributed.world().size > 1:
         return [device]
     if device.type == "cpu":
         free = cores() // config.threads if config.steps >= PAYS_FROM else 1  # starting processes takes seconds
         return [device] * max(1, min(many, config.workers or free))
-    if device.index is not None:  # this GPU was asked for
+    if device.index is not None:  # this GPU was chosen
         return [device]
     there = torch.cuda.device_count()
     if config.workers is not None and config.workers > there:
@@ -199,7 +199,7 @@ def training_devices(config: TrainConfig, device: torch.device, many: int, mappe
 def choose_mode(compile: str, device: torch.device, steps: int, algorithm: Algorithm | type[Algorithm] = Algorithm) -> str:
     """Resolve compile=auto|eager|cudagraph|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph.
 
-    Language models run eagerly: their sequences have many lengths. Raises UserError where what was asked for cannot be.
+    Language models run eagerly: their sequences have many lengths. Raises UserError where the mode requested is impossible.
     """
     if algorithm.traits.text:
         if compile == "compiled":
@@ -244,7 +244,7 @@ def no_triton(device: str) -> str | None:
 
 
 def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: torch.device) -> int:
-    """How many replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler prepared, there.
+    """The number of replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler prepared, there.
 
     Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
     """

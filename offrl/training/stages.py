@@ -97,8 +97,10 @@ def _finished(run_dir: Path, requirement: Requirement) -> bool:
 
 
 def load(path: str | Path, spec: DataSpec, name: str, requirement: Requirement) -> Any:
-    """What the setting `name` names, for data of `spec`: of a run the replicas that did not diverge. Raises UserError where there is none,
-    or for data of other shapes, another normalisation, or rewards in other units where that matters."""
+    """The prerequisite that the setting `name` names, for data of `spec`: of a run the replicas that did not diverge.
+
+    Raises UserError where there is none, or for data of other shapes, another normalisation, or rewards in other units where that matters.
+    """
     found = load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
     requirement.check(found)
     return found

@@ -73,7 +73,7 @@ class Step:
 
     @property
     def mode(self) -> str:
-        """How the updates of a whole pattern run: as `make_step` was told, or without compilation where that went wrong."""
+        """The execution of a whole pattern of updates: as given to `make_step`, or without compilation where that failed."""
         return "eager" if self.program is None else self.program.mode
 
     def _configure(self, values: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ class Step:
         """`count` updates from update number `step`; returns the new state and `sums` with each metric [N] of each update added.
 
         The memory of what is handed in may be used for what comes out. The sums are carried along, not added up per call, so that where a
-        run was interrupted does not show in their last bits. `slot` tells states apart that take turns in one step: each keeps its own
+        run was interrupted does not show in their last bits. `slot` separates states that take turns in one step: each keeps its own
         CUDA graph. `hyper`: in place of the step's own.
         """
         hyper = self.hyper if hyper is None else hyper
@@ -218,7 +218,7 @@ def make_step(
 ) -> Step:
     """The training step of `algorithm` for `replicas` seeds at once.
 
-    source: what the algorithm's sampler prepared from the data set, on the device. batches: instead of sampling inside the step, take
+    source: what the algorithm's sampler prepared from the dataset, on the device. batches: instead of sampling inside the step, take
     the batches from here (the same ones: a sampler is a pure function of the key). mode: as `choose_mode` returns. hyper: settings of the
     algorithm's config that differ between replicas, float32 [N] each. precision: float32 or bf16 (autocast). world: the processes that
     share the batch of a single replica; the mode is then eager. pool: of memory that this step's CUDA graphs share with those of steps that

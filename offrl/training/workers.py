@@ -159,7 +159,7 @@ def _tensors(tree: Any) -> Any:
 
 
 def work(descriptor: int) -> None:
-    """What a worker process does, until its pipe closes or its parent is gone."""
+    """The loop of a worker process, until its pipe closes or its parent is gone."""
     link = Connection(descriptor)
     inbox = processes.attend(link)
 

@@ -25,7 +25,7 @@ _SUFFIXES = (".hdf5", ".h5", ".npz", ".parquet", ".npy", ".pq", ".hdf", ".jsonl"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set was found."""
+    """The location of a dataset."""
 
     kind: str  # builtin | d4rl | minari | ogbench | d3rlpy | columns | padded | text | registered
     name: str
@@ -36,11 +36,11 @@ class Source:
 
     @property
     def text(self) -> bool:
-        """Whether the data are texts: `load_text` reads them, and `read_raw` does not."""
+        """True where the data are texts: `load_text` reads them, and `read_raw` does not."""
         return self.kind == "text" or (self.kind == "minari" and self.path is not None and minari_text.is_text(self.path))
 
     def identity(self) -> list[Any]:
-        """What changes when a file changes: paths, sizes and times of the last change. For the keys of the caches."""
+        """A state that changes with any file: paths, sizes and times of the last change. For the keys of the caches."""
         if self.path is None:
             return [self.kind, self.name]
         files = minari.files(self.path) if self.kind == "minari" else [self.path]
@@ -91,7 +91,7 @@ def _known_names() -> list[str]:
 
 
 def _data_files(folder: Path) -> list[str]:
-    """The names of files in a folder that are data sets by their names."""
+    """The names of files in a folder that are datasets by their names."""
     return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES or p.name.endswith(".jsonl.gz"))
 
 
@@ -193,11 +193,11 @@ def read_raw(
 
 
 def _set_range(raw: RawData, config: DatasetConfig) -> None:
-    """What is known of the action range before looking at the data: the user's word, or D4RL's convention that it is [-1, 1]."""
+    """Set the action range as far as it is known without the data: the user's word, or D4RL's convention that it is [-1, 1]."""
     if config.action_low:
         low, high = config.action_low, config.action_high
         raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
     elif raw.action_low is None and raw.source in ("d4rl", "builtin"):
         ours = raw.task is None or not raw.task.env_id or raw.task.ref_label in ("D4RL", "offrl")
-        if ours:  # another environment's range is asked of that environment
+        if ours:  # another environment's range is that environment's own
             raw.action_low, raw.action_high = -1.0, 1.0

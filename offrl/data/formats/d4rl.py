@@ -28,7 +28,7 @@ OPTIONAL = {"truncations": "timeouts", "next_observations": "next_observations",
 
 
 def locate(task: Task, config: DatasetConfig) -> Path:
-    """The file of a D4RL data set: where the d4rl package keeps it, in our cache, or downloaded to there."""
+    """The file of a D4RL dataset: where the d4rl package keeps it, in our cache, or downloaded to there."""
     name = str(task.url).rsplit("/", 1)[1]
     for folder in (os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"):
         if folder and (Path(folder).expanduser() / name).is_file():
@@ -48,7 +48,7 @@ def verify(path: Path) -> None:
 
 
 def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = None) -> RawData:
-    """A file in D4RL's layout. `task` when it was asked for by name; else it is the file's own, or guessed from its metadata and name."""
+    """A file in D4RL's layout. `task` when it was named; else it is the file's own, or guessed from its metadata and name."""
     columns = {}
     with open_hdf5(path) as file:
         items = hdf5_keys(file)
@@ -103,7 +103,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
 
 
 def record_of(items: dict[str, Any], path: Path) -> Record | None:
-    """What offrl recorded when it wrote the file; None for other programs' files."""
+    """The record that offrl made when it wrote the file; None for other programs' files."""
     if RECORD not in items:
         return None
     try:
@@ -114,7 +114,7 @@ def record_of(items: dict[str, Any], path: Path) -> Record | None:
 
 
 def _about(items: dict[str, Any]) -> dict[str, Any]:
-    """What lies under metadata/: text and single numbers by their names, arrays (D4RL's policies) with the prefix."""
+    """The contents of metadata/: text and single numbers by their names, arrays (D4RL's policies) with the prefix."""
     words = {"algorithm": "algorithm_name"}
     about: dict[str, Any] = {}
     for key, item in items.items():

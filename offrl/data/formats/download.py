@@ -29,7 +29,7 @@ def fetch(
 ) -> Path:
     """The file of `url` in `folder`, downloaded unless it is there.
 
-    check: raises UserError when the file is not what it should be. mirror: a URL prefix or a folder that is asked instead of `url`'s server
+    check: raises UserError when the file is not what it should be. mirror: a URL prefix or a folder that serves instead of `url`'s server
     (default $OFFRL_MIRROR). Raises UserError when the file cannot be had; what was downloaded so far stays, and the next call continues.
     """
     name = url.rsplit("/", 1)[1]

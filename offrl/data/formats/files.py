@@ -43,7 +43,7 @@ def file_type(path: Path) -> str:
 
 
 def _objects(path: Path) -> bool:
-    """Whether a .npy file holds Python objects, by its header."""
+    """True where a .npy file holds Python objects, by its header."""
     try:
         return bool(np.load(path, mmap_mode="r", allow_pickle=False).dtype.hasobject)
     except ValueError:  # NumPy maps no objects

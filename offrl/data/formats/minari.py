@@ -1,4 +1,4 @@
-"""Minari data sets, by id or folder, read straight from their storage: whole episodes at a time, into preallocated arrays."""
+"""Minari datasets, by id or folder, read straight from their storage: whole episodes at a time, into preallocated arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_ABOUT = ("total_episodes", "total_steps", "dataset_size", "data_format", "jp
 
 
 def root() -> Path:
-    """Where Minari keeps data sets: $MINARI_DATASETS_PATH or ~/.minari/datasets."""
+    """The folder of Minari's datasets: $MINARI_DATASETS_PATH or ~/.minari/datasets."""
     return Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
 
 
@@ -39,7 +39,7 @@ def installed() -> list[str]:
 
 
 def locate(name: str) -> Path:
-    """The folder of the data set `name`, downloaded with Minari's own client when it is not there. Raises UserError if it cannot be had."""
+    """The folder of the dataset `name`, downloaded with Minari's own client when it is not there. Raises UserError if it cannot be had."""
     if not ID.fullmatch(name):
         raise UserError(f"'{name}' is no Minari id; one looks like D4RL/door/human-v2.{nearest(name, installed())}")
     folder = root() / name
@@ -75,7 +75,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def data_folder(path: Path) -> Path | None:
-    """The folder with metadata.json for a path that is a Minari data set, its data folder or its main_data.hdf5; else None."""
+    """The folder with metadata.json for a path that is a Minari dataset, its data folder or its main_data.hdf5; else None."""
     for candidate in (path / "data", path, path.parent):
         if (candidate / "metadata.json").is_file() and "action_space" in (candidate / "metadata.json").read_text(errors="replace"):
             return candidate
@@ -83,7 +83,7 @@ def data_folder(path: Path) -> Path | None:
 
 
 def files(path: Path) -> list[Path]:
-    """The files of the data set at `path`, for which `data_folder` finds a folder."""
+    """The files of the dataset at `path`, for which `data_folder` finds a folder."""
     folder = data_folder(path)
     assert folder is not None
     if (folder / "main_data.hdf5").is_file():
@@ -93,7 +93,7 @@ def files(path: Path) -> list[Path]:
 
 
 def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with_actions: bool = True) -> RawData:
-    """The data set in the folder `path`. Without actions their column is zeros, whether or not there are any."""
+    """The dataset in the folder `path`. Without actions their column is zeros, whether or not there are any."""
     folder = data_folder(path)
     if folder is None:
         raise UserError(f"{path} holds no Minari data set (no data/metadata.json)")
@@ -133,7 +133,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
 
 
 def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
-    """What offrl recorded when it wrote the data set; None for other programs' data sets."""
+    """The record that offrl made when it wrote the dataset; None for other programs' datasets."""
     if RECORD not in meta:
         return None
     try:

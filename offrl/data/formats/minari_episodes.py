@@ -1,4 +1,4 @@
-"""The episodes of a Minari data set, read straight from HDF5 or Arrow files into preallocated arrays."""
+"""The episodes of a Minari dataset, read straight from HDF5 or Arrow files into preallocated arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which infos the episodes of a Minari data set have in common."""
+"""Which infos the episodes of a Minari dataset have in common."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _hdf5_infos(path: Path) -> list[str]:
 
 
 def _arrow_infos(folder: Path) -> list[str]:
-    """All episodes have the types that `info_leaves` asks for; lists of uneven lengths are found when they are read."""
+    """The infos that all episodes have, with one type that `info_leaves` can read; lists of uneven lengths are found on reading."""
     try:
         import pyarrow as pa
         import pyarrow.dataset as ds

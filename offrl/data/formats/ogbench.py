@@ -29,7 +29,7 @@ XY_FIRST = ("pointmaze", "antmaze")  # whose observations begin as `qpos` does
 
 
 def locate(name: str, config: DatasetConfig) -> Path:
-    """The file of an OGBench data set: where the ogbench package keeps it, in our cache, or downloaded to there. Of a single task's data
+    """The file of an OGBench dataset: where the ogbench package keeps it, in our cache, or downloaded to there. Of a single task's data
     too it is the one without rewards."""
     name = SINGLE.sub("", name)
     for folder in (os.environ.get("OGBENCH_DATASET_DIR"), "~/.ogbench/data"):

@@ -29,19 +29,19 @@ _WANTED = ("observations", "actions", "rewards", *MASKS, *(n for names in FLAGS.
 
 
 def padded(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether arrays of these shapes are padded rollouts."""
+    """True where arrays of these shapes are padded rollouts."""
     masks = next((shapes[name] for name in MASKS if name in shapes), ())
     observations = shapes.get("observations", ())
     return len(observations) >= 3 and len(masks) >= 2 and tuple(masks[:2]) == tuple(observations[:2]) and tuple(masks[2:]) in ((), (1,))
 
 
 def padded_parquet(names: list[str]) -> bool:
-    """Whether a Parquet file with these columns is one of ImagineBench's."""
+    """True where a Parquet file with these columns is one of ImagineBench's."""
     return "row_index" in names and {"observations_data", "observations_dtype", "observations_shape"} <= set(names)
 
 
 def is_padded(path: Path, kind: str) -> bool:
-    """Whether a file of the kind hdf5, npz or parquet holds padded rollouts."""
+    """True where a file of the kind hdf5, npz or parquet holds padded rollouts."""
     if kind == "npz":
         return padded({name: shape for name, (shape, _) in Npz(path).shapes.items()})
     if kind == "hdf5":

@@ -45,7 +45,7 @@ def placing(place: Path) -> Iterator[Path]:
 
 
 def destination(target: str | Path, form: str, given: str = "", force: bool = False) -> tuple[Path, str]:
-    """Where to write, and the id of a Minari data set (`given`: the id of one in a folder of its own).
+    """The path to write to, and the id of a Minari dataset (`given`: the id of one in a folder of its own).
 
     Raises UserError where `target` does not fit `form`, or where something stands there that is not to be replaced.
     """

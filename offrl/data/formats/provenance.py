@@ -1,4 +1,4 @@
-"""What a file by `write_data` remembers beyond its layout, so that offrl reads back exactly what was written.
+"""The record of a file by `write_data` beyond its layout, so that offrl reads back exactly what was written.
 
 A layout made for other programs says less than `RawData` holds, or says it differently: D4RL's has a flag on the last row even where
 the data merely stop, Minari's needs an observation after an episode's last step even where nobody knows it. So the file is written as
@@ -116,7 +116,7 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
 
 
 def follows(raw: RawData, ends: np.ndarray) -> bool:
-    """Whether each stored successor is the next row's observation, bit for bit, wherever no episode ends."""
+    """True where each stored successor is the next row's observation, bit for bit, wherever no episode ends."""
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
     for part in chunks(raw.rows - 1):
         inside = ~ends[part]
@@ -135,7 +135,7 @@ def written_truncations(raw: RawData, ends: np.ndarray) -> np.ndarray:
 def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[str, Any] = {}) -> None:
     """Make `raw`, read from the layout alone and with its episodes' `ends`, what it was when it was written; in place.
 
-    `explicit`: columns that `dataset.fields` asked for, which stay as they were read.
+    `explicit`: columns that `dataset.fields` names, which stay as they were read.
     """
     last = np.flatnonzero(ends)
     for name in FLAGS:
@@ -156,7 +156,7 @@ def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[st
 
 
 def fits(raw: RawData, record: Record, ends: np.ndarray) -> bool:
-    """Whether the file still holds the rows and episodes that the record was made for. Warns where it does not."""
+    """True where the file still holds the rows and episodes that the record was made for. Warns where it does not."""
     if (raw.rows, int(ends.sum())) == (record.rows, record.episodes):
         return True
     raw.warn(
@@ -199,7 +199,7 @@ def _goals(record: Record) -> list[str]:
 
 
 def dict_space(record: Record) -> dict[str, Any] | None:
-    """The Dict space that the observations were joined from, where the source told it and all of its entries are Boxes in the join."""
+    """The Dict space that the observations were joined from, where the source knows it and all of its entries are Boxes in the join."""
     text, task = record.about.get("observation_space"), record.spec.task
     space = json.loads(text) if isinstance(text, str) else None
     if not isinstance(space, dict) or space.get("type") != "Dict" or task is None or not task.observation_keys:

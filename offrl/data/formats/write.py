@@ -1,4 +1,4 @@
-"""`write_data`: raw columns as a D4RL HDF5 file or a Minari data set, which other programs read and offrl reads back bit for bit.
+"""`write_data`: raw columns as a D4RL HDF5 file or a Minari dataset, which other programs read and offrl reads back bit for bit.
 
 Written beside the target, read back, compared, and only then renamed into place: what stands there is whole, or was there before.
 """
@@ -27,7 +27,7 @@ from offrl.settings.dataset import DatasetConfig
 
 CHUNK = 1 << 20  # bytes of a compressed block
 NAMES = {"terminations": "terminals", "truncations": "timeouts"}  # D4RL's words
-Progress = Callable[[float], None]  # is told the share that is done, from 0 to 1
+Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
 
 
 def write_data(
@@ -40,17 +40,17 @@ def write_data(
     progress: Progress | None = None,
     memory: Memory | None = None,
 ) -> Path:
-    """Write `raw` to `target` and return the path: that of the file, or of the Minari data set's folder.
+    """Write `raw` to `target` and return the path: that of the file, or of the Minari dataset's folder.
 
-    raw: columns as recorded (actions unscaled), all of the same length; floats become float32 and whole numbers int64 (uint8 stays), as in
+    raw: columns as recorded (actions unscaled), all of the same length; floats become float32 and integers int64 (uint8 stays), as in
     every load. Columns named "infos/..." are loaded again only by `dataset.fields`.
-    target: for "d4rl" a path that ends in .hdf5 or .h5; for "minari" an id (ns/name-v0, written where Minari keeps data sets) or a folder.
+    target: for "d4rl" a path that ends in .hdf5 or .h5; for "minari" an id (ns/name-v0, written where Minari keeps datasets) or a folder.
     about: what to say of the data, besides `raw.about`, which it overrides: env_id, env_kwargs, env_spec and eval_env_spec (JSON),
     ref_min_score and ref_max_score (undiscounted returns that score 0 and 100), dataset_id, algorithm_name, author, author_email,
     code_permalink, description, requirements; whatever else JSON can hold is kept as well.
     force: replace what is at `target`. memory: where the check puts the columns that it reads back.
 
-    Raises UserError when `raw` is no data set, `target` does not fit or exists, the disk is full, or what is read back differs.
+    Raises UserError when `raw` is no dataset, `target` does not fit or exists, the disk is full, or what is read back differs.
     """
     if form == "jsonl":
         raise UserError(f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari data set")
@@ -76,7 +76,7 @@ def write_data(
 
 
 def add_namespaces(place: Path, data_id: str) -> None:
-    """What Minari wants beside the data set that was put at `place`."""
+    """Write the files that Minari expects beside the dataset at `place`."""
     try:
         minari_layout.add_namespaces(place, data_id)
     except OSError as error:
@@ -168,7 +168,7 @@ def _put(file: Any, key: str, column: np.ndarray, advance: Callable[[int], None]
 
 
 def _blocks(column: np.ndarray) -> tuple[int, dict[str, Any]]:
-    """How many rows to write at once, a multiple of the rows in a block; and how HDF5 stores the column."""
+    """The number of rows to write at once, a multiple of the rows in a block; and the options with which HDF5 stores the column."""
     row = int(np.prod(column.shape[1:], dtype=np.int64)) * column.dtype.itemsize
     if not column.size:
         return 1, {}
@@ -223,7 +223,7 @@ def _same(a: np.ndarray, b: np.ndarray | None) -> bool:
 
 
 def _steps(progress: Progress | None, raw: RawData) -> Callable[[int], None]:
-    """What is called with the bytes that were written."""
+    """A function to call with the number of bytes written, which reports progress."""
     total, done = sum(c.nbytes for c in raw.columns.values()), 0
 
     def advance(more: int) -> None:

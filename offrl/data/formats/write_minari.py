@@ -29,7 +29,7 @@ _OURS = ("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_e
 
 
 def write(folder: Path, data_id: str, raw: RawData, ends: np.ndarray, record: Record, advance: Callable[[int], None]) -> None:
-    """The data set `data_id` in a new folder. Raises UserError where the installed Minari cannot hold it exactly.
+    """The dataset `data_id` in a new folder. Raises UserError where the installed Minari cannot hold it exactly.
 
     Where the final observation of an episode is not known, its last observation stands there twice; the record says so.
     """
@@ -57,7 +57,7 @@ def write(folder: Path, data_id: str, raw: RawData, ends: np.ndarray, record: Re
 
 
 def add_namespaces(folder: Path, data_id: str) -> None:
-    """Minari keeps a file in each folder between its root and a data set; write those that are missing."""
+    """Minari keeps a file in each folder between its root and a dataset; write those that are missing."""
     for depth in range(1, data_id.count("/") + 1):
         file = folder.parents[depth - 1] / "namespace_metadata.json"
         if folder.as_posix().endswith(f"/{data_id}") and not file.exists():
@@ -99,7 +99,7 @@ def write_episodes(path: Path, episodes: Iterator[dict[str, Any]]) -> None:
 def _episodes(
     raw: RawData, ends: np.ndarray, record: Record, split: Callable[[np.ndarray], Any], advance: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
-    """What Minari keeps of each episode: views of the columns, and copies of one episode's observations."""
+    """The data that Minari stores of each episode: views of the columns, and copies of one episode's observations."""
     columns, last = raw.columns, np.flatnonzero(ends)
     observations, successors = columns["observations"], columns.get("next_observations")
     terminations = columns.get("terminations", np.zeros(raw.rows, bool))
@@ -169,7 +169,7 @@ def _action_space(raw: RawData, record: Record) -> Any:
 
 
 def _about(raw: RawData, record: Record) -> dict[str, Any]:
-    """What Minari's metadata say besides: environment, reference scores, and what is said about the data."""
+    """Further metadata of Minari: environment, reference scores, and the description of the data."""
     task = record.spec.task
     meta = {k: v for k, v in to_plain(record.about, "about").items() if k not in _OURS and not k.startswith("metadata/")}
     for key in ("author", "author_email"):
@@ -201,7 +201,7 @@ def _names(spec: str | None, env_id: str) -> bool:
 
 
 def env_spec(task: Task) -> str | None:
-    """Gymnasium's description of the task's environment as JSON, or None where it is not installed or cannot be told in JSON."""
+    """Gymnasium's description of the task's environment as JSON, or None where it is not installed or has no JSON form."""
     import gymnasium as gym
 
     from offrl.tasks.environments import ROBOTICS, quiet, register_robotics

@@ -21,7 +21,7 @@ PAIRS = -(1 << 43)  # folded into the key of a batch
 
 @dataclass(frozen=True)
 class AdjacentRows(GoalRows):
-    """What AdjacentSampler draws from."""
+    """The source of AdjacentSampler."""
 
     cells: Tensor | None = None  # [R] int64: where each row is
     table: Tensor | None = None  # [C, C] bool: which cells are adjacent

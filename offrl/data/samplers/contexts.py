@@ -1,6 +1,6 @@
 """Data of several tasks: which task an episode belongs to, and a task's transitions as a context to learn in.
 
-The column `tasks` (whole numbers, the same in all rows of an episode) says it. The number of a task is also what its environment is told:
+The column `tasks` (integers, the same in all rows of an episode) holds it. The number of a task is also what its environment is told:
 one that can be set to a task takes `task=NUMBER` (see `offrl.evaluation.in_context`).
 """
 
@@ -62,7 +62,7 @@ def whole_numbers(dataset: Dataset, name: str, what: str) -> Tensor:
 
 def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
     """(labels, rows): the column of optimal actions as networks see actions, int64 [R] or float32 [R, A] in [-1, 1], and the rows that
-    have one: a negative whole number means that it is not known. Raises UserError for a column that is missing or unfit."""
+    have one: a negative integer means that it is not known. Raises UserError for a column that is missing or unfit."""
     spec = dataset.spec
     if spec.discrete:
         labels = whole_numbers(dataset, OPTIMAL, "the task's best action at each observation (-1: not known)")
@@ -89,11 +89,11 @@ def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Contexts:
-    """What ContextSampler draws from. Rows are sorted by task; `begin` and `size` say where a row's task is."""
+    """The source of ContextSampler. Rows are sorted by task; `begin` and `size` say where a row's task is."""
 
     packed: Packed | None
     order: Tensor  # [n] rows that may be in a context, sorted by task, in their order within it
-    queries: Tensor  # [q] rows that may be asked about
+    queries: Tensor  # [q] rows that may be queries
     begin: Tensor  # [q] where in `order` the query's task begins
     size: Tensor  # [q] how many rows of `order` it has
     labels: Tensor  # of the queries
@@ -103,7 +103,7 @@ class Contexts:
 
 @dataclass(frozen=True)
 class ContextSampler:
-    """What was seen of a task, and an observation of the same task to act on.
+    """Transitions of a task as context, and an observation of the same task to act on.
 
     A query is a row that has an optimal action, drawn uniformly, or by `Dataset.weights`: queries [B, O] and labels, int64 [B] or float32
     [B, A]. Its context are `length` consecutive transitions of its task, whichever episodes they are in, drawn uniformly and, with
@@ -155,7 +155,7 @@ class ContextSampler:
 
 @dataclass(frozen=True)
 class FreshContexts:
-    """The same batches, of new tasks every time: from the data set's environment, where that can make them.
+    """The same batches, of new tasks every time: from the dataset's environment, where that can make them.
 
     Such an environment has a method `contexts(key, batch, length)`, a pure function on the key's device that gives a batch as
     `ContextSampler` does, of observations and rewards as the environment has them, actions in [-1, 1] or int64. What it needs on the

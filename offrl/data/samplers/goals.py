@@ -24,7 +24,7 @@ ACHIEVED = "achieved_goals"
 
 @dataclass(frozen=True)
 class Mix:
-    """Where goals come from: shares of the row's own state, of a later one of its trajectory, of any state; they add up to 1.
+    """The mixture of goals: shares of the row's own state, of a later one of its trajectory, of any state; they add up to 1.
 
     geometric: a later state is Geometric(1 - discount) steps ahead, the last one where the trajectory ends before; else it is uniform
     over the rest of the trajectory.

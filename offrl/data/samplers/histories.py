@@ -22,7 +22,7 @@ PROMPT = "prompt_"  # before the names of a prompt's columns
 
 @dataclass(frozen=True)
 class Histories:
-    """What HistorySampler draws from."""
+    """The source of HistorySampler."""
 
     columns: dict[str, Tensor]  # of the data, all rows
     step: Tensor  # [R] int64: the row's step within its episode
@@ -74,7 +74,7 @@ class HistorySampler:
 
 @dataclass(frozen=True)
 class Windows:
-    """Where prompts may begin, by task, as Walker's tables."""
+    """Rows at which prompts may begin, by task, as Walker's tables."""
 
     tasks: Tensor  # [R] int64: the number, among tasks, of each row's one
     begin: Tensor  # [W] rows, task by task
@@ -129,7 +129,7 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
 
 @dataclass(frozen=True)
 class Prompted:
-    """What PromptSampler draws from."""
+    """The source of PromptSampler."""
 
     steps: Any  # what the sampler of the windows prepared
     windows: Windows

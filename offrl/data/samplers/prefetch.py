@@ -54,7 +54,7 @@ class Prefetcher:
                 continue
 
     def get(self, step: int) -> Batch:
-        """The batch of update `step` for all replicas, [N, B, ...] on the device. Steps must be asked for in order."""
+        """The batch of update `step` for all replicas, [N, B, ...] on the device. Steps must be requested in order."""
         item = self._queue.get()
         if isinstance(item, BaseException):
             raise item

@@ -22,7 +22,7 @@ VALID = "valid"
 
 @dataclass(frozen=True)
 class Sequences:
-    """What SequenceSampler draws from. Rows are numbered among those of the episodes that are drawn, which stand one after another."""
+    """The source of SequenceSampler. Rows are numbered among those of the episodes that are drawn, which stand one after another."""
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's episode
@@ -135,7 +135,7 @@ def recorded_returns_to_go(dataset: Dataset) -> Tensor:
 
 
 def weighted_episodes(dataset: Dataset, drawn: Tensor, lengths: Tensor, first: Tensor) -> Episodes | None:
-    """How rows are drawn where `Dataset.weights` differ: `drawn` episodes [E], their lengths and first rows; None: uniformly."""
+    """The distribution of rows where `Dataset.weights` differ: `drawn` episodes [E], their lengths and first rows; None: uniformly."""
     if dataset.weights is None:
         return None
     weights = dataset.weights.to(drawn.device)[drawn]

@@ -1,4 +1,4 @@
-"""Samplers: pure functions from a data set and a key to a batch. Same key, same batch, on any device and from memory or disk."""
+"""Samplers: pure functions from a dataset and a key to a batch. Same key, same batch, on any device and from memory or disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sampler(Protocol):
     """Draws batches: `prepare` is called once, and what it returns is handed to every call."""
 
     def prepare(self, dataset: Dataset) -> Any:
-        """Whatever makes sampling fast; holds the data set's columns or copies of them."""
+        """Whatever makes sampling fast; holds the dataset's columns or copies of them."""
 
     def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
         """A batch with leading dimension `batch_size`."""
@@ -106,7 +106,7 @@ def alias_table(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Transitions:
-    """What TransitionSampler draws from: a packed table, or columns left where they are and the rows that may be drawn."""
+    """The source of TransitionSampler: a packed table, or columns left where they are and the rows that may be drawn."""
 
     count: int
     packed: Packed | None
@@ -179,7 +179,7 @@ def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_weight(dataset: Dataset, rows: Tensor, following: Tensor | None) -> tuple[Episodes | None, Tensor, Tensor | None]:
-    """How to draw from `rows`; those whose episode has weight 0 are left out. Raises UserError where none is left."""
+    """The weighted distribution of `rows`; those whose episode has weight 0 are left out. Raises UserError where none is left."""
     if dataset.weights is None:
         return None, rows, following
     device = rows.device

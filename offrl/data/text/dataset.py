@@ -36,7 +36,7 @@ _KINDS = {str: "a text", bool: "true or false", list: "a list", dict: "an object
 def from_episodes(
     episodes: Iterable[Mapping[str, Any]], *, name: str, task: Task | None = None, where: str = "", source: str = "arrays"
 ) -> Dataset:
-    """Episodes in the canonical form as a data set with one row per turn.
+    """Episodes in the canonical form as a dataset with one row per turn.
 
     `meta`, which may be left out, is kept for `to_episodes`; other keys are not. The successor of an episode's last turn is `final_obs`;
     where that is None it is unknown. An episode that neither ended nor was cut off is one that the data stop inside (`complete` False).
@@ -49,7 +49,7 @@ def from_episodes(
 
 
 def to_episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """The episodes of a text data set in the canonical form; the inverse of `from_episodes`.
+    """The episodes of a text dataset in the canonical form; the inverse of `from_episodes`.
 
     Rewards are those of the columns, as transforms left them. Raises UserError for data that are not text.
     """
@@ -133,7 +133,7 @@ class TextBuilder:
         self._ends.append((terminated, truncated, final is not None))
 
     def finish(self) -> Dataset:
-        """The data set. Raises UserError when there is no episode."""
+        """The dataset. Raises UserError when there is no episode."""
         if not self._lengths:
             raise UserError(f"{self.where}: there are no episodes")
         columns = {k: np.array(v, np.int64) for k, v in self._columns.items()}
@@ -247,7 +247,7 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def used_strings(dataset: Dataset, columns: Sequence[str]) -> np.ndarray:
-    """The indices, in ascending order, of the strings that some of the columns of texts name: a part of a data set keeps the others."""
+    """The indices, in ascending order, of the strings that some of the columns of texts name: a part of a dataset keeps the others."""
     used = np.zeros(len(dataset.strings), bool)
     for name in columns:
         used[dataset.columns[name].cpu().numpy()] = True
@@ -255,7 +255,7 @@ def used_strings(dataset: Dataset, columns: Sequence[str]) -> np.ndarray:
 
 
 def shared_strings(datasets: Sequence[Dataset]) -> list[Dataset]:
-    """The same text data sets over one common `strings` (and `metas`), so that their rows can stand in one column."""
+    """The same text datasets over one common `strings` (and `metas`), so that their rows can stand in one column."""
     index: dict[str, int] = {}
     metas: dict[str, int] = {}
     with_meta = any("meta" in d.columns for d in datasets)

@@ -32,7 +32,7 @@ _DAMAGE = "the file is cut or damaged: copy it again"
 
 @dataclass
 class TextFile:
-    """What was read: the data set, what the file says of itself besides, and the faults of the episodes that were left out."""
+    """A text file as read: the dataset, further metadata of the file, and the faults of the episodes that were left out."""
 
     dataset: Dataset
     about: dict[str, Any] = field(default_factory=dict)
@@ -40,12 +40,12 @@ class TextFile:
 
 
 def named_text(path: Path) -> bool:
-    """Whether the name is that of a JSON file."""
+    """True for the name of a JSON file."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def is_text(path: Path) -> bool:
-    """Whether the file holds JSON: its first bytes say it, or its name where it is empty or damaged."""
+    """True where the file holds JSON: its first bytes say it, or its name where it is empty or damaged."""
     try:
         with path.open("rb") as file:
             head = file.read(64)
@@ -116,7 +116,7 @@ def without_timeouts(dataset: Dataset, config: DatasetConfig) -> Dataset:
 
 
 def header(dataset: Dataset, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The header line for a data set: its name, its task, and what else is to be said of it (JSON)."""
+    """The header line for a dataset: its name, its task, and what else is to be said of it (JSON)."""
     return {
         HEADER: {
             "name": dataset.spec.name,

@@ -51,7 +51,7 @@ class TextReport:
 
     @property
     def corrupting(self) -> list[Fault]:
-        """Faults for which the data set is refused."""
+        """Faults for which the dataset is refused."""
         return [f for f in self.faults if f.severity == "corrupting"]
 
     def render(self) -> str:

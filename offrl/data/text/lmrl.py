@@ -24,12 +24,12 @@ FIRST = "Questions:\n"  # what ArCHer's environments show before the first quest
 
 
 def is_step(value: Any) -> bool:
-    """Whether it is a step of LMRL-Gym's lists of steps."""
+    """True for a step of LMRL-Gym's lists of steps."""
     return isinstance(value, dict) and {"state", "action"} <= set(value)
 
 
 def form_of(item: Any, where: str) -> Form:
-    """What makes canonical episodes of values such as `item`."""
+    """The function that makes canonical episodes of values such as `item`."""
     if isinstance(item, list) and item and all(is_step(v) for v in item):
         return _steps
     if isinstance(item, dict):

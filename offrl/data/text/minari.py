@@ -1,4 +1,4 @@
-"""Minari data sets whose observations and actions are texts (`gymnasium.spaces.Text`), read straight from their storage."""
+"""Minari datasets whose observations and actions are texts (`gymnasium.spaces.Text`), read straight from their storage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from offrl.data.text.files import TextFile, named_task, without_timeouts
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
 
-RECORD = "text"  # in what offrl records in the metadata of data sets that it writes: see `offrl.data.text.write`
+RECORD = "text"  # in what offrl records in the metadata of datasets that it writes: see `offrl.data.text.write`
 
 
 def is_text(path: Path) -> bool:
-    """Whether the Minari data set at `path` has texts for observations and for actions."""
+    """True where the Minari dataset at `path` has texts for observations and for actions."""
     folder = minari.data_folder(path)
     try:
         meta = json.loads((folder / "metadata.json").read_text()) if folder else {}
@@ -31,9 +31,9 @@ def is_text(path: Path) -> bool:
 
 
 def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
-    """The data set in the folder `path`, for which `is_text` holds; see `offrl.data.text.files.load`.
+    """The dataset in the folder `path`, for which `is_text` holds; see `offrl.data.text.files.load`.
 
-    A step that both terminated and was cut off counts as terminated, as in all of Minari's data sets here.
+    A step that both terminated and was cut off counts as terminated, as in all of Minari's datasets here.
     """
     folder = minari.data_folder(path)
     assert folder is not None

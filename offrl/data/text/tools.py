@@ -1,4 +1,4 @@
-"""`offrl.data.tools.convert` for texts: another layout, several data sets as one, a part of one. Done on episodes in their canonical
+"""`offrl.data.tools.convert` for texts: another layout, several datasets as one, a part of one. Done on episodes in their canonical
 form."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offrl.tasks.task import Task
 
 
 def read(config: DatasetConfig, faults: bool = False) -> TextFile | None:
-    """The text data set that `config` names, nothing done to it; None where it holds numbers. A registered loader is run to find out.
+    """The text dataset that `config` names, nothing done to it; None where it holds numbers. A registered loader is run to find out.
 
     faults: leave faulty episodes out, and say what is wrong with them. Raises UserError.
     """
@@ -40,7 +40,7 @@ def write(file: TextFile, out: str, form: str, steps: Sequence[str], force: bool
 
 
 def origin(dataset: Dataset, name: str) -> str:
-    """What a data set was, for the history in the new one."""
+    """The description of a dataset, for the history in the new one."""
     return f"{name} ({dataset.spec.source}, {len(dataset)} turns, fingerprint {dataset.fingerprint[:16]})"
 
 
@@ -108,7 +108,7 @@ def _cut(episode: dict[str, Any], first: int, last: int) -> dict[str, Any] | Non
 
 
 def join(files: Sequence[TextFile], names: Sequence[str]) -> tuple[TextFile, list[str]]:
-    """The data sets one after the other, and notes about what a person should know.
+    """The datasets one after the other, and notes about what a person should know.
 
     `meta["source"]` says which of them an episode comes from, by its place in "combined_datasets"; those of one that was merged before are
     kept.

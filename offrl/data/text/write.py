@@ -1,4 +1,4 @@
-"""Text data as JSON lines or as a Minari data set. Written beside the target, read back, compared, and only then put into place."""
+"""Text data as JSON lines or as a Minari dataset. Written beside the target, read back, compared, and only then put into place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_text(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a text data set to `target`, and return the path of the file, or of the Minari data set's folder.
+    """Write a text dataset to `target`, and return the path of the file, or of the Minari dataset's folder.
 
     form: "jsonl" for a path that ends in .jsonl or .jsonl.gz: a header line, then an episode a line; "minari" for an id or a folder.
     about: what to say of the data besides (JSON), such as author and description; Minari keeps all of it, a file its history.

@@ -1,4 +1,4 @@
-"""Making data sets from data sets: another layout, several as one, a part of one. What is written is `write_data`'s, checked by it."""
+"""Making datasets from datasets: another layout, several as one, a part of one. What is written is `write_data`'s, checked by it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORMS = ("auto", "d4rl", "minari", "jsonl")
 
 @dataclass(frozen=True)
 class Written:
-    """What a tool wrote, and verified by reading it back."""
+    """The dataset that a tool wrote, verified by reading it back."""
 
     path: Path
     form: str  # d4rl | minari | jsonl
@@ -49,7 +49,7 @@ class Written:
 
 
 def convert(config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None) -> Written:
-    """Write the data set `config` to `out` as D4RL HDF5, as a Minari data set, or texts as JSON lines.
+    """Write the dataset `config` to `out` as D4RL HDF5, as a Minari dataset, or texts as JSON lines.
 
     What offrl loads is the same, bit for bit.
 
@@ -69,7 +69,7 @@ def convert(config: DatasetConfig, out: str, form: str = "auto", *, force: bool 
 def subset(
     config: DatasetConfig, out: str, choice: Choice, form: str = "auto", *, force: bool = False, progress: Progress | None = None
 ) -> Written:
-    """Write the part of the data set `config` that `choice` names, as `convert` does.
+    """Write the part of the dataset `config` that `choice` names, as `convert` does.
 
     Actions keep the range of the whole. Faults are looked for in what is kept. Raises UserError where nothing is left.
     """
@@ -92,7 +92,7 @@ def subset(
 def merge(
     configs: Sequence[DatasetConfig], out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None
 ) -> Written:
-    """Write several data sets of the same spaces as one, in the given order.
+    """Write several datasets of the same spaces as one, in the given order.
 
     The column infos/source says which of them (0, 1, ...) a row comes from, and the metadata name them. Raises UserError where shapes,
     kinds or ranges of actions, or environments differ.
@@ -117,7 +117,7 @@ def merge(
 
 
 def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
-    """All columns of a data set, also those that `load_dataset` leaves out: they are named infos/... here.
+    """All columns of a dataset, also those that `load_dataset` leaves out: they are named infos/... here.
 
     Raises UserError for settings that change data on loading.
     """
@@ -168,14 +168,14 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
 
 
 def _recorded(folder: Path, key: str) -> bool:
-    """Whether offrl put this column there itself, so that it comes back under its own name."""
+    """True where offrl wrote this column itself, so that it comes back under its own name."""
     record = minari_source.record_of(json.loads((folder / "metadata.json").read_text()), folder)
     return record is not None and key.removeprefix(INFOS) in extra_columns(record)
 
 
 @contextmanager
 def _memory(config: DatasetConfig) -> Iterator[Memory]:
-    """Where columns are put: in memory up to a limit, then in files under the cache, which go with the work."""
+    """Storage of columns: in memory up to a limit, then in files under the cache, which are deleted at the end."""
     limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else affordable()
     memory = Memory(-1.0 if config.memory == "mmap" else limit, cache_dir(config.cache_dir) / "mapped")
     try:
@@ -200,18 +200,18 @@ def check(raw: RawData, config: DatasetConfig) -> None:
 
 
 def _origin(raw: RawData) -> str:
-    """What a data set was, for the history in the new one."""
+    """The description of a dataset, for the history in the new one."""
     return f"{raw.where} ({raw.source}, {raw.rows} rows, fingerprint {_fingerprint(raw)[:16]})"
 
 
 def _fingerprint(raw: RawData) -> str:
-    """That of the `Dataset` which `load_dataset` makes of these columns."""
+    """The fingerprint of the `Dataset` that `load_dataset` makes of these columns."""
     loaded = replace(raw, columns={k: v for k, v in raw.columns.items() if not k.startswith(INFOS)})
     return fingerprint(loaded, find_ends(raw))
 
 
 def _form(out: str, form: str, force: bool) -> str:
-    """What `form` means for `out`. Raises UserError at once where nothing could be written there."""
+    """The format that `form` means for `out`. Raises UserError at once where nothing could be written there."""
     if form not in FORMS:
         raise UserError(f"format={form} is not allowed; choose one of {', '.join(FORMS)}")
     if form == "auto":

@@ -1,4 +1,4 @@
-"""What is in a data set, and what is wrong with it: sizes, returns, ranges, and every fault with its episode and row."""
+"""Contents and faults of a dataset: sizes, returns, ranges, and every fault with its episode and row."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Report:
 
 
 def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
-    """Read a data set by path, name or id without refusing it for its faults, and report on it. Raises UserError when it is unreadable."""
+    """Read a dataset by path, name or id without refusing it for its faults, and report on it. Raises UserError when it is unreadable."""
     from offrl.data.formats import read_raw
     from offrl.data.text import tools as text_tools
     from offrl.data.text.inspect import text_report

@@ -1,4 +1,4 @@
-"""Several data sets of the same spaces as one."""
+"""Several datasets of the same spaces as one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from offrl.data.raw import CORE, FLAGS, RawData
 from offrl.data.tools.subset import point_elsewhere
 from offrl.errors import UserError
 
-SOURCE = INFOS + "source"  # the number of the data set that each row comes from
+SOURCE = INFOS + "source"  # the number of the dataset that each row comes from
 
 
 def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
-    """The data sets `parts` (after `settle`) one after the other, and notes about what a person should know."""
+    """The datasets `parts` (after `settle`) one after the other, and notes about what a person should know."""
     first, notes = parts[0], []
     for other in parts[1:]:
         _agree(first, other)
@@ -63,7 +63,7 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
         k: np.concatenate([p.final_columns[k] for p in parts]) for k in first.final_columns if all(k in p.final_columns for p in parts)
     }
     same = {k: v for k, v in first.about.items() if all(k in p.about and _equal(p.about[k], v) for p in parts)}
-    for key in ("author", "author_email"):  # as Minari does when it combines data sets
+    for key in ("author", "author_email"):  # as Minari does when it combines datasets
         people = [p.about[key] for p in parts if p.about.get(key)]
         if people:
             same[key] = sorted({name for entry in people for name in ([entry] if isinstance(entry, str) else entry)})
@@ -75,7 +75,7 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
 def _agree(first: RawData, other: RawData) -> None:
     """Raises UserError unless rows of the two mean the same."""
     a, b = first.columns, other.columns
-    # the number of discrete actions may differ: a file that does not tell it may not show all of them
+    # the number of discrete actions may differ: a file that does not record it may not show all of them
     kind = ["discrete actions" if p.discrete else f"{p.columns['actions'].shape[1]} continuous actions" for p in (first, other)]
     for what, x, y in (
         ("observations of shape", list(a["observations"].shape[1:]), list(b["observations"].shape[1:])),
@@ -125,7 +125,7 @@ def _finals(raw: RawData, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sources(parts: Sequence[RawData], offsets: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """For each row the number of its data set, int64 [R], and their names; those of a data set that was merged before are kept."""
+    """For each row the number of its dataset, int64 [R], and their names; those of a dataset that was merged before are kept."""
     numbers, names = np.zeros(sum(p.rows for p in parts), np.int64), list[str]()
     for part, at in zip(parts, offsets, strict=True):
         before = part.about.get("combined_datasets")

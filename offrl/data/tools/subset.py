@@ -18,7 +18,7 @@ from offrl.settings.field import setting
 
 @dataclass
 class Choice:
-    """Which part of a data set `subset` keeps: the settings are applied in this order, each to what the one before left."""
+    """Which part of a dataset `subset` keeps: the settings are applied in this order, each to what the one before left."""
 
     rows: str = setting("", "rows, such as 0:5000 (from 0; an end alone too: :5000); episodes are cut where the rows end")
     episodes: Any = setting("", "episodes: 0:100, or a list [0,5,7]; negative numbers count from the end")
@@ -94,7 +94,7 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
 
 
 def share_of(share: float, count: int) -> int:
-    """How many of `count` a share is, one at least."""
+    """The number of `count` that a share is, one at least."""
     return max(1, int(share * count + 1e-9))
 
 
@@ -179,8 +179,10 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
 
 
 def point_elsewhere(raw: RawData, last: np.ndarray, unknown: np.ndarray) -> int:
-    """Successors that are unknown are told by being the next episode's start; `last` rows and `unknown` are per episode. How many will not
-    be told by that: terminals, where not all of them are unknown, or there is one only."""
+    """Mark successors that are unknown by making them the next episode's start; `last` rows and `unknown` are per episode.
+
+    Returns how many that does not mark: terminals, where not all of them are unknown, or there is one only.
+    """
     rows = last[unknown]
     raw.columns["next_observations"][rows] = raw.columns["observations"][(rows + 1) % raw.rows]
     return int((unknown & ~starts_elsewhere(raw, last)).sum())

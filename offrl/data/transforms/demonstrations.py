@@ -1,4 +1,4 @@
-"""Demonstrations: which rows of a data set are an expert's, and batches of them beside batches of everything."""
+"""Demonstrations: which rows of a dataset are an expert's, and batches of them beside batches of everything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def append_expert(
     """`dataset` with `episodes` episodes of `expert` appended as demonstrations, and then `unmarked` more that nothing marks as such.
 
     choice: "first" takes episodes in their order, "best" by recorded return (of equals the earlier one). episodes=0: all of them.
-    Algorithms that know nothing of experts see one data set with all of it. Raises UserError.
+    Algorithms that know nothing of experts see one dataset with all of it. Raises UserError.
     """
     if EXPERT in dataset.columns:
         raise UserError(f"{dataset.spec.name} has a column '{EXPERT}' of its own, that marks demonstrations: leave out dataset.expert")
@@ -69,7 +69,7 @@ def append_expert(
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """What ExpertSampler draws from: all transitions, and those of the expert."""
+    """The source of ExpertSampler: all transitions, and those of the expert."""
 
     every: Transitions
     expert: Transitions
@@ -77,7 +77,7 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class ExpertSampler:
-    """Transitions of the whole data set, without rewards, and as many of the expert: expert_observations, expert_actions,
+    """Transitions of the whole dataset, without rewards, and as many of the expert: expert_observations, expert_actions,
     expert_next_observations and expert_masks. Both uniform, with replacement; `Dataset.weights` weigh the former."""
 
     def prepare(self, dataset: Dataset) -> Demonstrations:

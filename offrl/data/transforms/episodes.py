@@ -17,7 +17,7 @@ from offrl.errors import UserError
 
 
 def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Dataset:
-    """One data set after the other. Raises UserError when shapes, action kinds or columns differ.
+    """One dataset after the other. Raises UserError when shapes, action kinds or columns differ.
 
     Where the action ranges differ, because each was taken from the data, actions are rescaled to the range that covers all.
     """

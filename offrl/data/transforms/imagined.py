@@ -19,7 +19,7 @@ IMAGINED = "imagined"  # the column that marks imagined rows
 
 
 def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
-    """`dataset` with the data sets of `config.imagined` appended, and a bool column "imagined" that is true for their rows.
+    """`dataset` with the datasets of `config.imagined` appended, and a bool column "imagined" that is true for their rows.
 
     Raises UserError where one cannot be read, or does not fit.
     """
@@ -36,7 +36,7 @@ def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None 
 def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], memory: Memory | None = None) -> Dataset:
     """`dataset`, then the episodes of `imagined`, and a bool column "imagined" that says which rows are whose.
 
-    Columns that not all of them have are left out, with a note. Algorithms see one data set. Raises UserError for spaces that differ.
+    Columns that not all of them have are left out, with a note. Algorithms see one dataset. Raises UserError for spaces that differ.
     """
     others = [imagined] if isinstance(imagined, Dataset) else list(imagined)
     if IMAGINED in dataset.columns:
@@ -64,7 +64,7 @@ def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], mem
 
 
 def share_draws(dataset: Dataset, share: float) -> Dataset:
-    """The data set with weights such that imagined rows are this share of the draws; among themselves, real and imagined rows keep theirs.
+    """The dataset with weights such that imagined rows are this share of the draws; among themselves, real and imagined rows keep theirs.
 
     share: from 0 (none is drawn) to 1 (they alone are). Raises UserError where one side has nothing that can be drawn.
     """

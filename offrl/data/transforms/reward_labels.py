@@ -22,11 +22,11 @@ FORMS = "file.py:function, package.module:function, or a preference model or rew
 
 
 def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
-    """The data set with the rewards that `labels` gives: a function, or the name of one; see `labeller`.
+    """The dataset with the rewards that `labels` gives: a function, or the name of one; see `labeller`.
 
     The function is called once for each episode of T steps, with copies of its columns: observations [T, *O] as recorded, actions [T, A]
     in the environment's units or [T] int64, rewards [T] as recorded, terminations, truncations, next_observations, and the columns of the
-    user's own. It returns [T] numbers. `Dataset.raw_returns`, by which data sets are compared, stay those of the recorded rewards. Raises
+    user's own. It returns [T] numbers. `Dataset.raw_returns`, by which datasets are compared, stay those of the recorded rewards. Raises
     UserError, naming episode and row, for what it raises and for other than T finite numbers.
     """
     function, code = labeller(labels) if isinstance(labels, str) else (labels, _code_of(labels))
@@ -125,7 +125,7 @@ class RewardLabels:
     """Rewards [T] of episodes, by `episode_key`. Called with an episode's columns it gives them, as `label_rewards` wants it."""
 
     rewards: dict[str, np.ndarray]  # float32 [T] each
-    about: dict[str, Any] = field(default_factory=dict)  # the data set's name and fingerprint, and how the rewards were made
+    about: dict[str, Any] = field(default_factory=dict)  # the dataset's name and fingerprint, and how the rewards were made
     name: str = field(default="reward labels", compare=False)
 
     @classmethod

@@ -14,7 +14,7 @@ KINDS = ("none", "return", "advantage", "top")
 
 
 def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fraction: float = 0.1) -> Dataset:
-    """The data set with `Dataset.weights`: how often a row of each episode is drawn. The rows themselves stay as they are.
+    """The dataset with `Dataset.weights`: how often a row of each episode is drawn. The rows themselves stay as they are.
 
     kind "return" (RW): w_i = exp(g_i / temperature), g_i the undiscounted return, scaled to [0, 1] by the smallest and the largest;
     "advantage" (AW): the same with the return's advantage over what a linear regression predicts from the initial state; "top": 1 for the
@@ -74,7 +74,7 @@ def advantages(states: np.ndarray, returns: np.ndarray) -> np.ndarray:
 
 
 def share_text(dataset: Dataset) -> str:
-    """How much of the data a weighting uses, in words."""
+    """The amount of data that a weighting uses, in words."""
     shares = dataset.episode_shares().numpy()
     returns = dataset.episode_returns().numpy()
     plain = dataset.episode_lengths().double().numpy()
