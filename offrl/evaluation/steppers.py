@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from offrl.evaluation.robots import ROBOTS, Robot, RobotState
 from offrl.tasks.episodes import mujoco_warnings, success_of
 
 if TYPE_CHECKING:
@@ -48,194 +48,12 @@ class StepFailed(Exception):
         self.index = index
 
 
-class _State:
-    """All environments' state after a step. K environments, P positions, V velocities, A actions."""
-
-    __slots__ = ("actions", "contact", "qpos", "qvel", "speed")
-
-    def __init__(self, actions: np.ndarray, qpos: np.ndarray, qvel: np.ndarray, contact: np.ndarray | None, speed: np.ndarray) -> None:
-        self.actions = actions  # [K, A], in the action space's own type
-        self.qpos, self.qvel = qpos, qvel  # [K, P], [K, V]
-        self.contact = contact  # [K, bodies, 6] forces on the bodies; None where nobody asks
-        self.speed = speed  # [K] of the body along x
-
-
-class _Kind:
-    """What one family of environments computes from its state, as its `step` does. One object per environment's settings."""
-
-    FIELDS: tuple[str, ...] = ()  # attributes of the environment that decide what is computed
-    SKIP = 1  # leading positions that are not observed
-    contact = False  # whether the bodies' contact forces are needed
-
-    def __init__(self, base: Any, version: int) -> None:
-        self.version = version
-        self.values = tuple(getattr(base, name) for name in self.FIELDS)
-        self.p: Any = SimpleNamespace(**dict(zip((name[1:] for name in self.FIELDS), self.values, strict=True)))
-
-    def position(self, base: Any) -> np.ndarray:
-        """A view whose first number is where the environment is along x."""
-        return base.data.qpos
-
-    def observe(self, s: _State) -> np.ndarray:
-        """[K, O]"""
-        return np.concatenate((self._positions(s), s.qvel), axis=1)
-
-    def reward(self, s: _State, healthy: np.ndarray | None) -> np.ndarray:
-        """[K]"""
-        return self.p.forward_reward_weight * s.speed - self._control_cost(s)
-
-    def healthy(self, s: _State, observations: np.ndarray) -> np.ndarray | None:
-        """[K] bool; None: always."""
-        return None
-
-    def over(self, healthy: np.ndarray | None, count: int) -> np.ndarray:
-        """[K] bool"""
-        if healthy is None or not getattr(self.p, "terminate_when_unhealthy", True):
-            return np.zeros(count, bool)
-        return ~healthy
-
-    def _positions(self, s: _State) -> np.ndarray:
-        return s.qpos[:, self.SKIP :] if self.p.exclude_current_positions_from_observation else s.qpos
-
-    def _control_cost(self, s: _State) -> np.ndarray:
-        weight = self.p.ctrl_cost_weight
-        # Gymnasium multiplies one number by another, and which type that gives depends on the version of NumPy
-        kind = np.asarray(weight * s.actions.dtype.type(1)).dtype
-        return kind.type(weight) * np.square(s.actions).sum(axis=1).astype(kind)
-
-    def _bonus(self, healthy: np.ndarray) -> Any:
-        """The reward for being healthy, [K] or one number for all."""
-        weight = self.p.healthy_reward
-        if self.version == 4 and self.p.terminate_when_unhealthy:
-            return 1.0 * weight
-        return healthy * weight
-
-
-class _Runner(_Kind):
-    """HalfCheetah."""
-
-    FIELDS: tuple[str, ...] = ("_forward_reward_weight", "_ctrl_cost_weight", "_exclude_current_positions_from_observation")
-
-
-class _Swimmer(_Runner):
-    SKIP = 2
-
-
-class _Walker(_Kind):
-    FIELDS: tuple[str, ...] = (
-        *_Runner.FIELDS,
-        "_healthy_reward",
-        "_terminate_when_unhealthy",
-        "_healthy_z_range",
-        "_healthy_angle_range",
-    )
-
-    def observe(self, s: _State) -> np.ndarray:
-        return np.concatenate((self._positions(s), np.clip(s.qvel, -10, 10)), axis=1)
-
-    def reward(self, s: _State, healthy: np.ndarray | None) -> np.ndarray:
-        assert healthy is not None
-        return (self.p.forward_reward_weight * s.speed + self._bonus(healthy)) - self._control_cost(s)
-
-    def healthy(self, s: _State, observations: np.ndarray) -> np.ndarray | None:
-        (low, high), (least, most) = self.p.healthy_z_range, self.p.healthy_angle_range
-        z, angle = s.qpos[:, 1], s.qpos[:, 2]
-        return (low < z) & (z < high) & (least < angle) & (angle < most)
-
-
-class _Hopper(_Walker):
-    FIELDS = (*_Walker.FIELDS, "_healthy_state_range")
-
-    def healthy(self, s: _State, observations: np.ndarray) -> np.ndarray | None:
-        upright = super().healthy(s, observations)
-        assert upright is not None
-        low, high = self.p.healthy_state_range
-        inside = [((low < x) & (x < high)).all(axis=1) for x in (s.qpos[:, 2:], s.qvel)]
-        return upright & inside[0] & inside[1]
-
-
-class _Ant(_Kind):
-    SKIP = 2
-    FIELDS: tuple[str, ...] = (
-        "_ctrl_cost_weight",
-        "_contact_cost_weight",
-        "_healthy_reward",
-        "_terminate_when_unhealthy",
-        "_healthy_z_range",
-        "_contact_force_range",
-        "_exclude_current_positions_from_observation",
-    )
-
-    def __init__(self, base: Any, version: int) -> None:
-        more = ("_use_contact_forces",) if version == 4 else ("_forward_reward_weight", "_include_cfrc_ext_in_observation", "_main_body")
-        self.FIELDS = (*self.FIELDS, *more)
-        super().__init__(base, version)
-        self.contact = version == 5 or self.p.use_contact_forces
-
-    def position(self, base: Any) -> np.ndarray:
-        return base.data.body("torso" if self.version == 4 else self.p.main_body).xpos
-
-    def observe(self, s: _State) -> np.ndarray:
-        parts = [self._positions(s), s.qvel]
-        if self.version == 4 and self.contact:
-            parts.append(self._forces(s))
-        elif self.version == 5 and self.p.include_cfrc_ext_in_observation:
-            parts.append(self._forces(s)[:, 6:])  # without the world's
-        return np.concatenate(parts, axis=1)
-
-    def reward(self, s: _State, healthy: np.ndarray | None) -> np.ndarray:
-        assert healthy is not None
-        gain = s.speed if self.version == 4 else s.speed * self.p.forward_reward_weight
-        cost = self._control_cost(s)
-        if self.contact:
-            cost = cost + self.p.contact_cost_weight * np.square(self._forces(s)).sum(axis=1)
-        return (gain + self._bonus(healthy)) - cost
-
-    def healthy(self, s: _State, observations: np.ndarray) -> np.ndarray | None:
-        low, high = self.p.healthy_z_range
-        z = s.qpos[:, 2]
-        return np.isfinite(s.qpos).all(axis=1) & np.isfinite(s.qvel).all(axis=1) & (low <= z) & (z <= high)
-
-    def _forces(self, s: _State) -> np.ndarray:
-        assert s.contact is not None
-        low, high = self.p.contact_force_range
-        return np.clip(s.contact, low, high).reshape(len(s.contact), -1)
-
-
-class _Pendulum(_Kind):
-    """InvertedPendulum."""
-
-    def observe(self, s: _State) -> np.ndarray:
-        return np.concatenate((s.qpos, s.qvel), axis=1)
-
-    def reward(self, s: _State, healthy: np.ndarray | None) -> np.ndarray:
-        assert healthy is not None
-        return np.ones(len(healthy)) if self.version == 4 else healthy.astype(np.float64)
-
-    def healthy(self, s: _State, observations: np.ndarray) -> np.ndarray | None:
-        return np.isfinite(observations).all(axis=1) & ~(np.abs(observations[:, 1]) > 0.2)
-
-
-_KINDS: dict[str, tuple[type[_Kind], int]] = {
-    f"gymnasium.envs.mujoco.{module}_v{version}:{name}": (kind, version)
-    for module, name, kind in (
-        ("hopper", "HopperEnv", _Hopper),
-        ("half_cheetah", "HalfCheetahEnv", _Runner),
-        ("walker2d", "Walker2dEnv", _Walker),
-        ("ant", "AntEnv", _Ant),
-        ("swimmer", "SwimmerEnv", _Swimmer),
-        ("inverted_pendulum", "InvertedPendulumEnv", _Pendulum),
-    )
-    for version in (4, 5)
-}
-
-
 class _Body:
     """One environment's model and data, and views of what is read and written at each step."""
 
     __slots__ = ("contact", "ctrl", "data", "model", "position", "qpos", "qvel", "views")
 
-    def __init__(self, base: Any, kind: _Kind, views: list[Any]) -> None:
+    def __init__(self, base: Any, kind: Robot, views: list[Any]) -> None:
         self.model, self.data = base.model, base.data
         self.ctrl, self.qpos, self.qvel = base.data.ctrl, base.data.qpos, base.data.qvel
         self.position, self.contact, self.views = kind.position(base), base.data.cfrc_ext, views
@@ -277,7 +95,7 @@ class PlainStepper:
 
 
 class FastStepper:
-    """The same for environments of `_KINDS`. Leaves every environment's physics exactly as its own `step` would."""
+    """The same for environments of `ROBOTS`. Leaves every environment's physics exactly as its own `step` would."""
 
     def __init__(self, env: gym.Env, flatten: Callable[[Any], np.ndarray]) -> None:
         """Raises TypeError or AttributeError for an environment that it does not know."""
@@ -323,7 +141,7 @@ class FastStepper:
             if warnings:
                 unstable[k] = warnings[0]
                 warnings.clear()
-        state = _State(actions, qpos, qvel, contact, (after - before) / self._dt)
+        state = RobotState(actions, qpos, qvel, contact, (after - before) / self._dt)
         observations = self._kind.observe(state)
         healthy = self._kind.healthy(state, observations)
         rewards = np.asarray(self._kind.reward(state, healthy), np.float64)
@@ -410,7 +228,7 @@ def _agrees(
     return True
 
 
-def _read(env: gym.Env) -> tuple[_Kind, int, float, int | None, list[Any]]:
+def _read(env: gym.Env) -> tuple[Robot, int, float, int | None, list[Any]]:
     """(arithmetic, physics steps of a step, seconds of a step, limit on steps, observation wrappers from the inside out).
 
     Raises TypeError or AttributeError for what is not known.
@@ -430,7 +248,7 @@ def _read(env: gym.Env) -> tuple[_Kind, int, float, int | None, list[Any]]:
         env = env.env
     base: Any = env
     name = f"{type(base).__module__}:{type(base).__qualname__}"
-    if name not in _KINDS or base.render_mode == "human" or base.data.qpos.size != base.model.nq:
+    if name not in ROBOTS or base.render_mode == "human" or base.data.qpos.size != base.model.nq:
         raise TypeError(f"{name} is not known")
-    kind, version = _KINDS[name]
+    kind, version = ROBOTS[name]
     return kind(base, version), int(base.frame_skip), float(base.dt), min(limits, default=None), views

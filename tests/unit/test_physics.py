@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco import ant_v4, half_cheetah_v4, hopper_v4, mujoco_env, walker2d_v4
 
-from offrl.evaluation import steppers as physics
+from offrl.evaluation import robots
 from offrl.evaluation.evaluator import Evaluator
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import make_env
@@ -169,7 +169,7 @@ def sides() -> list[tuple[str, str, int]]:
 
 def test_each_limit_of_health_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison reaches states beyond every limit: with any one of them forgotten it refuses."""
-    limits, original = sides(), physics._Kind.__init__
+    limits, original = sides(), robots.Robot.__init__
     assert len(limits) == 5 + 5 + 4 + 2
     for env_id, name, side in limits:
 
@@ -180,7 +180,7 @@ def test_each_limit_of_health_is_checked(monkeypatch: pytest.MonkeyPatch) -> Non
             setattr(self.p, name[1:], bounds)
 
         with monkeypatch.context() as patch:
-            patch.setattr(physics._Kind, "__init__", forgetful)
+            patch.setattr(robots.Robot, "__init__", forgetful)
             assert refused(task_of(env_id)), (env_id, name, side)
 
 
