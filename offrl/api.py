@@ -15,9 +15,9 @@ from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import Labeller
 from offrl.errors import UserError
 from offrl.evaluation import reward_inference
-from offrl.evaluation.evaluator import Evaluation
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool import evaluate_parallel
+from offrl.evaluation.result import Evaluation
 from offrl.evaluation.reward_inference import RewardEvaluation
 from offrl.evaluation.target_returns import AchievedReturns, spread_targets, sweep
 from offrl.export.write import export_run

@@ -11,7 +11,7 @@ from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
     from offrl.api import Run
-    from offrl.evaluation.evaluator import Evaluation
+    from offrl.evaluation.result import Evaluation
 
 
 @dataclass

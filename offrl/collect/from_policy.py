@@ -14,7 +14,7 @@ from offrl.collect.publish import Collection, Made, publish
 from offrl.collect.record import Stop
 from offrl.collect.recorder import record, seed_for
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import Policy
+from offrl.evaluation.result import Policy
 from offrl.interop.policies import load_agents
 
 ROWS = 100_000

@@ -16,7 +16,7 @@ from offrl.collect.environment import World
 from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
 from offrl.collect.record import Stop
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import Policy
+from offrl.evaluation.result import Policy
 from offrl.interop.policies import reseeded
 from offrl.interop.sb3 import Actor
 from offrl.system.progress import Progress

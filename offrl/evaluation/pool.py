@@ -26,7 +26,8 @@ import torch
 
 from offrl.algorithm import Algorithm
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import Evaluation, Evaluator, Policy, Progress, Tally
+from offrl.evaluation.evaluator import Evaluator, Progress
+from offrl.evaluation.result import Evaluation, Policy, Tally
 from offrl.settings.evaluation import EvalConfig, cores
 from offrl.system import processes
 from offrl.tasks.provenance import Provenance

@@ -15,8 +15,9 @@ import numpy as np
 
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.reward_labels import Labeller, call_labeller, label_rewards, labeller
-from offrl.evaluation.evaluator import Evaluation, Evaluator
+from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica
 from offrl.system.files import write_text

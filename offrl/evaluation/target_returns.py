@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.evaluation.evaluator import Evaluation
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.result import Evaluation
 from offrl.settings.replicas import Replica, Values, by_cell
 from offrl.statistics.intervals import mean_interval
 from offrl.system.files import write_text

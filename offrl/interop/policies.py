@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from offrl.errors import UserError, nearest
-from offrl.evaluation.evaluator import Policy
+from offrl.evaluation.result import Policy
 from offrl.system.user_code import guarded, python_object
 from offrl.tasks.episodes import observe_reward
 
@@ -26,7 +26,7 @@ def load_agents(
 
     `text`: a Stable-Baselines3 zip (SAC, TQC, TD3, DDPG, PPO, A2C, DQN), an offrl run directory, an offrl policy file (.safetensors), or
     "file.py:name" / "package.module:name": a function act(observations [E, O], rng) -> actions [E, A] or [E], an object with `start` and
-    `step` as `offrl.evaluation.evaluator.Policy` has them, or a dict {name: either}.
+    `step` as `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
     `observation_dim`: numbers in a flat observation. `action_low`, `action_high` [A]: the environment's range, None where unknown or
     discrete. All policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their noise.
 

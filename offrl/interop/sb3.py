@@ -82,7 +82,7 @@ class Actor:
 
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O]: [E, A] float32 in the environment's range, or [E] int64. See
-        `offrl.evaluation.evaluator.Policy`."""
+        `offrl.evaluation.result.Policy`."""
         return self.act(observations, carry if explore else None)[0], carry
 
     @torch.no_grad()

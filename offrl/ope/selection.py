@@ -139,7 +139,7 @@ def evaluate_policies(
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Selection:
-    """Estimated values of any number of policies (`offrl.evaluation.evaluator.Policy`) on a dataset, by "fqe", "wis", "dr", "model" or
+    """Estimated values of any number of policies (`offrl.evaluation.result.Policy`) on a dataset, by "fqe", "wis", "dr", "model" or
     "all" of them (of which "model" only where settings.world_model names one).
 
     dataset: with rewards as they are to be valued. A policy may have `log_prob(observations, actions) -> [E]`, which wis and dr use with

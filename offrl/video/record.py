@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import Evaluation, Evaluator, Tally
+from offrl.evaluation.evaluator import Evaluator
+from offrl.evaluation.result import Evaluation, Tally
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
 from offrl.system.progress import Progress

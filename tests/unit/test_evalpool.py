@@ -24,9 +24,10 @@ from offrl.algorithm import select, stack, with_settings
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation import pool as evalpool
-from offrl.evaluation.evaluator import Evaluation, Evaluator
+from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool import EvaluationPool, PoolUnavailable, evaluate_parallel, poolable
+from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig, cores, worker_count
 from offrl.tasks.task import Task
 

@@ -13,7 +13,8 @@ from gymnasium import spaces
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError
-from offrl.evaluation.evaluator import Evaluation, Evaluator, evaluate
+from offrl.evaluation.evaluator import Evaluator, evaluate
+from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task
 from offrl.tasks.episodes import reset_seed

@@ -16,7 +16,8 @@ import pytest
 from gymnasium import spaces
 
 from offrl.data.dataset import DataSpec
-from offrl.evaluation.evaluator import Evaluation, evaluate
+from offrl.evaluation.evaluator import evaluate
+from offrl.evaluation.result import Evaluation
 from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, expand

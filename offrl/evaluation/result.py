@@ -1,0 +1,132 @@
+"""Policies that are scored, the tally of their episodes, and the scores that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from offrl.statistics.intervals import mean_interval
+from offrl.tasks.provenance import Provenance
+from offrl.tasks.task import Task
+
+
+class Policy(Protocol):
+    """What is scored. Row e of everything belongs to episode e; a row whose episode does not run holds zeros (of texts: None), and its
+    action is ignored."""
+
+    def start(self, episodes: int) -> Any:
+        """A fresh carry for that many episodes."""
+
+    def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
+        """Actions at step t, [E, A] in the environment's range or [E] whole numbers, from raw observations [E, ...], and the new carry.
+        Texts are arrays [E] of objects."""
+
+
+@runtime_checkable
+class Values(Protocol):
+    """A policy that has an estimate of its own of what it will earn."""
+
+    def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+        """Q(s, a) [E], or None."""
+
+    def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Such values in the units of the environment's rewards, for episodes of these lengths."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of N policies over E episodes each."""
+
+    returns: np.ndarray  # [N, E] float64, undiscounted, of the environment's own rewards
+    lengths: np.ndarray  # [N, E] int64 steps
+    successes: np.ndarray | None  # [N, E] float64 in [0, 1]; None where the environment does not say
+    scores: np.ndarray | None  # [N, E] float64 normalised; None without reference scores
+    task: str  # the dataset's or task's name
+    provenance: Provenance
+    seeds: tuple[int, ...] = ()
+    discounted: np.ndarray | None = None  # [N, E] float64, returns discounted with each policy's own discount
+    estimates: np.ndarray | None = None  # [N, E] float64, Q(s_0, a_0) as each policy's critic has it, in the same units; NaN: it has none
+    faults: int = 0  # episodes stopped early by a NaN action or by physics that blew up
+    tasks: int = 1  # episode e is of task e % tasks, of those that `Task.starts` names
+
+    @property
+    def label(self) -> str:
+        """The task and the provenance, as the title of a table."""
+        return f"{self.task} in {self.provenance}"
+
+    @property
+    def values(self) -> np.ndarray:
+        """[N, E]: normalised scores where there are reference scores, else returns."""
+        return self.returns if self.scores is None else self.scores
+
+    def per_seed(self) -> np.ndarray:
+        """[N]: each policy's mean of `values` over its episodes."""
+        return self.values.mean(axis=1)
+
+    def interval(self) -> tuple[float, float, float]:
+        """(mean, low, high) of `per_seed`: the 95% Student-t interval over seeds, NaN for a single one."""
+        return mean_interval(self.per_seed())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict of plain numbers per policy, for tables and files."""
+        return [
+            {
+                "seed": self.seeds[n] if self.seeds else n,
+                "episodes": int(self.returns.shape[1]),
+                "score": None if self.scores is None else float(self.scores[n].mean()),
+                "return": float(self.returns[n].mean()),
+                "return_std": float(self.returns[n].std()),
+                "length": float(self.lengths[n].mean()),
+                "success": None if self.successes is None else float(self.successes[n].mean()),
+                "discounted": None if self.discounted is None else float(self.discounted[n].mean()),
+                "q_overestimation": self._overestimation(n),
+                "success_by_task": None if self.tasks == 1 or self.successes is None else " ".join(f"{s:.4g}" for s in self.by_task(n)),
+            }
+            for n in range(len(self.returns))
+        ]
+
+    def by_task(self, n: int) -> list[float]:
+        """The share of policy n's episodes of each task that succeed; NaN for a task that was not played."""
+        assert self.successes is not None
+        parts = [self.successes[n, k :: self.tasks] for k in range(self.tasks)]
+        return [float(p.mean()) if len(p) else float("nan") for p in parts]
+
+    def _overestimation(self, n: int) -> float | None:
+        """How much more policy n expected, by its own critic, than it earned: the mean of Q(s_0, a_0) less the discounted return."""
+        if self.discounted is None or self.estimates is None or np.isnan(self.estimates[n]).any():
+            return None
+        return float((self.estimates[n] - self.discounted[n]).mean())
+
+
+@dataclass
+class Tally:
+    """What N policies have earned so far in E episodes each."""
+
+    returns: np.ndarray  # [N, E]
+    lengths: np.ndarray  # [N, E]
+    successes: np.ndarray  # [N, E], NaN where the environment said nothing
+    discounted: np.ndarray  # [N, E]
+    estimates: np.ndarray  # [N, E], NaN where a policy has none
+    finished: int = 0  # episodes
+    faults: int = 0
+
+    @classmethod
+    def of(cls, policies: Sequence[Policy], seeds: Sequence[int], episodes: int) -> Tally:
+        """An empty one."""
+        if len(policies) != len(seeds):
+            raise ValueError(f"{len(policies)} policies but {len(seeds)} seeds")
+        if not policies:
+            raise ValueError("no policies to evaluate")
+        shape = (len(policies), episodes)
+        return cls(np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan), np.zeros(shape), np.full(shape, np.nan))
+
+    def evaluation(self, task: Task, provenance: Provenance, seeds: Sequence[int]) -> Evaluation:
+        """The scores, when all episodes are over."""
+        successes = None if np.isnan(self.successes).all() else np.nan_to_num(self.successes)
+        scores = task.score(self.returns, successes)
+        numbers = tuple(int(s) for s in seeds)
+        own = self.discounted, self.estimates, self.faults, max(1, len(task.starts))
+        return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *own)
