@@ -80,17 +80,17 @@ class TextSampler:
         items = _windows(s, dataset, self.history, self.length, self.following) if self.history else _episodes(s, dataset, self.length)
         device = dataset.device
 
-        def there(values: np.ndarray) -> Tensor:
+        def on_device(values: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
         later = None if items.next_begin is None or items.next_end is None else (items.next_begin, items.next_end)
         return Sequences(
-            {name: there(column) for name, column in flat.items()},
-            there(items.begin),
-            there(items.train),
-            there(items.end),
-            None if later is None else there(later[0]),
-            None if later is None else there(later[1]),
+            {name: on_device(column) for name, column in flat.items()},
+            on_device(items.begin),
+            on_device(items.train),
+            on_device(items.end),
+            None if later is None else on_device(later[0]),
+            None if later is None else on_device(later[1]),
             int((items.end - items.begin).max()),
             0 if later is None else int((later[1] - later[0]).max()),
             self.tokenizer.start,
@@ -99,10 +99,8 @@ class TextSampler:
         )
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
-        if source.weighted is None:
-            item = rng.randint(key, (batch_size,), len(source.begin))
-        else:
-            item = source.weighted.draw(key, batch_size)
+        weighted = source.weighted
+        item = rng.randint(key, (batch_size,), len(source.begin)) if weighted is None else weighted.draw(key, batch_size)
         return take(source, item)
 
 
