@@ -16,7 +16,7 @@ if not find_spec("tokenizers"):
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.text.dataset import from_episodes
-from offrl.lm import sampler as tokens
+from offrl.lm import tokens
 from offrl.lm.models import tokenizer as tokenizing
 from offrl.lm.sampler import ACTION, DONE, IDS, KNOWN, LAST, NEXT, OBSERVED, RETURN, REWARD, SUCCESSOR, VALID, TextSampler, take
 
