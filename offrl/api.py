@@ -169,10 +169,10 @@ def train(
     values: dict[str, Any] = {**{k: v for k, v in named.items() if v is not None}, **more, **(settings or {})}
     if isinstance(env, str):
         values["eval.env"] = env
-    given = dataset if isinstance(dataset, Dataset) else None
+    data = dataset if isinstance(dataset, Dataset) else None
     if dataset is not None:
         values["dataset"] = dataset.spec.name if isinstance(dataset, Dataset) else str(dataset)
-    return train_from(values, given, env if callable(env) else None)[0]
+    return train_from(values, data, env if callable(env) else None)[0]
 
 
 def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None) -> list[Run]:
@@ -199,10 +199,10 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
     for name in main.compare:
         if name != main.label:
             # the settings given, without those of the main algorithm
-            own = ("algo", "grid")
-            kept = {k: v for k, v in main.given.items() if k.partition(".")[0] not in own and (k != "experiment" or v == "none")}
+            private = ("algo", "grid")
+            settings = {k: v for k, v in main.given.items() if k.partition(".")[0] not in private and (k != "experiment" or v == "none")}
             shared = {k: getattr(main, k) for k in ("seeds", "steps", "runs_dir", "quiet")}
-            yield compose({**kept, **shared, "algo": name, "compare": []})
+            yield compose({**settings, **shared, "algo": name, "compare": []})
 
 
 def _prepare(config: TrainConfig, dataset: Dataset | None, env: Callable[[], Any] | None) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:
@@ -249,11 +249,11 @@ def finetune(
         values["steps"] = steps
     if isinstance(env, str):
         values["env"] = env
-    given = dataset if isinstance(dataset, Dataset) else None
-    if dataset is not None and given is None:
+    data = dataset if isinstance(dataset, Dataset) else None
+    if dataset is not None and data is None:
         values["dataset"] = str(dataset)
     path = run.dir if isinstance(run, Run) else run
-    return finetune_from(path, values, given, env if callable(env) else None)
+    return finetune_from(path, values, data, env if callable(env) else None)
 
 
 def finetune_from(

@@ -193,15 +193,15 @@ def permuted(key: Tensor, index: Tensor, high: int) -> Tensor:
     """
     m = max(1, math.isqrt(high))
     n = -(-high // m)
-    keys, found = split(key, 4), index
+    keys, image = split(key, 4), index
     for walk in range(2):
-        left, right = torch.div(found, n, rounding_mode="floor"), found % n
+        left, right = torch.div(image, n, rounding_mode="floor"), image % n
         for turn in (0, 2):
             left = (left + randint_at(keys[turn], right, m)) % m
             right = (right + randint_at(keys[turn + 1], left, n)) % n
         moved = left * n + right
-        found = moved if walk == 0 else torch.where(found < high, found, moved)
-    return torch.where(found < high, found, index)
+        image = moved if walk == 0 else torch.where(image < high, image, moved)
+    return torch.where(image < high, image, index)
 
 
 def bernoulli(key: Tensor, shape: tuple[int, ...], probability: float) -> Tensor:

@@ -47,9 +47,9 @@ def _code() -> str:
     digest = hashlib.sha256()
     with contextlib.suppress(PackageNotFoundError):
         digest.update(version("offrl").encode())
-    here = Path(__file__).parent
-    for path in sorted(here.rglob("*.py")):
-        digest.update(f"{path.relative_to(here)} ".encode() + path.read_bytes())
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)} ".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -118,7 +118,7 @@ def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float)
 
 def _make_room(cache: Path, limit: float) -> None:
     """Remove what crashed writers left, and the least recently used entries until the others have `limit` bytes or fewer."""
-    kept = []
+    entries = []
     for path in cache.iterdir():
         with contextlib.suppress(OSError):  # another process removes it at the same time
             if path.name.startswith("building-"):
@@ -126,9 +126,9 @@ def _make_room(cache: Path, limit: float) -> None:
                     shutil.rmtree(path, ignore_errors=True)
             elif path.is_dir():
                 size = mapped_bytes(path)
-                kept.append((0.0 if size is None else (path / MANIFEST).stat().st_mtime, path, size or 0))
-    total = sum(size for _, _, size in kept)
-    for stamp, path, size in sorted(kept):
+                entries.append((0.0 if size is None else (path / MANIFEST).stat().st_mtime, path, size or 0))
+    total = sum(size for _, _, size in entries)
+    for stamp, path, size in sorted(entries):
         if stamp and total <= limit:
             break
         shutil.rmtree(path, ignore_errors=True)
@@ -140,6 +140,6 @@ def _checksums(dataset: Dataset) -> list[int]:
     sums = []
     for values in (*dataset.columns.values(), dataset.episode_start, dataset.episode_end, dataset.raw_returns, dataset.complete):
         data = values.numpy().reshape(-1).view(np.uint8)
-        whole = len(data) // 8 * 8
-        sums.append((int(data[:whole].view(np.uint64).sum()) + int(data[whole:].sum())) % (1 << 64))
+        size = len(data) // 8 * 8
+        sums.append((int(data[:size].view(np.uint64).sum()) + int(data[size:].sum())) % (1 << 64))
     return sums

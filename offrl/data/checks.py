@@ -182,12 +182,12 @@ def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
             faults.append(Fault("overlap", "warning", message, _episode(ends, int(both[0])), int(both[0])))
     if raw.jump_rows is not None and len(raw.jump_rows):
         row, count = int(raw.jump_rows[0]), len(raw.jump_rows)
-        many = count > MANY_JUMPS * raw.rows
+        frequent = count > MANY_JUMPS * raw.rows
         message = f"{count} stored successor(s) differ from the next row's observation inside an episode: " + (
             "next_observations and observations do not belong together"
-            if many
+            if frequent
             else "an end mark is missing, and the episode is split there"
         )
-        cure = "set dataset.fields.next_observations to the right key, or leave them out of the file" if many else ""
-        faults.append(Fault("jump", "corrupting" if many else "warning", message, _episode(ends, row), row, cure))
+        cure = "set dataset.fields.next_observations to the right key, or leave them out of the file" if frequent else ""
+        faults.append(Fault("jump", "corrupting" if frequent else "warning", message, _episode(ends, row), row, cure))
     return faults

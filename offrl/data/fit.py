@@ -22,20 +22,20 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action range is narrower."""
     import gymnasium as gym
 
-    made = make_env(task) if env is None else env
-    texts = [isinstance(space, gym.spaces.Text) for space in (made.observation_space, made.action_space)]
+    probe = make_env(task) if env is None else env
+    texts = [isinstance(space, gym.spaces.Text) for space in (probe.observation_space, probe.action_space)]
     if spec.text or any(texts):
         if env is None:
-            made.close()
+            probe.close()
         _check_texts(spec, task, texts)
         return
     try:
-        shape = flattener(made, task.observation_keys)[1]
-        discrete, size = action_kind(made)
-        bounds = None if discrete else (made.action_space.low.ravel(), made.action_space.high.ravel())  # type: ignore[attr-defined]
+        shape = flattener(probe, task.observation_keys)[1]
+        discrete, size = action_kind(probe)
+        bounds = None if discrete else (probe.action_space.low.ravel(), probe.action_space.high.ravel())  # type: ignore[attr-defined]
     finally:
         if env is None:
-            made.close()
+            probe.close()
     label, cure = task.env_id or "the environment", CURE
     note = f" {task.note}." if task.note else ""
     if tuple(spec.observation_shape) != shape:

@@ -30,13 +30,13 @@ def _limit(task: Task | None) -> int | None:
 def jumps(raw: RawData) -> np.ndarray:
     """Rows i whose stored successor is not observation i + 1; bool [R], False on the last row."""
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
-    found = np.zeros(len(observations), bool)
+    jump = np.zeros(len(observations), bool)
     for part in chunks(len(observations) - 1):
         a, b = successors[part], observations[part.start + 1 : part.stop + 1]
         if not np.array_equal(a, b):
             a, b = a.reshape(len(a), -1).astype(np.float32), b.reshape(len(b), -1).astype(np.float32)
-            found[part] = (np.abs(a - b) > 1e-6 * np.maximum(1.0, np.abs(b))).any(1)
-    return found
+            jump[part] = (np.abs(a - b) > 1e-6 * np.maximum(1.0, np.abs(b))).any(1)
+    return jump
 
 
 def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
@@ -64,10 +64,10 @@ def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
             )
             raw.note(f"no time-outs in the file: {int(ends.sum()) - marked} episode ends inferred from {reason}")
     elif "next_observations" in columns:
-        found = np.flatnonzero(jumps(raw) & ~ends)
-        raw.jump_rows = found
-        if split_jumps and len(found) <= MANY_JUMPS * rows:  # more than that, and it is the stored successors that are wrong
-            ends[found] = True
+        jump_rows = np.flatnonzero(jumps(raw) & ~ends)
+        raw.jump_rows = jump_rows
+        if split_jumps and len(jump_rows) <= MANY_JUMPS * rows:  # more than that, and it is the stored successors that are wrong
+            ends[jump_rows] = True
     raw.last_complete = bool(rows and ends[-1])
     if rows:
         ends[-1] = True

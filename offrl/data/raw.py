@@ -95,10 +95,10 @@ def canonical(name: str, values: Any, where: str = "", discrete: bool | None = N
 
 def refuse_gaps(name: str, values: np.ndarray, where: str) -> None:
     """Raises UserError where a column of flags or numbers of episodes has no value in some row: NaN would count as True."""
-    if values.dtype.kind == "f" and not (there := np.isfinite(values)).all():
-        row = int(np.argmin(there.reshape(len(values), -1).all(1)))
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        row = int(np.argmin(finite.reshape(len(values), -1).all(1)))
         raise UserError(
-            f"{where}: column '{name}' has no value in row {row} ({int((~there).sum()):,} such rows): write 0 or 1, or a number"
+            f"{where}: column '{name}' has no value in row {row} ({int((~finite).sum()):,} such rows): write 0 or 1, or a number"
         )
 
 

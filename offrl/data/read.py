@@ -19,20 +19,20 @@ from offrl.settings.dataset import DatasetConfig
 def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
     """One source, read and checked, with nothing done to it."""
     if source.loader is not None:
-        made = source.loader(config)
-        if isinstance(made, RawData):
-            _add_rewards(made, config)
-            return assemble(made, config, memory)
-        if not isinstance(made, Dataset):
-            raise UserError(f"the registered data set '{source.name}' returned {type(made).__name__}, not a Dataset or RawData")
-        return made
+        loaded = source.loader(config)
+        if isinstance(loaded, RawData):
+            _add_rewards(loaded, config)
+            return assemble(loaded, config, memory)
+        if not isinstance(loaded, Dataset):
+            raise UserError(f"the registered data set '{source.name}' returned {type(loaded).__name__}, not a Dataset or RawData")
+        return loaded
     if source.text:
         return load_text(source, config).dataset
     folder = flat.entry(source, config) if config.cache != "never" else None
-    if folder is not None and (found := flat.read(folder, memory)):
-        for text in found[1]:
+    if folder is not None and (cached := flat.read(folder, memory)):
+        for text in cached[1]:
             warn(text)
-        return found[0]
+        return cached[0]
     began = time.perf_counter()
     raw = read_raw(source.name, config, memory, source, ("rewards",) if _rewardless(config) else ())
     bare = _add_rewards(raw, config)

@@ -34,8 +34,8 @@ def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
             unknown = discount ** np.arange(last - first, 0, -1, dtype=np.float64)  # discount**T of each row
             own = returns[first:last]
             # own + unknown * (rate of income / (1 - discount)), and own = (1 - unknown) * (own rate of income / (1 - discount))
-            whole = own + unknown * own + unknown**2 * usual
-            low, high = min(low, float(whole.min())), max(high, float(whole.max()))
+            totals = own + unknown * own + unknown**2 * usual
+            low, high = min(low, float(totals.min())), max(high, float(totals.max()))
     spread, size = high - low, max(abs(low), abs(high))
     margin = MARGIN * spread if spread > EQUAL * size else max(1.0, size)  # equal returns: any range around them
     # few digits, outwards: the same on machines that round differently, since the range is part of what a run is

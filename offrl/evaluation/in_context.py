@@ -129,7 +129,7 @@ class Arena:
         memory = learner.begin(self.tasks, self.seed)
         rewards: list[np.ndarray] = []
         regrets: list[np.ndarray] = []
-        ends, said = [], False
+        ends, reports_regret = [], False
         for episode in range(episodes):
             rows = np.zeros((count, *self.shape), self.dtype)
             for n, env in enumerate(self.envs):
@@ -142,7 +142,7 @@ class Arena:
                 for n in list(running):
                     observation, reward, terminated, truncated, info = self.envs[n].step(actions[n])
                     gained[n], lost[n], lengths[n] = reward, info.get("regret", 0.0), t + 1
-                    said = said or "regret" in info
+                    reports_regret = reports_regret or "regret" in info
                     rows[n] = last[n] = self.flatten(observation)
                     if terminated or truncated:
                         running.remove(n)
@@ -157,7 +157,9 @@ class Arena:
             ends.append(len(rewards))
             if episode + 1 < episodes:
                 memory = learner.new_episode(memory, last, lengths)
-        return Played(tuple(int(n) for n in self.tasks), np.stack(rewards, 1), np.stack(regrets, 1) if said else None, tuple(ends))
+        return Played(
+            tuple(int(n) for n in self.tasks), np.stack(rewards, 1), np.stack(regrets, 1) if reports_regret else None, tuple(ends)
+        )
 
     def _fitting(self, actions: np.ndarray) -> Any:
         """Actions as `step` takes them. Raises UserError for those of another environment."""

@@ -40,10 +40,10 @@ class TrainedPolicy:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device if algorithm.traits.acts_on_device else "cpu")
-        wanted = [n for n in dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)) if n in state.params]
-        kept = state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, buffers={})
+        names = [n for n in dict.fromkeys((*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)) if n in state.params]
+        acting = state._replace(params={n: state.params[n] for n in names}, target={}, opt={}, buffers={})
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
-        self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), kept)
+        self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), acting)
         spec = algorithm.spec
         self.mean = None if spec.observation_mean is None else torch.tensor(spec.observation_mean)
         self.std = None if spec.observation_std is None else torch.tensor(spec.observation_std)
@@ -172,12 +172,12 @@ class TrainedPolicy:
 
         Raises UserError for a policy that would have to be trained for them, and for rewards that are no task.
         """
-        given = torch.as_tensor(np.asarray(rewards, np.float32)).reshape(-1)
-        if not len(given) or not bool(given.isfinite().all()):
+        values = torch.as_tensor(np.asarray(rewards, np.float32)).reshape(-1)
+        if not len(values) or not bool(values.isfinite().all()):
             raise UserError("rewards to act for must be finite numbers, at least one")
-        if not bool(given.any()):
+        if not bool(values.any()):
             raise UserError("the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do")
-        actor = self.algorithm.actor(self.state).infer_task(self._from_environment(next_observations), given)
+        actor = self.algorithm.actor(self.state).infer_task(self._from_environment(next_observations), values)
         return self._other(actor.algorithm, actor.state)
 
     def _from_environment(self, observations: np.ndarray) -> Tensor:
@@ -196,11 +196,11 @@ class TrainedPolicy:
         if not self.algorithm.traits.critic_modules or any(n not in self.state.params for n in self.algorithm.traits.critic_modules):
             return None
         if self.algorithm.spec.discrete:
-            given = torch.as_tensor(actions)
+            scaled = torch.as_tensor(actions)
         else:
             span = np.where(self.high > self.low, self.high - self.low, 1.0)
-            given = torch.as_tensor((2.0 * (actions - self.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
-        q = self.algorithm.q_value(self.state, self._from_environment(observations), given)
+            scaled = torch.as_tensor((2.0 * (actions - self.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
+        q = self.algorithm.q_value(self.state, self._from_environment(observations), scaled)
         return None if q is None else q.double().numpy()
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -62,14 +62,14 @@ class Diary:
 
     def columns(self, flatten: Callable[[Any], np.ndarray], steps: int) -> dict[str, np.ndarray]:
         """The arguments of a function of rewards, of the first `steps` steps; the last is cut off where nothing ended it."""
-        seen = np.stack([np.asarray(flatten(o)) for o in self.observations[: steps + 1]])
-        kind = np.uint8 if seen.dtype == np.uint8 else np.float32
+        observations = np.stack([np.asarray(flatten(o)) for o in self.observations[: steps + 1]])
+        kind = np.uint8 if observations.dtype == np.uint8 else np.float32
         ended, cut = (np.array([e[i] for e in self.ends[:steps]], bool) for i in range(2))
         cut[-1] |= not ended[-1]
         actions = np.stack([np.asarray(a) for a in self.actions[:steps]])
         return {
-            "observations": seen[:-1].astype(kind),
-            "next_observations": seen[1:].astype(kind),
+            "observations": observations[:-1].astype(kind),
+            "next_observations": observations[1:].astype(kind),
             "actions": actions.astype(np.int64 if actions.dtype.kind in "iu" else np.float32),
             "rewards": np.array(self.rewards[:steps], np.float32),
             "terminations": ended,
@@ -107,16 +107,16 @@ def score(policies: Sequence[TrainedPolicy], task: Task, config: EvalConfig, rew
     with Evaluator(watched, config) as evaluator:
         evaluator.fast = None  # stepping physics directly would pass the diaries by
         diaries.clear()
-        found = evaluator(policies, [p.seed for p in policies])
+        evaluation = evaluator(policies, [p.seed for p in policies])
         choices = getattr(evaluator.envs[0].action_space, "start", 0)  # data number choices from 0
-        returns = np.zeros(found.returns.shape)
+        returns = np.zeros(evaluation.returns.shape)
         for at, diary in enumerate(diaries):
             n, e = divmod(at, config.episodes)
-            columns = diary.columns(evaluator.flatten, int(found.lengths[n, e]))
+            columns = diary.columns(evaluator.flatten, int(evaluation.lengths[n, e]))
             if columns["actions"].dtype == np.int64:
                 columns["actions"] = columns["actions"] - int(choices)
-            returns[n, e] = call_labeller(f"rewards={name_of(rewards)}, episode {e} of seed {found.seeds[n]}", function, columns).sum()
-    return found, returns
+            returns[n, e] = call_labeller(f"rewards={name_of(rewards)}, episode {e} of seed {evaluation.seeds[n]}", function, columns).sum()
+    return evaluation, returns
 
 
 def name_of(rewards: str | Labeller) -> str:

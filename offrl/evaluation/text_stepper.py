@@ -37,7 +37,7 @@ class TextStepper:
         """Step t of each environment with its text of `actions`, an array of objects. Raises StepFailed where an environment raises."""
         texts = np.full(len(handles), None, object)
         rewards, over, successes = np.zeros(len(handles)), np.zeros(len(handles), bool), np.full(len(handles), np.nan)
-        said = False
+        reports_success = False
         for k, env in enumerate(handles):
             try:
                 text, reward, terminated, truncated, info = env.step(str(actions[k]))
@@ -47,5 +47,5 @@ class TextStepper:
             rewards[k], over[k] = float(reward), bool(terminated or truncated)
             success = success_of(info)
             if success is not None:
-                successes[k], said = success, True
-        return Steps(texts, rewards, over, successes if said else None, {})
+                successes[k], reports_success = success, True
+        return Steps(texts, rewards, over, successes if reports_success else None, {})

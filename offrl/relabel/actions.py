@@ -58,10 +58,10 @@ def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: M
     config, memory = config.of_any_layout("actions"), memory or Memory()
     source = resolve(name, config)
     if source.loader is not None:
-        made = source.loader(config)
-        if isinstance(made, Dataset):
-            return replace(made, columns={**made.columns, "actions": torch.from_numpy(_no_actions(len(made), like))})
-        raw = made
+        loaded = source.loader(config)
+        if isinstance(loaded, Dataset):
+            return replace(loaded, columns={**loaded.columns, "actions": torch.from_numpy(_no_actions(len(loaded), like))})
+        raw = loaded
     else:
         raw = read_raw(source.name, config, memory, source, ("actions", "rewards"))
     if not isinstance(raw, RawData):
@@ -90,18 +90,18 @@ def split_labelled(dataset: Dataset, fraction: float, quantile: float = 1.0, see
     the others, whose actions are to be ignored, are action-free. Both keep the order of the episodes. Raises UserError for shares that
     do not fit, or when no episode is left for one side.
     """
-    many = dataset.num_episodes
-    count, low = max(1, int(fraction * many + 1e-9)), int(quantile * many + 1e-9)
-    if not 0.0 < fraction < 1.0 or count > low or count == many:
+    total = dataset.num_episodes
+    count, low = max(1, int(fraction * total + 1e-9)), int(quantile * total + 1e-9)
+    if not 0.0 < fraction < 1.0 or count > low or count == total:
         raise UserError(
-            f"{dataset.spec.name}: {count} of {many} episodes are to be labelled (dataset.labelled_fraction={fraction}), drawn from the "
+            f"{dataset.spec.name}: {count} of {total} episodes are to be labelled (dataset.labelled_fraction={fraction}), drawn from the "
             f"{low} with the lowest returns (dataset.labelled_quantile={quantile}): choose shares that leave episodes on both sides"
         )
     order = np.argsort(dataset.raw_returns.numpy(), kind="stable")[:low]
-    chosen = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(order)[:count])
-    rest = np.setdiff1d(np.arange(many), chosen)
+    numbers = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(order)[:count])
+    rest = np.setdiff1d(np.arange(total), numbers)
     words = f"labelled {fraction:g} of the lowest {quantile:g} seed {seed}"
-    return keep_episodes(dataset, torch.from_numpy(chosen), words), keep_episodes(dataset, torch.from_numpy(rest), f"not {words}")
+    return keep_episodes(dataset, torch.from_numpy(numbers), words), keep_episodes(dataset, torch.from_numpy(rest), f"not {words}")
 
 
 def label_actions(
@@ -130,8 +130,8 @@ def label_actions(
     key = _key(dataset, others, settings)
 
     def make() -> tuple[dict[str, Tensor], dict[str, str]]:
-        found, note = learn(dataset, others, settings, torch.device(device), quiet)
-        return {"actions": found}, {"note": note}
+        predicted, note = learn(dataset, others, settings, torch.device(device), quiet)
+        return {"actions": predicted}, {"note": note}
 
     path = None if cache is None else cache / f"{key[:24]}.safetensors"
     tensors, meta = once(path, make, "the labels of the action-free data", quiet)

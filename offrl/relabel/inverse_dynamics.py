@@ -125,15 +125,15 @@ class Inputs:
         first = torch.isin(rows, dataset.episode_start)
         before = torch.where(first.unsqueeze(-1), 0.0, observations[(rows - 1).clamp(min=0)])
         after = dataset.columns["next_observations"].reshape(len(dataset), -1)[rows]
-        previous, here, following = ((x - self.mean) / self.std for x in (before, observations[rows], after))
-        return previous, here, following
+        previous, current, following = ((x - self.mean) / self.std for x in (before, observations[rows], after))
+        return previous, current, following
 
 
 def prepared(dataset: Dataset, rows: Tensor, inputs: Inputs) -> Dataset:
     """The rows as a dataset of their own for `InverseDynamics`: normalised states, and the column "previous"."""
-    previous, here, following = inputs.states(dataset, rows)
+    previous, current, following = inputs.states(dataset, rows)
     columns = {
-        "observations": here,
+        "observations": current,
         "actions": dataset.columns["actions"][rows],
         "rewards": torch.zeros(len(rows)),
         "next_observations": following,
@@ -164,8 +164,8 @@ def learn(dataset: Dataset, others: Sequence[Dataset], settings: InverseSettings
     title = f"inverse dynamics of {dataset.spec.name}"
     trained = train_members(algorithm, "inverse", source, validate, seeds, settings.updates, settings.batch_size, device, title, quiet)
     labels = [_predict(algorithm, trained, other, inputs, device) for other in others]
-    here = _ensemble(algorithm, trained, inputs, dataset, held, device)
-    return torch.cat(labels), _note(dataset, others, trained, here, dataset.columns["actions"][held], settings)
+    predictions = _ensemble(algorithm, trained, inputs, dataset, held, device)
+    return torch.cat(labels), _note(dataset, others, trained, predictions, dataset.columns["actions"][held], settings)
 
 
 def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tensor]:
@@ -173,10 +173,10 @@ def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tens
     known = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
     if len(known) < 2:
         raise UserError(f"{dataset.spec.name} has {len(known)} labelled transition(s): too few to learn the actions of others from")
-    many = dataset.num_episodes
+    total = dataset.num_episodes
     episode = torch.searchsorted(dataset.episode_start, known, right=True) - 1
-    count = min(max(1, int(settings.held_out * many + 1e-9)), many - 1)
-    drawn = np.random.Generator(np.random.PCG64(settings.seed)).permutation(many)[:count]
+    count = min(max(1, int(settings.held_out * total + 1e-9)), total - 1)
+    drawn = np.random.Generator(np.random.PCG64(settings.seed)).permutation(total)[:count]
     out = torch.isin(episode, torch.from_numpy(drawn))
     if not bool(out.any()) or bool(out.all()):
         out = torch.arange(len(known)) >= min(len(known) - 1, int((1.0 - settings.held_out) * len(known)))
@@ -186,11 +186,11 @@ def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tens
 @torch.no_grad()
 def _ensemble(algorithm: InverseDynamics, trained: Trained, inputs: Inputs, dataset: Dataset, rows: Tensor, device: torch.device) -> Tensor:
     """The members' joint actions at rows [M]."""
-    found = []
+    predictions = []
     for part in rows.split(ROWS):
         x = torch.cat(inputs.states(dataset, part), -1).to(device)
-        found.append(algorithm.joint_action([algorithm.apply("inverse", params, x) for params in trained.params]).cpu())
-    return torch.cat(found)
+        predictions.append(algorithm.joint_action([algorithm.apply("inverse", params, x) for params in trained.params]).cpu())
+    return torch.cat(predictions)
 
 
 def _predict(algorithm: InverseDynamics, trained: Trained, dataset: Dataset, inputs: Inputs, device: torch.device) -> Tensor:
@@ -203,17 +203,19 @@ def _predict(algorithm: InverseDynamics, trained: Trained, dataset: Dataset, inp
     return actions
 
 
-def _note(dataset: Dataset, others: Sequence[Dataset], trained: Trained, found: Tensor, true: Tensor, settings: InverseSettings) -> str:
+def _note(
+    dataset: Dataset, others: Sequence[Dataset], trained: Trained, predictions: Tensor, true: Tensor, settings: InverseSettings
+) -> str:
     rows, episodes = sum(len(d) for d in others), sum(d.num_episodes for d in others)
     if dataset.spec.discrete:
-        share = float((found == true).double().mean())
+        share = float((predictions == true).double().mean())
         usual = float(torch.bincount(true).max() / len(true))
         error = f"{100 * share:.1f}% of held-out actions are right (always the commonest: {100 * usual:.1f}%)"
     else:
-        each = (found - true).double().square().mean(0).sqrt()
+        rmse = (predictions - true).double().square().mean(0).sqrt()
         plain = float(true.double().var(0, unbiased=False).mean().sqrt())
-        shown = " ".join(f"{e:.3g}" for e in each[:12].tolist()) + (" ..." if len(each) > 12 else "")
-        error = f"held-out RMSE {float(each.square().mean().sqrt()):.3g} (always the mean: {plain:.3g}), by dimension {shown}"
+        shown = " ".join(f"{e:.3g}" for e in rmse[:12].tolist()) + (" ..." if len(rmse) > 12 else "")
+        error = f"held-out RMSE {float(rmse.square().mean().sqrt()):.3g} (always the mean: {plain:.3g}), by dimension {shown}"
     likelihood = ", ".join(f"{e:.3g}" for e in trained.errors.tolist())
     return (
         f"actions of {episodes:,} episodes ({rows:,} rows) are labelled by inverse dynamics learnt from {dataset.num_episodes:,} episodes "

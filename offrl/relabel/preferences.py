@@ -127,7 +127,7 @@ class PreferenceModel:
         """
         settings = settings or PreferenceSettings()
         check(settings, "")
-        starts, wanted = check_pairs(dataset, pairs, labels, length)
+        starts, targets = check_pairs(dataset, pairs, labels, length)
         spec = dataset.spec
         x = _inputs(spec, episode_columns(dataset, 0, len(dataset)), spec.name)
         used = x[torch.unique(starts.unsqueeze(-1) + torch.arange(length))]
@@ -140,7 +140,7 @@ class PreferenceModel:
 
         def part(which: Tensor) -> Batch:
             rows = starts[which].unsqueeze(-1) + torch.arange(length)  # [P, 2, H]
-            return {"first": x[rows[:, 0]], "second": x[rows[:, 1]], "label": wanted[which]}
+            return {"first": x[rows[:, 0]], "second": x[rows[:, 1]], "label": targets[which]}
 
         algorithm, where = Preferences(settings, spec), torch.device(device)
         source = algorithm.sampler().prepare({k: v.to(where) for k, v in part(training).items()})  # type: ignore[arg-type]
@@ -159,8 +159,8 @@ class PreferenceModel:
         first, second = (
             torch.stack([model.algorithm.rewards(m, part(held)[k]) for m in members]).mean(0).sum(-1) for k in ("first", "second")
         )
-        told = wanted[held] != 0.5
-        right = ((second > first) == (wanted[held] > 0.5))[told]
+        decided = targets[held] != 0.5
+        right = ((second > first) == (targets[held] > 0.5))[decided]
         model.accuracy = float(right.double().mean()) if len(right) else float("nan")
         return model
 
@@ -215,20 +215,20 @@ def _inputs(spec: DataSpec, columns: Mapping[str, np.ndarray], where: str) -> Te
 
 def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int) -> tuple[Tensor, Tensor]:
     """(first rows int64 [P, 2], labels float32 [P]). Raises UserError, naming the pair, for what does not fit."""
-    starts, wanted = np.asarray(pairs), np.asarray(labels, np.float64).reshape(-1)
+    starts, targets = np.asarray(pairs), np.asarray(labels, np.float64).reshape(-1)
     name = dataset.spec.name
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{name}: learn preferences before observations are normalised")
     if dataset.columns["observations"].dtype != torch.float32:
         raise UserError(f"{name}: preferences are learnt from float observations only")
-    if starts.ndim != 2 or starts.shape[1] != 2 or starts.dtype.kind not in "iu" or len(starts) != len(wanted) or len(starts) < 2:
+    if starts.ndim != 2 or starts.shape[1] != 2 or starts.dtype.kind not in "iu" or len(starts) != len(targets) or len(starts) < 2:
         raise UserError(
-            f"{name}: pairs must be whole numbers [P, 2] and labels [P], P > 1; here {list(starts.shape)} and {list(wanted.shape)}"
+            f"{name}: pairs must be whole numbers [P, 2] and labels [P], P > 1; here {list(starts.shape)} and {list(targets.shape)}"
         )
-    bad = np.flatnonzero(~np.isin(wanted, (0.0, 0.5, 1.0)))
+    bad = np.flatnonzero(~np.isin(targets, (0.0, 0.5, 1.0)))
     if len(bad):
         raise UserError(
-            f"{name}: the label of pair {bad[0]} is {wanted[bad[0]]}; 1 says that its second segment is better, 0 the first, 0.5 neither"
+            f"{name}: the label of pair {bad[0]} is {targets[bad[0]]}; 1 says that its second segment is better, 0 the first, 0.5 neither"
         )
     ends = dataset.episode_end.numpy()
     inside = (starts >= 0) & (starts < len(dataset))
@@ -237,7 +237,7 @@ def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int) -> tuple
     if length < 1 or len(bad):
         pair = int(bad[0]) if len(bad) else 0
         raise UserError(f"{name}: pair {pair}, first rows {starts[pair].tolist()}: {length} rows from there do not lie in one episode")
-    return torch.from_numpy(starts.astype(np.int64)), torch.from_numpy(wanted.astype(np.float32))
+    return torch.from_numpy(starts.astype(np.int64)), torch.from_numpy(targets.astype(np.float32))
 
 
 def segment_pairs(dataset: Dataset, count: int, length: int, seed: int = 0) -> np.ndarray:

@@ -47,7 +47,7 @@ def train_members(
     call gives the same numbers on the same machine. Raises UserError when the error of some member was never finite.
     """
     best = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
-    kept: list[Params] = [{} for _ in seeds]
+    best_params: list[Params] = [{} for _ in seeds]
     every, stale, made = max(1, updates // LOOKS), 0, 0
 
     def look(engine: LocalEngine, step: int) -> bool:
@@ -59,7 +59,7 @@ def train_members(
             member = {k: v[n].clone(memory_format=torch.contiguous_format).to(device) for k, v in params.items()}
             error = validate(member)
             if error < best[n]:
-                best[n], kept[n], stale = error, member, 0
+                best[n], best_params[n], stale = error, member, 0
         return stale >= PATIENCE
 
     with Progress(title, updates, "updates", quiet) as bar:
@@ -73,8 +73,8 @@ def train_members(
             compile="cudagraph" if device.type == "cuda" else "eager",
             stops=[*range(every, updates, every), updates],
             look=look,
-            progress=lambda step, rate: bar.update(step, f"validation error {float(best.mean()):.4g}" if kept[0] else ""),
+            progress=lambda step, rate: bar.update(step, f"validation error {float(best.mean()):.4g}" if best_params[0] else ""),
         )
-    if not all(kept):
+    if not all(best_params):
         raise UserError(f"{title}: training diverged (the error is not finite); look for outliers with `offrl data inspect`")
-    return Trained(kept, best, made)
+    return Trained(best_params, best, made)

@@ -100,7 +100,7 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
             f"{', '.join(raw)}: no reference scores, so only raw returns are reported; returns of different tasks have different "
             "scales, and their average means nothing"
         )
-    found = []
+    result = []
     for name, table in tables.items():
         every = list(dict.fromkeys(d for row in table.values() for d in row))
         labels_ = [label for label, row in table.items() if 2 * len(row) >= len(every)]
@@ -122,8 +122,8 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
             )
         if len(counts) > 1:
             notes.append("numbers of seeds differ between cells: each data set weighs the same")
-        found.append(Group(name, tuple(datasets), matrices, tuple(notes)))
-    return found, why
+        result.append(Group(name, tuple(datasets), matrices, tuple(notes)))
+    return result, why
 
 
 def settings_matrix(results: Results, dataset: str, algorithm: str) -> tuple[list[str], np.ndarray]:

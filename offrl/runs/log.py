@@ -53,17 +53,17 @@ class LineFile:
         """Keeps the lines whose step is at most `keep_to` (and the header); a half-written or unreadable line goes."""
         self.path = path
         head = header.encode()
-        kept, old = [head], b""
+        lines, old = [head], b""
         try:
             if path.exists():
                 old = path.read_bytes()
                 for line in old.splitlines(keepends=True):
                     try:
                         if line.endswith(b"\n") and line != head and step_of(line) <= keep_to:
-                            kept.append(line)
+                            lines.append(line)
                     except (ValueError, KeyError, TypeError):  # what a crash of the whole machine leaves behind
                         continue
-            new = b"".join(kept)
+            new = b"".join(lines)
             if new != old or not path.exists():
                 part = path.with_name(path.name + ".part")
                 with open(part, "wb") as out:
@@ -149,8 +149,8 @@ class RunLog:
         self.run_dir = Path(run_dir)
         self.replicas = tuple(replicas)
         fields = [field for field, _ in self.replicas[0].values]
-        if taken := set(fields) & set(SCORE_COLUMNS):
-            raise UserError(f"grid.{min(taken)}: scores.csv has another column of that name; rename that field of the algorithm")
+        if clashes := set(fields) & set(SCORE_COLUMNS):
+            raise UserError(f"grid.{min(clashes)}: scores.csv has another column of that name; rename that field of the algorithm")
         self._columns = self._score_columns(fields)
         keep_to = -1 if resume_step is None else resume_step
         try:

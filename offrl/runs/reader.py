@@ -74,16 +74,16 @@ class Reader:
 
     def _children(self, path: Path, suite: str) -> bool:
         """Read all folders in a folder; whether there was anything in them."""
-        found = False
+        result = False
         for folder in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
             if suite and (folder / RECORD).exists():
                 if folder.resolve() not in self._seen:
                     self._seen.add(folder.resolve())
                     self.run(folder, suite)
-                found = True
+                result = True
             else:
-                found = self.read(folder) or found
-        return found
+                result = self.read(folder) or result
+        return result
 
     # ---- benchmarks
 
@@ -96,12 +96,12 @@ class Reader:
         except (OSError, *Damage) as error:
             self.problems.append(f"{path / BENCHMARK} cannot be read ({_words(error)}): its runs are read without it")
             return False
-        own = plan.get("references") if isinstance(plan.get("references"), dict) else {}
+        references = plan.get("references") if isinstance(plan.get("references"), dict) else {}
         self.reference_source = self.reference_source or str(plan.get("reference_source") or "")
         for dataset, algorithm, name in cells:
             folder, status = path / name, self._status(path / CELLS / f"{name}.json")
-            said = " ".join(str(status.get("error") or "").split())
-            reason = f"failed: {said or 'no reason was written down'}" if status.get("status") == "failed" else ""
+            message = " ".join(str(status.get("error") or "").split())
+            reason = f"failed: {message or 'no reason was written down'}" if status.get("status") == "failed" else ""
             run = None
             if (folder / RECORD).exists() and folder.resolve() not in self._seen:
                 self._seen.add(folder.resolve())
@@ -109,8 +109,8 @@ class Reader:
                 if run is None:
                     self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or f"its {RECORD} cannot be read"))
             elif not (folder / RECORD).exists():
-                begun = "begun, but nothing was saved" if folder.exists() or status else "not started"
-                self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or begun))
+                state = "begun, but nothing was saved" if folder.exists() or status else "not started"
+                self.missing.append(Missing(dataset, algorithm, "", None, str(folder), reason or state))
             if run is not None and not run.grid:
                 settings = next((v.settings for v in reversed(self.variants) if v.key[:2] == (run.dataset, run.algorithm)), "")
                 for seed in seeds:
@@ -119,7 +119,7 @@ class Reader:
                 if reason and not any(m.run == str(folder) for m in self.missing):
                     self.problems.append(f"{folder}: {reason}; its scores are complete all the same")
             names = (run.dataset, run.algorithm) if run is not None else (dataset, algorithm)
-            value = own.get(dataset, {}).get(algorithm) if isinstance(own.get(dataset), dict) else None
+            value = references.get(dataset, {}).get(algorithm) if isinstance(references.get(dataset), dict) else None
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.references[names] = float(value)
         self._seen.add((path / PARTS).resolve())  # what cells needed first is no result
@@ -161,9 +161,9 @@ class Reader:
         for replica in run.replicas:
             if replica.cell not in settings:
                 values = {f"algo.{field}": value for field, value in replica.values}
-                own = {**flat, **values}
-                settings[replica.cell] = digest(own)
-                self.variants.append(Variant(dataset, label, digest(own), own, {**given, **values}))
+                point_settings = {**flat, **values}
+                settings[replica.cell] = digest(point_settings)
+                self.variants.append(Variant(dataset, label, digest(point_settings), point_settings, {**given, **values}))
         steps = config.get("steps") if isinstance(config.get("steps"), int) else None
         if steps is not None and config.get("stop", "none") != "none":
             steps = min(steps, _ended(path, config) or steps)
@@ -212,9 +212,9 @@ class Reader:
             config = error
         if isinstance(config, dict) and isinstance(config.get("steps"), int):
             return config
-        said = _words(config) if isinstance(config, Exception) else "it is cut short"
+        reason = _words(config) if isinstance(config, Exception) else "it is cut short"
         self.problems.append(
-            f"{path / CONFIG} cannot be read ({said}): whether the run finished is not known, so its scores are not counted"
+            f"{path / CONFIG} cannot be read ({reason}): whether the run finished is not known, so its scores are not counted"
         )
         return config if isinstance(config, dict) else {}
 
@@ -251,14 +251,14 @@ class Reader:
         except OSError as error:
             self.problems.append(f"{path} cannot be read ({error.strerror}): left out")
             return
-        whole, end, rest = text.rpartition("\n")
+        complete, end, rest = text.rpartition("\n")
         if rest.strip("\0 "):
             self.problems.append(f"{path}: its last line is half-written: left out")
         if not end:
             if not text:
                 self.problems.append(f"{path} is empty")
             return
-        reader = csv.DictReader((line.replace("\0", "") for line in whole.split("\n")), restkey="")
+        reader = csv.DictReader((line.replace("\0", "") for line in complete.split("\n")), restkey="")
         try:
             yield from reader
         except csv.Error as error:

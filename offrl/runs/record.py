@@ -136,7 +136,7 @@ def change(old: dict[str, Any], new: dict[str, Any]) -> str:
     if grids[0] != grids[1]:
         return f"{grids[0]} there, {grids[1]} here"
     changed = difference(complete(old), complete(new))
-    return next((f"{name}: {there} there, {here} here" for name, (there, here) in changed.items()), "")
+    return next((f"{name}: {before} there, {after} here" for name, (before, after) in changed.items()), "")
 
 
 def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     try:
         return json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        there = sorted(p.parent.name for p in run_dir.parent.glob(f"*/{RECORD}"))
-        raise UserError(f"{run_dir} is not a run directory (it has no {RECORD}).{nearest(run_dir.name, there)}") from None
+        names = sorted(p.parent.name for p in run_dir.parent.glob(f"*/{RECORD}"))
+        raise UserError(f"{run_dir} is not a run directory (it has no {RECORD}).{nearest(run_dir.name, names)}") from None
     except (OSError, ValueError) as error:
         raise UserError(
             f"{run_dir / RECORD} cannot be read ({error}); restore the file that offrl wrote, or choose another name="

@@ -142,12 +142,12 @@ class Cell:
 
     def _complete_steps(self, seeds: set[int] | None = None, what: str = "raw") -> list[int]:
         """Steps at which each of these seeds (all by default) has a score of that kind."""
-        wanted = seeds or {s.seed for s in self.history}
+        expected = seeds or {s.seed for s in self.history}
         at: dict[int, set[int]] = defaultdict(set)
         for s in self.history:
             if getattr(s, what) is not None:
                 at[s.step].add(s.seed)
-        return [step for step, there in at.items() if wanted <= there]
+        return [step for step, present in at.items() if expected <= present]
 
 
 @dataclass(frozen=True)
@@ -179,16 +179,16 @@ class Results:
     def cells(self) -> list[Cell]:
         """One for each dataset and labelled algorithm, in the order found; those of which nothing was scored too."""
         rows: dict[tuple[str, str], list[Score]] = defaultdict(list)
-        gone: dict[tuple[str, str], list[Missing]] = defaultdict(list)
+        missing: dict[tuple[str, str], list[Missing]] = defaultdict(list)
         for s in self.scores:
             rows[s.dataset, self.label(s)].append(s)
         for m in self.missing:
-            gone[m.dataset, self.label(m)].append(m)
-        found = []
-        for dataset, label in dict.fromkeys((*rows, *gone)):
-            history, lost = rows[dataset, label], gone[dataset, label]
+            missing[m.dataset, self.label(m)].append(m)
+        cells = []
+        for dataset, label in dict.fromkeys((*rows, *missing)):
+            history, lost = rows[dataset, label], missing[dataset, label]
             one = history[0] if history else lost[0]
-            found.append(
+            cells.append(
                 Cell(
                     suite=history[0].suite if history else "",
                     dataset=dataset,
@@ -201,7 +201,7 @@ class Results:
                 )
             )
         order = {d: i for i, d in enumerate(self.datasets)}
-        return sorted(found, key=lambda c: order[c.dataset])
+        return sorted(cells, key=lambda c: order[c.dataset])
 
 
 def collect(paths: Sequence[str | Path]) -> Results:
@@ -214,12 +214,12 @@ def collect(paths: Sequence[str | Path]) -> Results:
     from offrl.runs.reader import Reader
 
     reader = Reader()
-    for given in paths:
-        path = Path(given)
+    for source in paths:
+        path = Path(source)
         if not path.exists():
-            there = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
+            siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
             raise UserError(
-                f"{path} does not exist; give run directories, benchmark directories or results.csv files.{nearest(str(path), there)}"
+                f"{path} does not exist; give run directories, benchmark directories or results.csv files.{nearest(str(path), siblings)}"
             )
         if not reader.read(path):
             raise UserError(
@@ -246,17 +246,17 @@ def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
     dropped: dict[tuple[str, str, str, str], list[tuple[int, bool]]] = defaultdict(list)
     lost: set[tuple[Any, ...]] = set()
     for (dataset, algorithm, settings, seed), by_run in by_seed.items():
-        kept, *others = sorted(by_run, key=lambda run: (-any(s.final for s in by_run[run]), -max(s.step for s in by_run[run])))
-        here = {s.step: s.raw for s in by_run[kept]}
+        counted, *others = sorted(by_run, key=lambda run: (-any(s.final for s in by_run[run]), -max(s.step for s in by_run[run])))
+        raw_scores = {s.step: s.raw for s in by_run[counted]}
         for other in others:
-            dropped[dataset, algorithm, kept, other].append((seed, any(here.get(s.step, s.raw) != s.raw for s in by_run[other])))
+            dropped[dataset, algorithm, counted, other].append((seed, any(raw_scores.get(s.step, s.raw) != s.raw for s in by_run[other])))
             lost.add((dataset, algorithm, settings, seed, other))
     lines = []
-    for (dataset, algorithm, kept, other), found in dropped.items():
-        seeds = f"seed{'s' if len(found) > 1 else ''} {', '.join(str(seed) for seed, _ in found)}"
-        unlike = "; their scores at the same steps differ, so one was trained or scored otherwise" if any(u for _, u in found) else ""
+    for (dataset, algorithm, counted, other), copies in dropped.items():
+        seeds = f"seed{'s' if len(copies) > 1 else ''} {', '.join(str(seed) for seed, _ in copies)}"
+        unlike = "; their scores at the same steps differ, so one was trained or scored otherwise" if any(u for _, u in copies) else ""
         lines.append(
-            f"{kept} and {other} are the same: {algorithm} on {dataset}, same settings, {seeds}; counted once, from {kept}{unlike}"
+            f"{counted} and {other} are the same: {algorithm} on {dataset}, same settings, {seeds}; counted once, from {counted}{unlike}"
         )
     return [s for s in scores if (*s.key, s.seed, s.run) not in lost], lines
 
@@ -280,17 +280,17 @@ def _unlike(results: Results) -> list[str]:
             package, _, version = words.partition(" ")
             if name := group(s):
                 packages[name][package].add(version)
-    told = set()
+    reported = set()
     for dataset, places in by_dataset.items():
         if len(places) > 1:
-            told.add(dataset)
-            each = "; ".join(f"{', '.join(sorted(who))} in {place or 'an unnamed environment'}" for place, who in places.items())
+            reported.add(dataset)
+            each = "; ".join(f"{', '.join(sorted(labels))} in {place or 'an unnamed environment'}" for place, labels in places.items())
             lines.append(f"{dataset}: scores of different environments or versions stand side by side and do not compare: {each}")
-    if not told:
+    if not reported:
         for name, versions in packages.items():
-            for package, found in versions.items():
-                if len(found) > 1:
-                    lines.append(f"{name}: scores of {package} {' and '.join(sorted(found))} together; physics differs between versions")
+            for package, values in versions.items():
+                if len(values) > 1:
+                    lines.append(f"{name}: scores of {package} {' and '.join(sorted(values))} together; physics differs between versions")
     for (dataset, label), lengths in steps.items():
         if len(lengths) > 1:
             lines.append(f"{dataset}: seeds of {label} were trained for {' and '.join(f'{n:,}' for n in sorted(lengths))} updates")

@@ -80,8 +80,8 @@ class SavedRun:
     @property
     def diverged(self) -> list[Replica]:
         """Replicas that were frozen because a loss was not finite."""
-        found = checkpoint.load_latest(self.dir)
-        return [] if found is None else [r for r, ok in zip(self.replicas, found[0]["alive"].tolist(), strict=True) if not ok]
+        latest = checkpoint.load_latest(self.dir)
+        return [] if latest is None else [r for r, ok in zip(self.replicas, latest[0]["alive"].tolist(), strict=True) if not ok]
 
     def policy(self, seed: int | None = None, **values: float) -> TrainedPolicy:
         """The policy of one seed, the first by default, and of one grid point: `policy(seed=0, temperature=3.0)`.
@@ -101,12 +101,12 @@ class SavedRun:
                 raise UserError(f"{self.dir} has no grid over '{field}'; {has}.{nearest(field, self.grid)}")
             if value not in self.grid[field]:
                 raise UserError(f"{self.dir} has no {field}={value}; it has {', '.join(map(number, self.grid[field]))}")
-        open_ = {field: given for field, given in self.grid.items() if field not in values and len(given) > 1}
+        open_ = {field: options for field, options in self.grid.items() if field not in values and len(options) > 1}
         if open_:
-            choices = "; ".join(f"{field}={' or '.join(map(number, given))}" for field, given in open_.items())
+            choices = "; ".join(f"{field}={' or '.join(map(number, options))}" for field, options in open_.items())
             raise UserError(f"{self.dir} has several policies of seed {seed}; say which: policy(seed={seed}, ...) with {choices}")
-        chosen = {field: values.get(field, given[0]) for field, given in self.grid.items()}
-        return next(r for r in self.replicas if r.seed == seed and dict(r.values) == chosen)
+        point = {field: values.get(field, options[0]) for field, options in self.grid.items()}
+        return next(r for r in self.replicas if r.seed == seed and dict(r.values) == point)
 
     def load_policy(self, replica: Replica, device: str = "auto") -> TrainedPolicy:
         """The final policy of a replica. Raises UserError before training ended."""
@@ -145,11 +145,11 @@ class SavedRun:
         rows = self.scores and self.final_scores
         if not rows:
             return []
-        lost, found = self.diverged, []
+        diverged, policies = self.diverged, []
         for values, where in by_cell(self.replicas).items():
-            kept = [i for i in where if self.replicas[i] not in lost] or where
-            found.append(summarise(self.algorithm, [rows[i] for i in kept], self.record, values))
-        return found
+            indices = [i for i in where if self.replicas[i] not in diverged] or where
+            policies.append(summarise(self.algorithm, [rows[i] for i in indices], self.record, values))
+        return policies
 
 
 def _number(text: str) -> Any:

@@ -116,8 +116,8 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     if dataset_group == "default":
         config.dataset.name = dataset
     config.experiment, config.algo.name = experiment, base_algorithm(algo)
-    config.match, own = experiment_settings(experiment, dataset)
-    for name, value in own.items():
+    config.match, defaults = experiment_settings(experiment, dataset)
+    for name, value in defaults.items():
         _set(config, name, value)
     return finish(config, values, given)
 

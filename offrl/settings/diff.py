@@ -102,21 +102,21 @@ def labels(variants: Sequence[Variant]) -> dict[tuple[str, str, str], str]:
     by_algorithm: dict[str, list[Variant]] = defaultdict(list)
     for v in merged.values():
         by_algorithm[v.algorithm].append(v)
-    found: dict[tuple[str, str, str], str] = {}
+    labels: dict[tuple[str, str, str], str] = {}
     for algorithm, group in by_algorithm.items():
         fields = _differing([v.given for v in group])
         named = {v.key: [f for f in fields if f in v.given] for v in group}
         for v in group:
-            found[v.key] = _label(algorithm, v.given, named[v.key], v.settings)
+            labels[v.key] = _label(algorithm, v.given, named[v.key], v.settings)
         same: dict[tuple[str, str], list[Variant]] = defaultdict(list)
         for v in group:
-            same[v.dataset, found[v.key]].append(v)
+            same[v.dataset, labels[v.key]].append(v)
         for alike in (s for s in same.values() if len(s) > 1):
             differ = [f for f in _differing([v.flat for v in alike]) if f not in named[alike[0].key]]
             texts = {v.key: _label(algorithm, v.flat, [*named[v.key], *differ], v.settings) for v in alike}
             clash = len(set(texts.values())) < len(alike)
-            found |= {k: f"{algorithm} ({k[2]})" if clash else text for k, text in texts.items()}
-    return found
+            labels |= {k: f"{algorithm} ({k[2]})" if clash else text for k, text in texts.items()}
+    return labels
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -23,11 +23,11 @@ def choose_experiment(algo: str, dataset: str, name: str) -> str:
         return find_experiment(algo, dataset)
     folder, known = base_algorithm(algo), config_names("experiment")
     name = f"{folder}/{name}" if f"{folder}/{name}" in known else name
-    mine = [e for e in known if e.startswith(f"{folder}/")]
+    names = [e for e in known if e.startswith(f"{folder}/")]
     if name not in ("none", *known):
-        raise UserError(f"unknown experiment '{name}'.{nearest(name, known)} Those of {folder}: {', '.join(mine) or 'none'}")
-    if name in known and name not in mine:
-        raise UserError(f"experiment={name} is for another algorithm than {algo}; those of {folder}: {', '.join(mine) or 'none'}")
+        raise UserError(f"unknown experiment '{name}'.{nearest(name, known)} Those of {folder}: {', '.join(names) or 'none'}")
+    if name in known and name not in names:
+        raise UserError(f"experiment={name} is for another algorithm than {algo}; those of {folder}: {', '.join(names) or 'none'}")
     return name
 
 
@@ -92,8 +92,8 @@ def base_algorithm(algo: str) -> str:
     """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc)."""
     if algo in registry.names("algo"):
         return algo
-    used = _algorithm_file(algo).get("defaults", [])
-    return next(d.split("/")[2].partition("@")[0] for d in used if isinstance(d, str) and d.startswith("/offrl_algo/"))
+    defaults = _algorithm_file(algo).get("defaults", [])
+    return next(d.split("/")[2].partition("@")[0] for d in defaults if isinstance(d, str) and d.startswith("/offrl_algo/"))
 
 
 def algorithm_group(name: str) -> str:

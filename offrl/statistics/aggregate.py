@@ -118,18 +118,18 @@ def expected_online_performance(
     """
     settings = tasks_of(np.asarray(scores, float)[None] if np.ndim(scores) == 1 else scores)
     n = len(settings)
-    kept = [int(k) for k in ks if k >= 1 and (replace or k <= n)]
-    if not kept:
+    valid = [int(k) for k in ks if k >= 1 and (replace or k <= n)]
+    if not valid:
         raise ValueError(f"no number of draws from 1 to {n} among {list(ks)}")
     if replace:
-        weights = [[(i**k - (i - 1) ** k) / n**k for k in kept] for i in range(1, n + 1)]
+        weights = [[(i**k - (i - 1) ** k) / n**k for k in valid] for i in range(1, n + 1)]
     else:
-        weights = [[(math.comb(i, k) - math.comb(i - 1, k)) / math.comb(n, k) for k in kept] for i in range(1, n + 1)]
+        weights = [[(math.comb(i, k) - math.comb(i - 1, k)) / math.comb(n, k) for k in valid] for i in range(1, n + 1)]
 
     def statistic(drawn: list[np.ndarray]) -> np.ndarray:
         return np.sort(_task_means(drawn), 1) @ np.array(weights)
 
-    return _curve(np.array(kept), estimate(settings, statistic, reps, seed, confidence))
+    return _curve(np.array(valid), estimate(settings, statistic, reps, seed, confidence))
 
 
 def _curve(x: np.ndarray, intervals: Sequence[Interval]) -> Curve:

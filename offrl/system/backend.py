@@ -89,14 +89,14 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
 def default_products() -> Iterator[None]:
     """Float32 products as torch makes them by itself, whatever `configure` chose: for comparisons."""
     matmul = _onednn()
-    chosen = getattr(matmul, "fp32_precision", None)
+    previous = getattr(matmul, "fp32_precision", None)
     if matmul is not None:
         matmul.fp32_precision = "none"
     try:
         yield
     finally:
         if matmul is not None:
-            matmul.fp32_precision = chosen
+            matmul.fp32_precision = previous
 
 
 def attention(device: torch.device, keys: int) -> contextlib.AbstractContextManager[None]:
@@ -184,17 +184,17 @@ def _machine() -> list[str]:
     """The dependencies of compiled code besides the program: versions, compiler, processor, GPU."""
     compiler = os.environ.get("CXX") or next((c for c in ("g++", "c++", "clang++") if shutil.which(c)), "none")
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20)
-        compiler = f"{compiler} {said.stdout.partition(chr(10))[0]}"
+        result = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20)
+        compiler = f"{compiler} {result.stdout.partition(chr(10))[0]}"
     processor: list[str] = []
     with contextlib.suppress(OSError):
         cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-        kept = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")  # not the clock
-        processor = [line for line in cpu.splitlines() if line.split(":")[0].strip() in kept]
+        fields = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")  # not the clock
+        processor = [line for line in cpu.splitlines() if line.split(":")[0].strip() in fields]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    capability = os.environ.get("ATEN_CPU_CAPABILITY", "")
     versions = [torch.__version__, platform.python_version(), platform.system(), platform.machine(), *platform.libc_ver()]
-    return [*versions, *processor, torch.backends.cpu.get_cpu_capability(), asked, compiler, gpu]
+    return [*versions, *processor, torch.backends.cpu.get_cpu_capability(), capability, compiler, gpu]
 
 
 def set_aside_compiled() -> str:

@@ -119,15 +119,15 @@ def load_latest(run_dir: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
     damaged: list[str] = []
     for path in _newest_first(run_dir):
         try:
-            found = read(path)
+            content = read(path)
         except NewerVersion:
             raise
         except UserError as error:
             damaged.append(str(error))
             continue
         for message in damaged:
-            warn(f"{message}; going on from step {found[1]['step']:,}")
-        return found
+            warn(f"{message}; going on from step {content[1]['step']:,}")
+        return content
     if damaged:
         others = f", nor any of the {len(damaged) - 1} before" if len(damaged) > 1 else ""
         raise UserError(f"{damaged[0]}{others}: restore a checkpoint, or start anew with another name=")

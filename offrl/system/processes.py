@@ -32,23 +32,23 @@ SHARED_FROM = 1 << 16  # bytes; smaller tensors go through the pipe
 
 def launch(target: str) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start a process that calls `target`, "module:function", with the number of its end of the pipe; returns our end. Raises OSError."""
-    ours, theirs = get_context("spawn").Pipe()
+    parent, child = get_context("spawn").Pipe()
     module, function = target.split(":")
     code = f"import sys; sys.path[:] = sys.argv[2:]; from {module} import {function}; {function}(int(sys.argv[1]))"
     try:
         process = subprocess.Popen(
-            [sys.executable or "python3", "-c", code, str(theirs.fileno()), *(p for p in sys.path if isinstance(p, str))],
+            [sys.executable or "python3", "-c", code, str(child.fileno()), *(p for p in sys.path if isinstance(p, str))],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[child.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C in a terminal reaches a whole group of processes
         )
     except OSError:
-        ours.close()
+        parent.close()
         raise
     finally:
-        theirs.close()
-    return process, ours
+        child.close()
+    return process, parent
 
 
 def send(link: Connection, message: Any) -> None:
@@ -129,17 +129,17 @@ def attach(blob: bytes) -> Any:
 
 
 def _tensors(thing: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> int | None:
             if isinstance(obj, torch.Tensor):
-                found.append(obj)
+                tensors.append(obj)
                 return 0
             return None
 
     Pickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(thing)
-    return found
+    return tensors
 
 
 def _dumps(thing: Any, folder: Path) -> bytes:

@@ -36,8 +36,8 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
     if config.env == "none":
         return None
     if config.env == "auto":
-        found = task if task is not None and (task.env_id or task.env_factory) else None
-        return towards_goals(found) if found is not None and goals else found
+        result = task if task is not None and (task.env_id or task.env_factory) else None
+        return towards_goals(result) if result is not None and goals else result
     base = task or Task(name=config.env)
     if config.env != base.env_id:
         note = f"environment {config.env} chosen by eval.env" + (f" in place of {base.env_id}" if base.env_id else "")
@@ -104,19 +104,19 @@ def make_env(task: Task) -> gym.Env:
     except UserError:
         raise
     except Exception as error:  # a wrong keyword, a broken model file: whatever the environment's own code raises
-        given = f" with {arguments}" if arguments else ""
-        raise UserError(f"environment '{task.env_id}' could not be made{given}: {type(error).__name__}: {_first_line(error)}") from error
+        suffix = f" with {arguments}" if arguments else ""
+        raise UserError(f"environment '{task.env_id}' could not be made{suffix}: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def import_mujoco() -> None:
     """Import MuJoCo, where it is installed, even if the rendering back end that MUJOCO_GL names is not there: scores need no pictures."""
     if "mujoco" in sys.modules or importlib.util.find_spec("mujoco") is None:
         return
-    asked = os.environ.get("MUJOCO_GL")
+    backend = os.environ.get("MUJOCO_GL")
     try:
         importlib.import_module("mujoco")
     except Exception as error:  # mujoco raises whatever its OpenGL libraries do
-        if not asked:
+        if not backend:
             raise UserError(f"the package mujoco cannot be imported: {_first_line(error)}; install it again") from error
         warn(f"no MuJoCo rendering back end ({_first_line(error)}): video is skipped; training and scores do not need it")
         os.environ["MUJOCO_GL"] = "disable"

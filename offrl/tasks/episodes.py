@@ -63,8 +63,8 @@ def success_of(info: dict[str, Any]) -> float | None:
             values = np.asarray(info[key]).reshape(-1)
             return float(values[0]) if len(values) and values.dtype.kind in "biuf" else None
     if "episode_task_completions" in info:  # gymnasium-robotics' kitchen
-        done, left = len(info["episode_task_completions"]), len(info.get("tasks_to_complete", ()))
-        return done / max(1, done + left)
+        done, remaining = len(info["episode_task_completions"]), len(info.get("tasks_to_complete", ()))
+        return done / max(1, done + remaining)
     return None
 
 

@@ -56,5 +56,5 @@ def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Ta
     if task is None:
         return Task(name=name, env_factory=factory)
     keys = task.observation_keys
-    kept = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals stay separate, as the data have them
-    return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=kept)
+    separate = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals stay separate, as the data have them
+    return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=separate)

@@ -38,8 +38,8 @@ class Program:
     def run(self, state: TrainState, sums: Metrics, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> Metrics:
         """One pattern without a graph, which overwrites `state`; the sums."""
         sums = self.complete(sums, state, keys, hyper, batches)
-        own = {name: sums[name] for name in self._names or ()}  # those of `Algorithm.refresh` have other names
-        self.function()(state, own, keys, hyper, batches)
+        metrics = {name: sums[name] for name in self._names or ()}  # those of `Algorithm.refresh` have other names
+        self.function()(state, metrics, keys, hyper, batches)
         return sums
 
     def replay(

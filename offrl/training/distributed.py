@@ -42,27 +42,27 @@ def own_device(device: torch.device) -> torch.device:
     """`device`, or under torchrun on GPUs this process's own. Raises UserError where there are not as many."""
     if device.type != "cuda" or world().size == 1:
         return device
-    local, here, many = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if device.index is not None and here > 1:
-        raise UserError(f"device={device} names one GPU, and torchrun started {here} processes on this machine: use device=cuda")
-    if local >= many:
-        raise UserError(f"torchrun started {here} processes on this machine, which has {many} GPUs: use --nproc_per_node={many}")
+    local, per_node, gpus = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if device.index is not None and per_node > 1:
+        raise UserError(f"device={device} names one GPU, and torchrun started {per_node} processes on this machine: use device=cuda")
+    if local >= gpus:
+        raise UserError(f"torchrun started {per_node} processes on this machine, which has {gpus} GPUs: use --nproc_per_node={gpus}")
     return device if device.index is not None else torch.device("cuda", local)
 
 
 def join(device: torch.device, replicas: int, batch_size: int) -> World:
     """Meet the other processes, on `own_device`. Raises UserError where a batch cannot be shared between them."""
-    here = world()
-    if here.size == 1:
-        return here
+    process = world()
+    if process.size == 1:
+        return process
     if replicas > 1:
-        raise UserError(f"torchrun spreads the batch of one seed over {here.size} processes; seeds={replicas} train without torchrun")
-    if batch_size % here.size:
-        raise UserError(f"algo.batch_size={batch_size} cannot be shared by {here.size} processes; choose a multiple of {here.size}")
+        raise UserError(f"torchrun spreads the batch of one seed over {process.size} processes; seeds={replicas} train without torchrun")
+    if batch_size % process.size:
+        raise UserError(f"algo.batch_size={batch_size} cannot be shared by {process.size} processes; choose a multiple of {process.size}")
     if not torch.distributed.is_initialized():
         gpu = device.type == "cuda"
         torch.distributed.init_process_group("nccl" if gpu else "gloo", timeout=TIMEOUT, device_id=device if gpu else None)
-    return here
+    return process
 
 
 def average(grads: Params) -> Params:

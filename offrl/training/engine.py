@@ -126,8 +126,8 @@ def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState
 
 def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:
     """A state without what a `TrainedPolicy` does not need."""
-    wanted = (*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)
-    return state._replace(params={n: state.params[n] for n in wanted}, target={}, opt={}, buffers={})
+    names = (*algorithm.traits.policy_modules, *algorithm.traits.critic_modules)
+    return state._replace(params={n: state.params[n] for n in names}, target={}, opt={}, buffers={})
 
 
 class LocalEngine:

@@ -189,10 +189,10 @@ def training_devices(config: TrainConfig, device: torch.device, many: int, mappe
         return [device] * max(1, min(many, config.workers or free))
     if device.index is not None:  # this GPU was chosen
         return [device]
-    there = torch.cuda.device_count()
-    if config.workers is not None and config.workers > there:
-        warn(f"workers={config.workers}: at most one for each of the {there} GPUs; processes that share one take turns")
-    count = min(many, config.workers or there, there)
+    gpus = torch.cuda.device_count()
+    if config.workers is not None and config.workers > gpus:
+        warn(f"workers={config.workers}: at most one for each of the {gpus} GPUs; processes that share one take turns")
+    count = min(many, config.workers or gpus, gpus)
     return [torch.device("cuda", i) for i in range(count)] if count > 1 else [device]
 
 
@@ -269,13 +269,13 @@ def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float,
     seeds = [Replica(0), Replica(1), Replica(2), Replica(3)]
     algorithm = plan.algorithm
     peaks, state = [], first_state(algorithm, seeds[:1])
-    for many in (2, 4):
-        step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=many, precision=plan.precision)
-        begun = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, seeds[:many]))
+    for size in (2, 4):
+        step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=size, precision=plan.precision)
+        states = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, seeds[:size]))
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        step.run(begun, {}, 0, algorithm.traits.period)
+        step.run(states, {}, 0, algorithm.traits.period)
         torch.cuda.synchronize(device)
         peaks.append(torch.cuda.max_memory_allocated(device) - before)
     return STATES * float(sum(x.nbytes for x in pytree.tree_leaves(state))), max(1.0, (peaks[1] - peaks[0]) / 2)

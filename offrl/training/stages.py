@@ -52,14 +52,14 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
     pretrained = {}
     for name, requirement in requirements.items():
         path = getattr(config.algo, name) or str(train_first(config, dataset, name, requirement))
-        found = pretrained[name] = load(path, dataset.spec, name, requirement)
-        if found.fingerprint and found.fingerprint != dataset.fingerprint and not requirement.own_units:
+        result = pretrained[name] = load(path, dataset.spec, name, requirement)
+        if result.fingerprint and result.fingerprint != dataset.fingerprint and not requirement.own_units:
             warn(f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about these data")
-        filled = {name: path, f"{name}_id": found.identity, f"{name}_settings": getattr(found, "settings", {})}
+        filled = {name: path, f"{name}_id": result.identity, f"{name}_settings": getattr(result, "settings", {})}
         algo = dataclasses.replace(config.algo, **{key: value for key, value in filled.items() if key in fields})
         config = dataclasses.replace(config, algo=algo)
     config = kind.adopt(config, dataset, pretrained)
-    return config, {name: requirements[name].take(found) for name, found in pretrained.items()}
+    return config, {name: requirements[name].take(result) for name, result in pretrained.items()}
 
 
 def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
@@ -73,8 +73,8 @@ def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: R
         eval=EvalConfig(every=0, env="none"),
         checkpoint=CheckpointConfig(keep=1),
     )
-    given = {shared: getattr(config, shared) for shared in SHARED} | ({"steps": requirement.steps} if requirement.steps else {})
-    own, pretrained = ready(dataclasses.replace(own, **given), dataset)
+    common = {shared: getattr(config, shared) for shared in SHARED} | ({"steps": requirement.steps} if requirement.steps else {})
+    own, pretrained = ready(dataclasses.replace(own, **common), dataset)
     run_dir = runs.directory(own, dataset)
     with alone(run_dir / ".part", f"the run {run_dir}", config.quiet):
         if not _finished(run_dir, requirement):
@@ -101,9 +101,9 @@ def load(path: str | Path, spec: DataSpec, name: str, requirement: Requirement) 
 
     Raises UserError where there is none, or for data of other shapes, another normalisation, or rewards in other units where that matters.
     """
-    found = load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
-    requirement.check(found)
-    return found
+    result = load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
+    requirement.check(result)
+    return result
 
 
 def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement) -> Pretrained:
@@ -121,15 +121,15 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     if grid and not requirement.every_replica:
         raise UserError(f"{where}: it is a grid of settings; name a run of one of them")
     kind = registry.get("algo", identity["algo"]["name"])
-    own = DataSpec.from_json(record["spec"])
-    _check_data(own, spec, where, requirement)
+    recorded = DataSpec.from_json(record["spec"])
+    _check_data(recorded, spec, where, requirement)
     try:
         config = kind.Config(**{**dataclasses.asdict(kind.Config()), **_places(run_dir, kind), **identity["algo"]})
     except TypeError as error:
         raise UserError(f"{where} does not fit this version of offrl ({error}); train it again") from None
-    algorithm = kind(config, own)
+    algorithm = kind(config, recorded)
     if requirement.of_rewards and not algorithm.traits.goal_conditioned:
-        _check_rewards(own, spec, where)
+        _check_rewards(recorded, spec, where)
     tensors, meta = latest
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()
     if not alive:
@@ -159,26 +159,26 @@ def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
     return {f.name: given[f.name] for f in dataclasses.fields(kind.Config) if f.metadata.get("place") and f.name in given}
 
 
-def _check_data(own: DataSpec, spec: DataSpec, where: str, requirement: Requirement) -> None:
+def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Requirement) -> None:
     for name in SHAPES[:1] if requirement.own_units else SHAPES:
-        theirs, here = getattr(own, name), getattr(spec, name)
-        if tuple(theirs) != tuple(here) if isinstance(theirs, tuple) else theirs != here:
-            raise UserError(f"{where}: it was trained on data with {name}={theirs}, and {spec.name} has {here}")
+        trained, current = getattr(recorded, name), getattr(spec, name)
+        if tuple(trained) != tuple(current) if isinstance(trained, tuple) else trained != current:
+            raise UserError(f"{where}: it was trained on data with {name}={trained}, and {spec.name} has {current}")
     for name in () if requirement.own_units else ("observation_mean", "observation_std"):
-        theirs, here = getattr(own, name), getattr(spec, name)
-        if (theirs is None) != (here is None) or (theirs is not None and not _close(theirs, here)):
+        trained, current = getattr(recorded, name), getattr(spec, name)
+        if (trained is None) != (current is None) or (trained is not None and not _close(trained, current)):
             raise UserError(
                 f"{where}: its observations were normalised in another way than those of {spec.name}; "
                 "train it with the same dataset.normalize_observations"
             )
 
 
-def _check_rewards(own: DataSpec, spec: DataSpec, where: str) -> None:
-    theirs, here = (own.reward_scale, own.reward_shift), (spec.reward_scale, spec.reward_shift)
-    if not _close(theirs, here):
+def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:
+    trained, now = (recorded.reward_scale, recorded.reward_shift), (spec.reward_scale, spec.reward_shift)
+    if not _close(trained, now):
         raise UserError(
-            f"{where}: it was trained on rewards times {theirs[0]:g} plus {theirs[1]:g}, and those of {spec.name} are times {here[0]:g} "
-            f"plus {here[1]:g}; train both with the same dataset.reward_* settings"
+            f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} are times {now[0]:g} "
+            f"plus {now[1]:g}; train both with the same dataset.reward_* settings"
         )
 
 

@@ -129,8 +129,8 @@ class Step:
         if self.batched and state.step.device.type != "cpu":
             new, metrics = vmap(one)(state, hyper)
         else:  # what is as large as this is slower under vmap on a CPU
-            each = [one(*pytree.tree_map(lambda x, n=n: x[n], (state, hyper))) for n in range(len(state.step))]
-            new, metrics = pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+            results = [one(*pytree.tree_map(lambda x, n=n: x[n], (state, hyper))) for n in range(len(state.step))]
+            new, metrics = pytree.tree_map(lambda *leaves: torch.stack(leaves), *results)
         if self.mode == "eager":
             new = pytree.tree_map(lambda x: x.contiguous(), new)
         else:

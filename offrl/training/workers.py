@@ -123,9 +123,9 @@ class WorkerEngine:
 
     def _each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of every worker's engine, at the same time; their answers."""
-        for link, given in zip(self.links, arguments, strict=True):
+        for link, argument in zip(self.links, arguments, strict=True):
             with contextlib.suppress(OSError):  # it died: said when its answer is read
-                processes.send(link, (name, *_arrays(given)))
+                processes.send(link, (name, *_arrays(argument)))
         return [self._receive(i) for i in range(len(self.links))]
 
     def _receive(self, index: int) -> Any:

@@ -63,10 +63,10 @@ def resolve(name: str, config: DatasetConfig) -> Source:
         return Source("registered", name, loader=loaders[name])
     path = Path(name).expanduser()
     if path.exists():
-        found = _by_path(path, name, form)
-        if found.kind == "padded" and config.instruction_encodings:
-            return replace(found, beside=Path(config.instruction_encodings).expanduser())
-        return found
+        source = _by_path(path, name, form)
+        if source.kind == "padded" and config.instruction_encodings:
+            return replace(source, beside=Path(config.instruction_encodings).expanduser())
+        return source
     if path.suffix.lower() in _SUFFIXES or text.named_text(path) or re.match(r"[./~]|[A-Za-z]:\\", name):
         raise UserError(_missing(path))
     task = lookup(name) if form in ("auto", "d4rl") else None
@@ -167,9 +167,9 @@ def read_raw(
         raise UserError(f"{path} holds texts, not columns of numbers")
     if source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):
         kind = files.file_type(path)
-        wanted = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
-        if kind != wanted:
-            raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {wanted} files; leave dataset.format at auto")
+        extension = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
+        if kind != extension:
+            raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at auto")
     if source.kind == "minari":
         raw = minari.read(path, config, memory, source.name, "actions" not in optional)
     elif source.kind == "ogbench":
@@ -198,6 +198,6 @@ def _set_range(raw: RawData, config: DatasetConfig) -> None:
         low, high = config.action_low, config.action_high
         raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
     elif raw.action_low is None and raw.source in ("d4rl", "builtin"):
-        ours = raw.task is None or not raw.task.env_id or raw.task.ref_label in ("D4RL", "offrl")
-        if ours:  # another environment's range is that environment's own
+        known_range = raw.task is None or not raw.task.env_id or raw.task.ref_label in ("D4RL", "offrl")
+        if known_range:  # another environment's range is that environment's own
             raw.action_low, raw.action_high = -1.0, 1.0

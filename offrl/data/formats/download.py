@@ -131,7 +131,7 @@ def _download(urls: list[str], part: Path, what: str, target: Path, timeout: flo
     for url in urls:
         attempt = 0
         while attempt < ATTEMPTS:
-            before = part.stat().st_size if part.exists() else 0
+            offset = part.stat().st_size if part.exists() else 0
             try:
                 _attempt(url, part, timeout)
                 return
@@ -141,9 +141,9 @@ def _download(urls: list[str], part: Path, what: str, target: Path, timeout: flo
                     break
             except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
                 reason = str(getattr(error, "reason", "") or error or type(error).__name__)
-                if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError) and before == 0 and not part.exists():
+                if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError) and offset == 0 and not part.exists():
                     break  # no route to the server at all: waiting does not help
-            progressed = part.exists() and part.stat().st_size > before
+            progressed = part.exists() and part.stat().st_size > offset
             attempt = 0 if progressed else attempt + 1
             time.sleep(min(0.2 * 2**attempt, 2.0))
     have = f"; {part.stat().st_size} bytes are kept and the next attempt continues" if part.exists() and part.stat().st_size else ""
@@ -172,8 +172,8 @@ def _attempt(url: str, part: Path, timeout: float) -> None:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code == 416 and have:  # nothing after what we have: whole, or the file on the server became shorter
-            whole = error.headers.get("Content-Range", "").rpartition("/")[2]
-            if whole == str(have):
+            remote_size = error.headers.get("Content-Range", "").rpartition("/")[2]
+            if remote_size == str(have):
                 return
             _remove(part)
             raise ConnectionError("the file on the server has changed") from None

@@ -70,9 +70,9 @@ def hdf5_keys(file: Any) -> dict[str, Any]:
     """All h5py datasets of a file by their path, "group/x"."""
     import h5py
 
-    found: dict[str, Any] = {}
-    file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-    return found
+    columns: dict[str, Any] = {}
+    file.visititems(lambda name, item: columns.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    return columns
 
 
 def column_dtype(name: str, dtype: np.dtype) -> Any:
@@ -156,18 +156,18 @@ def choose_keys(config: DatasetConfig, keys: Mapping[str, Any], where: str, opti
         if column in optional and str(key) not in keys:
             continue
         if str(key) not in keys:
-            there = ", ".join(sorted(keys)) or "nothing"
-            raise UserError(f"{where} has no '{key}' (dataset.fields.{column}).{nearest(str(key), keys)} It has: {there}")
+            listing = ", ".join(sorted(keys)) or "nothing"
+            raise UserError(f"{where} has no '{key}' (dataset.fields.{column}).{nearest(str(key), keys)} It has: {listing}")
         chosen[column] = str(key)
     for column in KNOWN:
-        found = [k for k in (column, *NAMES.get(column, ())) if k in keys]
-        if column not in chosen and found:
-            chosen[column] = found[0]
+        matches = [k for k in (column, *NAMES.get(column, ())) if k in keys]
+        if column not in chosen and matches:
+            chosen[column] = matches[0]
     for column in ("observations", "actions", "rewards"):
         if column not in chosen and column not in optional:
-            there = ", ".join(sorted(keys)) or "nothing"
+            listing = ", ".join(sorted(keys)) or "nothing"
             guess = nearest(column, keys)
-            raise UserError(f"{where} has no '{column}'.{guess} It has: {there}; say which one with dataset.fields.{column}=...")
+            raise UserError(f"{where} has no '{column}'.{guess} It has: {listing}; say which one with dataset.fields.{column}=...")
     return chosen
 
 

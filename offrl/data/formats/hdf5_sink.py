@@ -52,10 +52,10 @@ class Sink:
         try:
             yield
         finally:
-            for held, old in self._handlers.items():
-                signal.signal(held, old)
-            for held in self._signals:
-                signal.raise_signal(held)
+            for signum, old in self._handlers.items():
+                signal.signal(signum, old)
+            for signum in self._signals:
+                signal.raise_signal(signum)
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")

@@ -207,14 +207,14 @@ def _observation_leaves(
         if config.observation_keys:
             raise UserError(f"{name}: dataset.observation_keys is set, but the observations are no Dict")
         return _leaves(space, (), name), {}, ()
-    there = space["subspaces"]
+    subspaces = space["subspaces"]
     for key in config.observation_keys:
-        if key not in there:
-            raise UserError(f"{name} has no observation '{key}'.{nearest(key, there)} It has: {', '.join(sorted(there))}")
-    keys = tuple(config.observation_keys) or tuple(sorted(there))
-    leaves = [leaf for key in keys for leaf in _leaves(there[key], (key,), name)]
-    kinds = [k for k in ("achieved_goal", "desired_goal") if k in there and there[k]["type"] in ("Box", "Dict")]
-    goals = {k + "s": _leaves(there[k], (k,), name) for k in kinds}
+        if key not in subspaces:
+            raise UserError(f"{name} has no observation '{key}'.{nearest(key, subspaces)} It has: {', '.join(sorted(subspaces))}")
+    keys = tuple(config.observation_keys) or tuple(sorted(subspaces))
+    leaves = [leaf for key in keys for leaf in _leaves(subspaces[key], (key,), name)]
+    kinds = [k for k in ("achieved_goal", "desired_goal") if k in subspaces and subspaces[k]["type"] in ("Box", "Dict")]
+    goals = {k + "s": _leaves(subspaces[k], (k,), name) for k in kinds}
     return leaves, goals, keys
 
 

@@ -155,8 +155,8 @@ def _decode(frame: Any) -> np.ndarray:
 
 
 def numbered(names: Iterator[str], prefix: str) -> list[str]:
-    found = [n for n in names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
-    return sorted(found, key=lambda n: int(n[len(prefix) :]))
+    children = [n for n in names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
+    return sorted(children, key=lambda n: int(n[len(prefix) :]))
 
 
 class _Hdf5Episode:

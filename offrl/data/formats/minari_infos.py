@@ -50,13 +50,13 @@ def _arrow_infos(folder: Path) -> list[str]:
     except ImportError:
         raise UserError("this data set is stored as Arrow: pip install pyarrow") from None
 
-    kept: dict[str, Any] | None = None
+    common: dict[str, Any] | None = None
     for episode in (p for p in folder.iterdir() if p.is_dir()):
         files = sorted(p for p in episode.iterdir() if p.suffix in (".arrow", ".parquet"))
         if not files:
             raise UserError(f"{episode} has no .arrow or .parquet file; the data set is incomplete")
         schema = ds.dataset(str(files[0]), format=files[0].suffix[1:]).schema
-        found: dict[str, Any] = {}
+        types: dict[str, Any] = {}
 
         def add(key: str, kind: Any) -> None:
             if pa.types.is_struct(kind):
@@ -67,11 +67,11 @@ def _arrow_infos(folder: Path) -> list[str]:
             while pa.types.is_fixed_size_list(inner) or pa.types.is_list(inner):
                 inner = inner.value_type
             if pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner):
-                found[key] = kind  # noqa: B023 (called at once)
+                types[key] = kind  # noqa: B023 (called at once)
 
         if "infos" in schema.names:
             add("infos", schema.field("infos").type)
-        kept = found if kept is None else {k: v for k, v in kept.items() if found.get(k) == v}
-        if not kept:
+        common = types if common is None else {k: v for k, v in common.items() if types.get(k) == v}
+        if not common:
             break
-    return list(kept or {})
+    return list(common or {})

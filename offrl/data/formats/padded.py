@@ -93,10 +93,10 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     if all(value is None for value in flags.values()):
         short = np.repeat(lengths < steps, lengths)
         columns["terminations"] = ends & short
-        cut = int((lengths == steps).sum())
-        if cut:
+        full = int((lengths == steps).sum())
+        if full:
             raw.notes.append(
-                f"{cut:,} of {count:,} rollouts fill all {steps} steps and count as cut off, the others as ended by themselves"
+                f"{full:,} of {count:,} rollouts fill all {steps} steps and count as cut off, the others as ended by themselves"
             )
     for name, value in flags.items():
         if value is not None:
@@ -151,14 +151,14 @@ def _encodings(arrays: Mapping[str, np.ndarray], count: int, config: DatasetConf
     if TEXTS not in arrays:
         raise UserError(f"{where} has no '{TEXTS}', whose encodings dataset.instruction_encodings={path} would give")
     known = read_encodings(path)
-    found = []
+    encodings = []
     for rollout, text in enumerate(arrays[TEXTS].reshape(count, -1)[:, 0].tolist()):
         if str(text) not in known:
             raise UserError(
                 f"{where}: {path} has no encoding of the instruction of rollout {rollout}, '{text}'.{nearest(str(text), known)}"
             )
-        found.append(known[str(text)])
-    return np.stack(found)
+        encodings.append(known[str(text)])
+    return np.stack(encodings)
 
 
 def read_encodings(path: Path) -> dict[str, np.ndarray]:
@@ -184,14 +184,14 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     kind = file_type(path)
     if kind == "parquet":
         return _parquet(path)
-    found: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     if kind == "npz":
         archive = Npz(path)
         try:
             with np.load(path, allow_pickle=False) as file:
                 for name in _WANTED:
                     if name in archive.shapes:
-                        found[name] = file[name]
+                        columns[name] = file[name]
         except (ValueError, OSError, EOFError) as error:
             raise UserError(f"{path}: '{name}' cannot be read ({' '.join(str(error).split())[:80]})") from None
     else:
@@ -200,11 +200,11 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             for name in _WANTED:
                 if name in items:
                     item = items[name]
-                    found[name] = np.asarray(item.asstr()[()], np.str_) if item.dtype.kind in "OS" else item[()]
-    for name, values in found.items():
+                    columns[name] = np.asarray(item.asstr()[()], np.str_) if item.dtype.kind in "OS" else item[()]
+    for name, values in columns.items():
         if name != TEXTS and values.dtype.kind not in "biuf":
             raise UserError(f"{path}: '{name}' holds {values.dtype} values, not numbers")
-    return found
+    return columns
 
 
 def _parquet(path: Path) -> dict[str, np.ndarray]:
@@ -219,17 +219,17 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
         order = file.read(columns=["row_index"])["row_index"].to_numpy()
         if sorted(order.tolist()) != list(range(count)):
             raise UserError(f"{path}: its column row_index does not number {count} rollouts from 0; the file is incomplete")
-        found = {}
+        columns = {}
         for name in _WANTED:
             if f"{name}_data" in names:
-                found[name] = _numbers(file, path, name, order)
+                columns[name] = _numbers(file, path, name, order)
             elif f"list_{name}_data" in names or f"list_{name}" in names:  # texts, in lists of any length: the first is taken
                 column = file.read(columns=[f"list_{name}_data" if f"list_{name}_data" in names else f"list_{name}"]).column(0).to_pylist()
                 if name == TEXTS:
-                    found[name] = _placed([_first(value) for value in column], order)
+                    columns[name] = _placed([_first(value) for value in column], order)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); the file is damaged or incomplete") from None
-    return found
+    return columns
 
 
 def _numbers(file: Any, path: Path, name: str, order: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ def placing(place: Path) -> Iterator[Path]:
     Raises UserError for what the file system raises: what stood at `place` is untouched then, and nothing half-written is left.
     """
     part: Path | None = None
-    made = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
+    folders = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{place.name}.part-", dir=place.parent))
@@ -39,7 +39,7 @@ def placing(place: Path) -> Iterator[Path]:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)
         if not place.exists():
-            for folder in made:
+            for folder in folders:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
@@ -83,8 +83,8 @@ def _place(target: str, form: str, given: str) -> tuple[Path, str]:
     if not is_path:
         return minari.root() / target, target
     base, inside = minari.root().resolve(), path.resolve()
-    if inside.is_relative_to(base) and minari.ID.fullmatch(found := inside.relative_to(base).as_posix()):
-        return path, found
+    if inside.is_relative_to(base) and minari.ID.fullmatch(data_id := inside.relative_to(base).as_posix()):
+        return path, data_id
     if minari.ID.fullmatch(given):
         return path, given
     name = re.sub(r"[^\w-]+", "-", inside.name).strip("-") or "data"
@@ -117,8 +117,8 @@ def write_error(error: OSError | RuntimeError, place: Path) -> UserError:
     """The one-line message for a write that failed; h5py's have the cause in their text only."""
     text = " ".join(str(error).split())
     code = getattr(error, "errno", None) or next((int(n) for n in re.findall(r"errno = (\d+)", text)), None)
-    kept = "what stood there before is untouched" if place.exists() else "nothing was left there"
+    outcome = "what stood there before is untouched" if place.exists() else "nothing was left there"
     if code in (28, 122):
-        return UserError(f"disk full while writing {place}; {kept}: free some space, or give a place on another disk")
+        return UserError(f"disk full while writing {place}; {outcome}: free some space, or give a place on another disk")
     reason = os.strerror(code) if code else text
-    return UserError(f"cannot write {place}: {reason}; {kept}")
+    return UserError(f"cannot write {place}: {reason}; {outcome}")

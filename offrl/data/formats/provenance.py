@@ -188,8 +188,8 @@ def task_of(raw: RawData, about: Mapping[str, Any]) -> Task | None:
 def extra_columns(record: Record) -> list[str]:
     """The columns that lie under Minari's infos: whatever its layout has no place for."""
     inside = ("observations", "actions", "rewards", "terminations", "truncations")
-    kept = [c for c in record.columns if c not in inside and (c != "next_observations" or record.successors == "stored")]
-    return [*(c for c in kept if c not in _goals(record)), *record.infos]
+    names = [c for c in record.columns if c not in inside and (c != "next_observations" or record.successors == "stored")]
+    return [*(c for c in names if c not in _goals(record)), *record.infos]
 
 
 def _goals(record: Record) -> list[str]:

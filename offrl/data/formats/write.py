@@ -188,9 +188,9 @@ def _put_successors(file: Any, raw: RawData, ends: np.ndarray, sink: Sink) -> No
         block = np.empty((part.stop - part.start, *observations.shape[1:]), observations.dtype)
         after = observations[part.start + 1 : part.stop + 1]
         block[: len(after)] = after
-        here = np.flatnonzero(ends[part])
-        block[here] = finals[done : done + len(here)]
-        done += len(here)
+        last = np.flatnonzero(ends[part])
+        block[last] = finals[done : done + len(last)]
+        done += len(last)
         item[part] = block
         sink.check()
 

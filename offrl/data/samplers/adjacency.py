@@ -57,8 +57,8 @@ class AdjacentSampler(GoalSampler):
             )
         table = torch.eye(len(distinct), dtype=torch.bool, device=cells.device)
         for step in range(1, self.near_steps + 1):
-            here = at[at + step <= source.last]
-            table[cells[here], cells[here + step]] = True
+            rows = at[at + step <= source.last]
+            table[cells[rows], cells[rows + step]] = True
         return AdjacentRows(**own, cells=cells, table=table | table.T)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:

@@ -40,12 +40,12 @@ def episode_tasks(dataset: Dataset) -> Tensor:
 
 
 def ranked_episodes(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """(tasks, whole): the task of each episode, and whether its return says what can be earned there, both [E]: of the episodes that
+    """(tasks, ranked): the task of each episode, and whether its return says what can be earned there, both [E]: of the episodes that
     sequence models learn from, or of all where a task has none of them."""
     tasks = episode_tasks(dataset)
-    whole = torch.zeros_like(tasks, dtype=torch.bool)
-    whole[drawn_episodes(dataset)] = True
-    return tasks, whole | ~torch.isin(tasks, tasks[whole])
+    ranked = torch.zeros_like(tasks, dtype=torch.bool)
+    ranked[drawn_episodes(dataset)] = True
+    return tasks, ranked | ~torch.isin(tasks, tasks[ranked])
 
 
 def whole_numbers(dataset: Dataset, name: str, what: str) -> Tensor:
@@ -120,11 +120,11 @@ class ContextSampler:
         labels, queries = optimal_actions(dataset)
         rows = dataset.transition_rows()
         order = rows[torch.argsort(tasks[rows], stable=True)]
-        there, counts = torch.unique_consecutive(tasks[order], return_counts=True)
+        present, counts = torch.unique_consecutive(tasks[order], return_counts=True)
         first = torch.cumsum(counts, 0) - counts
-        known = torch.isin(tasks[queries], there)
+        known = torch.isin(tasks[queries], present)
         weighted, queries, _ = by_weight(dataset, queries[known], None)
-        where = torch.searchsorted(there, tasks[queries])
+        where = torch.searchsorted(present, tasks[queries])
         columns = {name: dataset.columns[name] for name in CONTEXT}
         packed = None if dataset.mapped else pack(columns, torch.arange(len(dataset), device=dataset.device))
         return Contexts(
@@ -146,11 +146,11 @@ class ContextSampler:
             at = at.gather(-1, (rng.uniform(keys[2], (batch_size, self.length)) + (~valid).float()).argsort(-1))
         rows, query = source.order[at].flatten(), source.queries[pick]
         if source.packed is not None:
-            context, asked = source.packed.take(rows), source.packed.take(query)["observations"]
+            context, observations = source.packed.take(rows), source.packed.take(query)["observations"]
         else:
-            context, asked = {name: column[rows] for name, column in source.columns.items()}, source.columns["observations"][query]
+            context, observations = {name: column[rows] for name, column in source.columns.items()}, source.columns["observations"][query]
         batch = {name: column.unflatten(0, (batch_size, self.length)) for name, column in context.items()}
-        return {**batch, "valid": valid, "queries": asked, "labels": source.labels[pick]}
+        return {**batch, "valid": valid, "queries": observations, "labels": source.labels[pick]}
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ class FreshContexts:
     def prepare(self, dataset: Dataset) -> dict[str, Tensor]:
         """The normalisation of observations. Raises UserError where the environment makes no contexts."""
         self.environment.contexts(rng.make_key(0, dataset.device), 1, self.length)
-        found = {"mean": self.spec.observation_mean, "std": self.spec.observation_std}
-        return {name: torch.tensor(x, device=dataset.device) for name, x in found.items() if x is not None}
+        statistics = {"mean": self.spec.observation_mean, "std": self.spec.observation_std}
+        return {name: torch.tensor(x, device=dataset.device) for name, x in statistics.items() if x is not None}
 
     def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
         batch, spec = self.environment.contexts(key, batch_size, self.length), self.spec

@@ -167,8 +167,8 @@ class GoalSampler:
         rows = source.draw(keys[0], batch_size)
         batch = source.take(rows)
         if self.value is not None:
-            chosen = choose(source, keys[1], rows, self.value)
-            batch[VALUE_GOALS], batch[SUCCESSES] = source.goal(chosen.rows), (chosen.rows == rows).float()
+            goals = choose(source, keys[1], rows, self.value)
+            batch[VALUE_GOALS], batch[SUCCESSES] = source.goal(goals.rows), (goals.rows == rows).float()
         if self.option_steps and self.value is not None:
             batch |= self._options(source, choose(source, keys[2], rows, self.value), rows)
         if self.actor is not None and not self.subgoal_steps:

@@ -42,8 +42,8 @@ class HistorySampler:
         weighted, rows, _ = by_weight(dataset, dataset.transition_rows(), None)
         if not len(rows):
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
-        whole = self.all_rows(dataset)
-        return Histories(whole.columns, whole.step, rows, weighted)
+        source = self.all_rows(dataset)
+        return Histories(source.columns, source.step, rows, weighted)
 
     def all_rows(self, dataset: Dataset) -> Histories:
         """All rows of the data, for `take`."""
@@ -105,22 +105,22 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
     names, number = np.unique(tasks, return_inverse=True)
     begin, last, keep, other, first = [], [], [], [], [0]
     for task in range(len(names)):
-        own = np.flatnonzero((number == task) & whole)
-        own = own[np.argsort(-returns[own], kind="stable")][:episodes]
+        indices = np.flatnonzero((number == task) & whole)
+        indices = indices[np.argsort(-returns[indices], kind="stable")][:episodes]
         rows, shares, ends = [], [], []
-        for e in own:
+        for e in indices:
             steps = np.arange(history, lengths[e] - length + 1) if lengths[e] >= history + length else np.zeros(1, np.int64)
             at = start[e] + steps
             weight = total[np.minimum(at + length, start[e] + lengths[e])] - total[at] + 1e-12
             rows.append(at)
             shares.append(weight / weight.sum())
             ends.append(np.full(len(at), start[e] + lengths[e] - 1))
-        kept, instead = alias_table(np.concatenate(shares))
+        threshold, instead = alias_table(np.concatenate(shares))
         begin.append(np.concatenate(rows))
         last.append(np.concatenate(ends))
-        keep.append(kept)
+        keep.append(threshold)
         other.append(instead + first[-1])
-        first.append(first[-1] + len(kept))
+        first.append(first[-1] + len(threshold))
     of_rows = torch.repeat_interleave(torch.from_numpy(number), torch.from_numpy(lengths))
     parts = [np.concatenate(x) for x in (begin, last, keep, other)]
     tables = [torch.from_numpy(x.astype(np.int64)).to(dataset.device) for x in (*parts, np.array(first[:-1]), np.diff(first))]
@@ -147,18 +147,18 @@ class PromptSampler:
 
     def prepare(self, dataset: Dataset) -> Prompted:
         """Raises UserError where the data do not say which task an episode belongs to."""
-        chosen = self.choose(dataset)
+        episodes = self.choose(dataset)
         base = self.windows.made
 
         def made(data: Dataset) -> dict[str, Tensor]:
-            return {**(base(data) if base else {}), TASKS: chosen.tasks}
+            return {**(base(data) if base else {}), TASKS: episodes.tasks}
 
         source = replace(self.windows, made=made).prepare(dataset)
         starts = torch.repeat_interleave(dataset.episode_start, dataset.episode_lengths())
         columns = {name: dataset.columns[name] for name in ("observations", "actions")}
         columns |= {RETURNS: recorded_returns_to_go(dataset).to(dataset.device)}
         columns |= {STEPS: torch.arange(len(dataset), device=dataset.device) - starts}
-        return Prompted(source, chosen, columns)
+        return Prompted(source, episodes, columns)
 
     def __call__(self, source: Prompted, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key)

@@ -76,12 +76,12 @@ class SequenceSampler:
             if name not in dataset.columns:
                 raise UserError(f"{dataset.spec.name}: the algorithm needs the column '{name}', which the data lack")
             columns[name] = dataset.columns[name]
-        own = {RETURNS: recorded_returns_to_go(dataset), **(self.made(dataset) if self.made else {})}
-        made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in own.items()} | {STEPS: steps}
+        extra = {RETURNS: recorded_returns_to_go(dataset), **(self.made(dataset) if self.made else {})}
+        made = {name: (c.to(device) if rows is None else c.to(device)[rows]) for name, c in extra.items()} | {STEPS: steps}
         packed = None
         if not dataset.mapped:
-            here = torch.arange(total, device=device)
-            packed = pack(columns, here if rows is None else rows, {name: (c, here) for name, c in made.items()})
+            position = torch.arange(total, device=device)
+            packed = pack(columns, position if rows is None else rows, {name: (c, position) for name, c in made.items()})
         weighted = weighted_episodes(dataset, drawn, lengths, first)
         if packed is not None:
             return Sequences(total, last, packed, weighted=weighted)
@@ -115,14 +115,14 @@ def windows(source: Sequences, begin: Tensor, length: int, left: bool = False) -
 
 def drawn_episodes(dataset: Dataset) -> Tensor:
     """Numbers of the episodes that sequence models learn from, int64. Raises UserError where there is none."""
-    whole = torch.ones(dataset.num_episodes, dtype=torch.bool, device=dataset.device)
+    usable = torch.ones(dataset.num_episodes, dtype=torch.bool, device=dataset.device)
     if len(dataset.complete) and bool(dataset.complete.any()):
-        whole = dataset.complete.to(dataset.device)
+        usable = dataset.complete.to(dataset.device)
     if dataset.weights is not None:
-        whole = whole & (dataset.weights.to(dataset.device) > 0.0)
-    if not bool(whole.any()):
+        usable = usable & (dataset.weights.to(dataset.device) > 0.0)
+    if not bool(usable.any()):
         raise UserError(f"{dataset.spec.name}: no whole episode has a weight above 0: take another dataset.weighting")
-    return torch.nonzero(whole).squeeze(-1)
+    return torch.nonzero(usable).squeeze(-1)
 
 
 def recorded_returns_to_go(dataset: Dataset) -> Tensor:

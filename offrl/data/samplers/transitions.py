@@ -59,8 +59,8 @@ def pack(columns: dict[str, Tensor], rows: Tensor, late: dict[str, tuple[Tensor,
         width += size
     table = torch.empty(len(rows), width, dtype=torch.float32, device=rows.device)
     for name, (start, end, _, _) in layout.items():
-        column, chosen = every[name]
-        table[:, start:end] = column[chosen].reshape(len(rows), -1)
+        column, source_rows = every[name]
+        table[:, start:end] = column[source_rows].reshape(len(rows), -1)
     return Packed(table, layout)
 
 
@@ -190,10 +190,10 @@ def by_weight(dataset: Dataset, rows: Tensor, following: Tensor | None) -> tuple
     if not len(rows):
         raise UserError(f"{dataset.spec.name}: no transition has a weight above 0: take another dataset.weighting")
     following = None if following is None else following[drawn]
-    there, counts = torch.unique_consecutive(episode, return_counts=True)
-    if bool((weights[there] == weights[there[0]]).all()):
+    present, counts = torch.unique_consecutive(episode, return_counts=True)
+    if bool((weights[present] == weights[present[0]]).all()):
         return None, rows, following  # uniform over what is left
-    keep, other = alias_table((weights[there] * counts).cpu().numpy())
+    keep, other = alias_table((weights[present] * counts).cpu().numpy())
     first = torch.cumsum(counts, 0) - counts
     return Episodes(torch.from_numpy(keep).to(device), torch.from_numpy(other).to(device), first, counts), rows, following
 

@@ -120,14 +120,14 @@ class TextBuilder:
             rewards.append(reward)
         after = texts[-1] if final is None else self._intern(final, where, None, "final_obs")
         try:
-            said = json.dumps(meta or {}, sort_keys=True)
+            encoded = json.dumps(meta or {}, sort_keys=True)
         except (TypeError, ValueError) as error:
             raise UserError(f"{where}: 'meta' cannot be written as JSON ({error})") from None
         # Nothing is kept before all of it is checked: a caller may leave out an episode that raised, and go on.
         self._columns["observations"].extend(texts)
         self._columns["actions"].extend(actions)
         self._columns["next_observations"].extend([*texts[1:], after])
-        self._columns["meta"].extend([self._metas.setdefault(said, len(self._metas))] * len(turns))
+        self._columns["meta"].extend([self._metas.setdefault(encoded, len(self._metas))] * len(turns))
         self._rewards.extend(rewards)
         self._lengths.append(len(turns))
         self._ends.append((terminated, truncated, final is not None))
@@ -174,8 +174,8 @@ class TextBuilder:
     @staticmethod
     def _get(values: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
         if key not in values:
-            there = [str(k) for k in values]
-            raise UserError(f"{where} has no '{key}'.{nearest(key, there)} It has: {', '.join(there) or 'nothing'}")
+            names = [str(k) for k in values]
+            raise UserError(f"{where} has no '{key}'.{nearest(key, names)} It has: {', '.join(names) or 'nothing'}")
         value = values[key]
         if kind is float:
             right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

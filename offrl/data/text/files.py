@@ -70,7 +70,7 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
             name = name[: -len(suffix)]
             break
     builder = TextBuilder(name, None, str(path), "file")
-    found: list[str] = []
+    problems: list[str] = []
     about: dict[str, Any] = {}
     convert: Form | None = None
     silent, first_silent, begun = 0, "", False
@@ -92,11 +92,11 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
         except UserError as error:
             if not faults:
                 raise
-            found.append(str(error).removeprefix(f"{path}: "))
+            problems.append(str(error).removeprefix(f"{path}: "))
         finally:
             begun = True
-    if found and not len(builder):
-        raise UserError(f"{path}: {found[0]}")
+    if problems and not len(builder):
+        raise UserError(f"{path}: {problems[0]}")
     if silent and not len(builder):
         raise UserError(f"{path}: nobody acts in any of its {silent} episodes: there is nothing to learn from")
     dataset = builder.finish()
@@ -104,7 +104,7 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
         text = f"{silent} episode{'s' if silent > 1 else ''} in which nobody acts left out (first: {first_silent})"
         warn(f"{path}: {text}")
         dataset = replace(dataset, notes=(text,))
-    return TextFile(without_timeouts(dataset, config), about, found)
+    return TextFile(without_timeouts(dataset, config), about, problems)
 
 
 def without_timeouts(dataset: Dataset, config: DatasetConfig) -> Dataset:
@@ -131,8 +131,8 @@ def task_words(task: Task) -> str | dict[str, Any]:
     if lookup(task.name) == task:
         return task.name
     default = asdict(Task(task.name))
-    said = {k: v for k, v in asdict(replace(task, env_factory=None)).items() if v != default[k]}
-    return {"name": task.name, **json.loads(json.dumps(said))}
+    values = {k: v for k, v in asdict(replace(task, env_factory=None)).items() if v != default[k]}
+    return {"name": task.name, **json.loads(json.dumps(values))}
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON
@@ -149,9 +149,9 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
     number, text = first
     value = _parse(text, f"{path}: line {number}")
     if isinstance(value, UserError) and isinstance(text, str) and text.lstrip()[:1] in ("[", "{") and second is not None:
-        whole = _whole(path)  # one value over many lines, such as an indented list
-        if not isinstance(whole, UserError) or path.name.lower().endswith((".json", ".json.gz")):
-            value, second = whole, None
+        document = _whole(path)  # one value over many lines, such as an indented list
+        if not isinstance(document, UserError) or path.name.lower().endswith((".json", ".json.gz")):
+            value, second = document, None
     if second is None and isinstance(value, list) and not (value and all(is_step(v) for v in value)):
         yield from ((f"episode {k}", v) for k, v in enumerate(value))
         return

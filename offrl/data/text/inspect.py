@@ -151,14 +151,14 @@ def _example(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[str]:
 
 def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarray) -> list[Fault]:
     """Properties of sound data that are likely to be mistakes, or to make training go another way than meant."""
-    found: list[Fault] = []
+    faults: list[Fault] = []
 
     def add(kind: str, rows: np.ndarray, message: str, cure: str = "") -> None:
         """A trouble of some rows; `message` has a place for their number."""
         if len(rows):
             row = int(rows[0])
             episode = int(np.searchsorted(dataset.episode_end.numpy(), row, side="right"))
-            found.append(Fault(kind, "warning", message.format(f"{len(rows):,}"), episode, row, cure))
+            faults.append(Fault(kind, "warning", message.format(f"{len(rows):,}"), episode, row, cure))
 
     def where(column: str, holds: np.ndarray) -> np.ndarray:
         return np.flatnonzero(holds[columns[column]])
@@ -192,37 +192,37 @@ def _troubles(dataset: Dataset, columns: dict[str, np.ndarray], length: np.ndarr
     message = "{} episodes were cut off and have no final_obs: value learning leaves their last turns out"
     add("final", timeouts[~columns["successor_known"][timeouts]], message)
     add("unfinished", last[~dataset.complete.numpy()], "{} episodes are neither terminated nor truncated: they are taken for cut off")
-    _rewards(dataset, columns["rewards"], found)
+    _rewards(dataset, columns["rewards"], faults)
     repeats = _repeats(dataset, columns)
     if repeats:
         later, earlier = repeats[0]
         verb = "episodes repeat" if len(repeats) > 1 else "episode repeats"
         message = f"{len(repeats):,} {verb} an earlier one, episode {later} the first (of {earlier})"
-        found.append(Fault("duplicate", "warning", message))
+        faults.append(Fault("duplicate", "warning", message))
     if len(np.unique(actions)) == 1:
-        found.append(Fault("actions", "warning", f"every action is {shown(strings[actions[0]])}: there is no other to prefer"))
-    return found
+        faults.append(Fault("actions", "warning", f"every action is {shown(strings[actions[0]])}: there is no other to prefer"))
+    return faults
 
 
-def _rewards(dataset: Dataset, rewards: np.ndarray, found: list[Fault]) -> None:
+def _rewards(dataset: Dataset, rewards: np.ndarray, faults: list[Fault]) -> None:
     returns = dataset.raw_returns.numpy()
     if len(np.unique(rewards)) == 1:
-        found.append(Fault("rewards", "warning", f"every reward is {rewards[0]:g}: only the lengths of episodes tell them apart"))
+        faults.append(Fault("rewards", "warning", f"every reward is {rewards[0]:g}: only the lengths of episodes tell them apart"))
     if len(returns) > 1 and np.ptp(returns) == 0:
         message = f"all {len(returns):,} episodes have the same return, {returns[0]:g}: none is better than another"
-        found.append(Fault("rewards", "warning", message))
+        faults.append(Fault("rewards", "warning", message))
 
 
 def _repeats(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     """(episode, the earlier one that it repeats): the same turns."""
     seen: dict[bytes, int] = {}
-    found = []
+    repeats = []
     for number, (start, end) in enumerate(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)):
         key = b"".join(columns[k][start:end].tobytes() for k in ("observations", "actions", "rewards"))
         earlier = seen.setdefault(key, number)
         if earlier != number:
-            found.append((number, earlier))
-    return found
+            repeats.append((number, earlier))
+    return repeats
 
 
 def _table(texts: list[Texts]) -> list[str]:

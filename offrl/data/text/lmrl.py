@@ -36,11 +36,11 @@ def form_of(item: Any, where: str) -> Form:
         for keys, form in _FORMS:
             if any(k in item for k in keys):
                 return form
-        there = ", ".join(map(str, item)) or "nothing"
+        content = ", ".join(map(str, item)) or "nothing"
     else:
-        there = f"no object, but {str(item)[:30]}"
+        content = f"no object, but {str(item)[:30]}"
     known = "turns (offrl), sequence or text_history (LMRL-Gym), conversation or lines (ArCHer)"
-    raise UserError(f"{where} is no episode that offrl knows, which would have {known}; it has {there}")
+    raise UserError(f"{where} is no episode that offrl knows, which would have {known}; it has {content}")
 
 
 def _canonical(item: Any, where: str) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def _per_text(rewards: list[Any], acts: list[bool], where: str) -> list[Any]:
     if len(rewards) == len(acts):
         return rewards
     if len(rewards) == sum(acts):
-        left = iter(rewards)
-        return [next(left) if a else 0.0 for a in acts]
+        remaining = iter(rewards)
+        return [next(remaining) if a else 0.0 for a in acts]
     if len(rewards) == len(acts) - 1 and not acts[0]:
         return [0.0, *rewards]
     raise UserError(f"{where}: there are {len(rewards)} rewards for {len(acts)} texts, of which {sum(acts)} are actions")

@@ -48,7 +48,7 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
     builder.version = str(meta.get("minari_version", ""))
     builder.task = named_task(record["task"], str(folder)) if "task" in record else minari.recorded_task(meta, name, ())
     unknown, metas = set(record.get("unknown", ())), record.get("metas", [])
-    found: list[str] = []
+    problems: list[str] = []
     read = _hdf5 if meta.get("data_format", "hdf5") == "hdf5" else _arrow
     for number, (place, columns) in enumerate(read(folder)):
         try:
@@ -59,11 +59,11 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
         except UserError as error:
             if not faults:
                 raise
-            found.append(str(error).removeprefix(f"{folder}: "))
-    if found and not len(builder):
-        raise UserError(f"{folder}: {found[0]}")
+            problems.append(str(error).removeprefix(f"{folder}: "))
+    if problems and not len(builder):
+        raise UserError(f"{folder}: {problems[0]}")
     left_out = (*minari.NOT_ABOUT, "observation_space", "env_spec")
-    return TextFile(without_timeouts(builder.finish(), config), {k: v for k, v in meta.items() if k not in left_out}, found)
+    return TextFile(without_timeouts(builder.finish(), config), {k: v for k, v in meta.items() if k not in left_out}, problems)
 
 
 def _episode(columns: dict[str, list[Any]], unknown: bool, where: str) -> dict[str, Any]:

@@ -28,8 +28,8 @@ def read(config: DatasetConfig, faults: bool = False) -> TextFile | None:
     """
     source = resolve(config.name, config)
     if source.loader is not None:
-        made = source.loader(config)
-        return TextFile(made) if isinstance(made, Dataset) and made.spec.text else None
+        loaded = source.loader(config)
+        return TextFile(loaded) if isinstance(loaded, Dataset) and loaded.spec.text else None
     return load_text(source, config, faults) if source.text else None
 
 
@@ -51,22 +51,22 @@ def take(file: TextFile, choice: Choice, name: str) -> tuple[TextFile, str]:
     """
     dataset = file.dataset
     episodes: list[dict[str, Any]] = list(to_episodes(dataset))
-    said: list[str] = []
+    words: list[str] = []
     if choice.rows:
         first, last = range_of(choice.rows, len(dataset), "rows")
-        kept, at = [], 0
+        pieces, at = [], 0
         for episode in episodes:
             piece = _cut(episode, first - at, last - at)
-            kept += [piece] if piece else []
+            pieces += [piece] if piece else []
             at += len(episode["turns"])
-        episodes = kept
-        said.append(f"rows {first} to {last - 1}")
+        episodes = pieces
+        words.append(f"rows {first} to {last - 1}")
     if choice.episodes not in ("", None):
         numbers = numbers_of(choice.episodes, len(episodes))
         episodes = [episodes[k] for k in numbers]
-        said.append(f"{len(numbers)} episodes by number")
+        words.append(f"{len(numbers)} episodes by number")
     if choice.drop_faulty:
-        said.append(f"without {len(file.faults)} faulty episodes")
+        words.append(f"without {len(file.faults)} faulty episodes")
     returns = np.array([sum(np.float32(t["reward"]).item() for t in e["turns"]) for e in episodes])
     for bound, word, keep in (
         (choice.min_return, "at least", lambda r, b: r >= b),
@@ -75,25 +75,25 @@ def take(file: TextFile, choice: Choice, name: str) -> tuple[TextFile, str]:
         if bound is not None:
             inside = np.flatnonzero(keep(returns, bound))
             episodes, returns = [episodes[k] for k in inside], returns[inside]
-            said.append(f"returns of {word} {bound:g}")
+            words.append(f"returns of {word} {bound:g}")
     for key in ("top", "fraction"):
         if not 0.0 < getattr(choice, key) <= 1.0:
             raise UserError(f"{key}={getattr(choice, key):g} must be above 0 and at most 1")
     if choice.top < 1.0 and episodes:
         best = np.sort(np.argsort(-returns, kind="stable")[: share_of(choice.top, len(episodes))])
         episodes = [episodes[k] for k in best]
-        said.append(f"the best {choice.top:g}")
+        words.append(f"the best {choice.top:g}")
     if choice.fraction < 1.0 and episodes:
         order = np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(episodes))
         episodes = [episodes[k] for k in np.sort(order[: share_of(choice.fraction, len(episodes))])]
-        said.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
-    if not said:
+        words.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
+    if not words:
         raise UserError("offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction")
     if not episodes:
-        raise UserError(f"{name}: no episode is left ({', '.join(said)} of {dataset.num_episodes} episodes)")
+        raise UserError(f"{name}: no episode is left ({', '.join(words)} of {dataset.num_episodes} episodes)")
     part = from_episodes(episodes, name=dataset.spec.name, task=dataset.spec.task, where=name, source=dataset.spec.source)
     about = {k: v for k, v in file.about.items() if k != "description"}
-    return TextFile(part, about, file.faults), ", ".join(said)
+    return TextFile(part, about, file.faults), ", ".join(words)
 
 
 def _cut(episode: dict[str, Any], first: int, last: int) -> dict[str, Any] | None:
@@ -116,9 +116,9 @@ def join(files: Sequence[TextFile], names: Sequence[str]) -> tuple[TextFile, lis
     episodes: list[dict[str, Any]] = []
     combined: list[str] = []
     for file, name in zip(files, names, strict=True):
-        own, before = list(to_episodes(file.dataset)), file.about.get("combined_datasets")
-        inner = isinstance(before, list) and all(isinstance(e["meta"].get("source"), int) for e in own)
-        episodes += [{**e, "meta": {**e["meta"], "source": len(combined) + (e["meta"]["source"] if inner else 0)}} for e in own]
+        entries, before = list(to_episodes(file.dataset)), file.about.get("combined_datasets")
+        inner = isinstance(before, list) and all(isinstance(e["meta"].get("source"), int) for e in entries)
+        episodes += [{**e, "meta": {**e["meta"], "source": len(combined) + (e["meta"]["source"] if inner else 0)}} for e in entries]
         combined += [str(b) for b in before] if inner and before else [file.dataset.spec.name or name]
     tasks = [f.dataset.spec.task for f in files if f.dataset.spec.task is not None]
     task = next((t for t in tasks if t.ref_min is not None), tasks[0] if tasks else None)

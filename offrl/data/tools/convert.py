@@ -75,18 +75,18 @@ def subset(
     """
     form = _form(out, form, force)
     if (texts := _texts(config, choice.drop_faulty)) is not None:
-        kept, said = text_tools.take(texts, choice, config.name)
-        return _write_texts(kept, out, form, [f"{said} of {_text_origin(texts, config)}"], force, progress)
+        selection, words = text_tools.take(texts, choice, config.name)
+        return _write_texts(selection, out, form, [f"{words} of {_text_origin(texts, config)}"], force, progress)
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         faults = form_faults(raw)
         if faults:
             refuse(raw, faults, config.check)
         settle(raw)
-        part, said = take(raw, choice, memory, config)
-        part.path = f"{raw.where} ({said})"
+        part, words = take(raw, choice, memory, config)
+        part.path = f"{raw.where} ({words})"
         check(part, config)
-        return _write(part, out, form, [f"{said} of {_origin(raw)}"], force, progress, memory)
+        return _write(part, out, form, [f"{words} of {_origin(raw)}"], force, progress, memory)
 
 
 def merge(

@@ -120,10 +120,10 @@ def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
     if raw.discrete is None:
         raw.discrete = actions is not None and actions.dtype.kind in "iu" and actions.ndim == 1
     faults = find_faults(raw, clip_actions=config.clip_actions)
-    whole = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
+    complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
     returns = lengths = scores = None
     terminated = 0
-    if whole:
+    if complete:
         ends = find_ends(raw)
         last = np.flatnonzero(ends)
         start = np.concatenate([[0], last[:-1] + 1])
@@ -132,7 +132,7 @@ def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
         if "terminations" in raw.columns:
             terminated = int(raw.columns["terminations"][last].sum())
         scores = raw.task.normalise(returns) if raw.task is not None else None
-    duplicates, first = _duplicates(raw) if whole else (0, None)
+    duplicates, first = _duplicates(raw) if complete else (0, None)
     task = raw.task
     return Report(
         name=raw.name,

@@ -52,45 +52,45 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
     ends = find_ends(raw)
     stops = np.flatnonzero(ends) + 1
     starts = np.concatenate([[0], stops[:-1]])
-    said: list[str] = []
+    words: list[str] = []
     if choice.rows:
         first, last = range_of(choice.rows, raw.rows, "rows")
         starts, stops = np.maximum(starts, first), np.minimum(stops, last)
-        kept = starts < stops
-        starts, stops = starts[kept], stops[kept]
-        said.append(f"rows {first} to {last - 1}")
+        mask = starts < stops
+        starts, stops = starts[mask], stops[mask]
+        words.append(f"rows {first} to {last - 1}")
     if choice.episodes not in ("", None, []):
-        chosen = numbers_of(choice.episodes, len(starts))
-        starts, stops = starts[chosen], stops[chosen]
-        said.append(f"episodes {choice.episodes}")
+        numbers = numbers_of(choice.episodes, len(starts))
+        starts, stops = starts[numbers], stops[numbers]
+        words.append(f"episodes {choice.episodes}")
     if choice.drop_faulty:
         fine = np.add.reduceat(np.append(_faulty_rows(raw, config), False), np.stack([starts, stops], 1).reshape(-1))[::2] == 0
-        said.append(f"without {int((~fine).sum())} faulty episodes")
+        words.append(f"without {int((~fine).sum())} faulty episodes")
         starts, stops = starts[fine], stops[fine]
     returns = np.array([raw.columns["rewards"][a:b].sum(dtype=np.float64) for a, b in zip(starts, stops, strict=True)])
     low, high = (-np.inf if choice.min_return is None else choice.min_return), (np.inf if choice.max_return is None else choice.max_return)
     if choice.min_return is not None or choice.max_return is not None:
-        kept = (returns >= low) & (returns <= high)
-        starts, stops, returns = starts[kept], stops[kept], returns[kept]
-        said.append(f"returns from {low:g} to {high:g}")
+        mask = (returns >= low) & (returns <= high)
+        starts, stops, returns = starts[mask], stops[mask], returns[mask]
+        words.append(f"returns from {low:g} to {high:g}")
     for share in (choice.top, choice.fraction):
         if not 0.0 < share <= 1.0:
             raise UserError(f"{'top' if share == choice.top else 'fraction'}={share:g} must be above 0 and at most 1")
     if choice.top < 1.0 and len(starts):
         best = np.sort(np.argsort(-returns, kind="stable")[: share_of(choice.top, len(starts))])
         starts, stops = starts[best], stops[best]
-        said.append(f"the best {choice.top:g}")
+        words.append(f"the best {choice.top:g}")
     if choice.fraction < 1.0 and len(starts):
         drawn = np.sort(
             np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(starts))[: share_of(choice.fraction, len(starts))]
         )
         starts, stops = starts[drawn], stops[drawn]
-        said.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
-    if not said:
+        words.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
+    if not words:
         raise UserError("offrl data subset: say what to keep: rows, episodes, drop_faulty, min_return, max_return, top or fraction")
     if not len(starts):
-        raise UserError(f"{raw.where}: no episode is left ({', '.join(said)} of {int(ends.sum())} episodes)")
-    return _pieces(raw, ends, starts, stops, memory), ", ".join(said)
+        raise UserError(f"{raw.where}: no episode is left ({', '.join(words)} of {int(ends.sum())} episodes)")
+    return _pieces(raw, ends, starts, stops, memory), ", ".join(words)
 
 
 def share_of(share: float, count: int) -> int:
@@ -155,26 +155,26 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
         for part in chunks(len(index)):
             out[part] = column[index[part]]
         columns[name] = out
-    whole = ends[stops - 1]  # the piece goes to the end of its episode
-    episode = np.cumsum(ends)[stops - 1] - whole
+    complete = ends[stops - 1]  # the piece goes to the end of its episode
+    episode = np.cumsum(ends)[stops - 1] - complete
     following = np.minimum(stops, raw.rows - 1)
 
     def final(values: np.ndarray, column: np.ndarray) -> np.ndarray:
-        return np.where(whole.reshape(-1, *(1,) * (values.ndim - 1)), values[episode], column[following])
+        return np.where(complete.reshape(-1, *(1,) * (values.ndim - 1)), values[episode], column[following])
 
     part_of = replace(raw, columns=columns, episode_ends=np.zeros(len(index), bool), jump_rows=None, warnings=[], notes=[])
     assert part_of.episode_ends is not None
     part_of.episode_ends[after - 1] = True
-    part_of.episode_ends[-1] = bool(whole[-1]) and (stops[-1] < raw.rows or bool(raw.last_complete))
+    part_of.episode_ends[-1] = bool(complete[-1]) and (stops[-1] < raw.rows or bool(raw.last_complete))
     part_of.final_columns = {k: final(v, raw.columns[k]) for k, v in raw.final_columns.items()}
     if raw.final_observations is not None:
         part_of.final_observations = final(raw.final_observations, raw.columns["observations"])
     if raw.final_known is not None:
-        part_of.final_known = raw.final_known[episode] | ~whole
+        part_of.final_known = raw.final_known[episode] | ~complete
     if "next_observations" in columns:
-        lost = point_elsewhere(part_of, after - 1, starts_elsewhere(raw, np.flatnonzero(ends))[episode] & whole)
-        if lost:
-            part_of.warn(f"what {lost:,} terminals lead to is not known, and counts as known in so few episodes: the next one's start")
+        unmarked = point_elsewhere(part_of, after - 1, starts_elsewhere(raw, np.flatnonzero(ends))[episode] & complete)
+        if unmarked:
+            part_of.warn(f"what {unmarked:,} terminals lead to is not known, and counts as known in so few episodes: the next one's start")
     return part_of
 
 

@@ -51,13 +51,13 @@ def append_expert(
     order = torch.arange(expert.num_episodes)
     if choice == "best":
         order = torch.argsort(expert.raw_returns, descending=True, stable=True)
-    chosen = keep_episodes(expert, order[: episodes + unmarked], "")
-    rows = int(chosen.episode_end[episodes - 1])
-    marks = torch.arange(len(chosen)) < rows
-    shared = {name: column for name, column in chosen.columns.items() if name in dataset.columns}
-    chosen = replace(chosen, columns={**shared, EXPERT: marks})
+    demonstrations = keep_episodes(expert, order[: episodes + unmarked], "")
+    rows = int(demonstrations.episode_end[episodes - 1])
+    marks = torch.arange(len(demonstrations)) < rows
+    shared = {name: column for name, column in demonstrations.columns.items() if name in dataset.columns}
+    demonstrations = replace(demonstrations, columns={**shared, EXPERT: marks})
     dataset = replace(dataset, columns={**dataset.columns, EXPERT: torch.zeros(len(dataset), dtype=torch.bool)})
-    joined = concatenate([dataset, chosen], memory)
+    joined = concatenate([dataset, demonstrations], memory)
     words = f"{choice} {episodes}" + (f", then {unmarked} unmarked" if unmarked else "")
     note = f"demonstrations: {rows:,} rows, the {choice} of {expert.num_episodes:,} episodes of {expert.spec.name} ({episodes})"
     return replace(
@@ -96,14 +96,14 @@ class ExpertSampler:
             raise UserError(f"{name}: no transition is the expert's: its rows have no successor, or dataset.top_fraction left none of them")
         masks = (~dataset.columns["terminations"][rows]).to(torch.float32)
         columns = {k: masks if k == "masks" else dataset.columns[k][rows] for k in PARTS}
-        here = torch.arange(len(rows), device=rows.device)
-        packed = pack(columns, here)
+        indices = torch.arange(len(rows), device=rows.device)
+        packed = pack(columns, indices)
         if packed is not None:
             return Demonstrations(every, Transitions(len(rows), packed, {}, None))
-        return Demonstrations(every, Transitions(len(rows), None, columns, here))
+        return Demonstrations(every, Transitions(len(rows), None, columns, indices))
 
     def __call__(self, source: Demonstrations, key: Tensor, batch_size: int) -> Batch:
-        ours, theirs = rng.split(key)
+        data_key, expert_key = rng.split(key)
         draw = TransitionSampler()
-        batch = {k: v for k, v in draw(source.every, ours, batch_size).items() if k != "rewards"}
-        return batch | {PREFIX + k: v for k, v in draw(source.expert, theirs, batch_size).items()}
+        batch = {k: v for k, v in draw(source.every, data_key, batch_size).items() if k != "rewards"}
+        return batch | {PREFIX + k: v for k, v in draw(source.expert, expert_key, batch_size).items()}

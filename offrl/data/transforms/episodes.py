@@ -129,16 +129,16 @@ def _kept_weights(dataset: Dataset, episodes: Tensor, lengths: Tensor) -> Tensor
 def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory | None = None) -> Dataset:
     """max(1, floor(fraction * episodes)) episodes drawn at random, in their old order. The same on every machine."""
     count = max(1, int(fraction * dataset.num_episodes + 1e-9))
-    chosen = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(dataset.num_episodes)[:count])
-    return keep_episodes(dataset, torch.from_numpy(chosen), f"subsample {fraction:g} seed {seed}", memory)
+    numbers = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(dataset.num_episodes)[:count])
+    return keep_episodes(dataset, torch.from_numpy(numbers), f"subsample {fraction:g} seed {seed}", memory)
 
 
 def terminated_only(dataset: Dataset, memory: Memory | None = None) -> Dataset:
     """The episodes whose last step is terminal. Raises UserError where there is none."""
-    kept = torch.nonzero(dataset.columns["terminations"].cpu()[dataset.episode_end.cpu() - 1]).squeeze(-1)
-    if not len(kept):
+    terminal = torch.nonzero(dataset.columns["terminations"].cpu()[dataset.episode_end.cpu() - 1]).squeeze(-1)
+    if not len(terminal):
         raise UserError(f"dataset.terminated_only=true: no episode of {dataset.spec.name} terminates; leave it out")
-    return keep_episodes(dataset, kept, "terminated_only", memory)
+    return keep_episodes(dataset, terminal, "terminated_only", memory)
 
 
 def top_fraction(dataset: Dataset, fraction: float, memory: Memory | None = None) -> Dataset:

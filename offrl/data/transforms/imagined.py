@@ -26,10 +26,10 @@ def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None 
     memory = memory or Memory()
     others = []
     for name in config.imagined:
-        own = config.of_any_layout()
+        settings = config.of_any_layout()
         if not dataset.spec.text and not dataset.spec.discrete:  # their actions mean what the real ones do
-            own = replace(own, action_low=list(dataset.spec.action_low), action_high=list(dataset.spec.action_high))
-        others.append(load_one(resolve(name, own), own, memory))
+            settings = replace(settings, action_low=list(dataset.spec.action_low), action_high=list(dataset.spec.action_high))
+        others.append(load_one(resolve(name, settings), settings, memory))
     return append_imagined(dataset, others, memory)
 
 
@@ -77,9 +77,9 @@ def share_draws(dataset: Dataset, share: float) -> Dataset:
     parts = lengths if dataset.weights is None else lengths * dataset.weights.cpu()
     parts = parts / parts.sum().clamp(min=1e-12)
     now = float(parts[first].sum())
-    for mine, side, left in ((share, "imagined", now), (1.0 - share, "real", 1.0 - now)):
-        if mine > 0.0 and not left > 0.0:
-            raise UserError(f"{dataset.spec.name}: no {side} episode is left to draw {mine:g} of the rows from (dataset.imagined_share)")
+    for target, side, actual in ((share, "imagined", now), (1.0 - share, "real", 1.0 - now)):
+        if target > 0.0 and not actual > 0.0:
+            raise UserError(f"{dataset.spec.name}: no {side} episode is left to draw {target:g} of the rows from (dataset.imagined_share)")
     scaled = torch.where(first, parts * (share / now if now > 0.0 else 0.0), parts * ((1.0 - share) / (1.0 - now) if now < 1.0 else 0.0))
     weights = scaled / lengths.clamp(min=1.0) * lengths.sum()
     return replace(

@@ -68,13 +68,13 @@ def call_labeller(where: str, function: Labeller, columns: dict[str, np.ndarray]
 
 def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndarray]:
     """Copies of the columns of rows start to end - 1, for code of the user's: actions in the environment's units."""
-    found = {name: column[start:end].cpu().numpy().copy() for name, column in dataset.columns.items() if name != "successor_known"}
+    columns = {name: column[start:end].cpu().numpy().copy() for name, column in dataset.columns.items() if name != "successor_known"}
     spec = dataset.spec
     if not spec.discrete:
         low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
         if (low != -1.0).any() or (high != 1.0).any():
-            found["actions"] = low + (found["actions"] + 1.0) * (high - low) / 2.0
-    return found
+            columns["actions"] = low + (columns["actions"] + 1.0) * (high - low) / 2.0
+    return columns
 
 
 def labeller(text: str) -> tuple[Labeller, str]:
@@ -89,13 +89,13 @@ def labeller(text: str) -> tuple[Labeller, str]:
         return load_labels(path), hashlib.sha256(path.read_bytes()).hexdigest()
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.replace(".", "").isidentifier():
-        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, there)}")
-    found, source = python_object(place, name, text)
-    if not callable(found) or isinstance(found, type):
-        raise UserError(f"dataset.reward_labels={text} is a {type(found).__name__}, not a function of an episode's columns")
+        files = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, files)}")
+    function, source = python_object(place, name, text)
+    if not callable(function) or isinstance(function, type):
+        raise UserError(f"dataset.reward_labels={text} is a {type(function).__name__}, not a function of an episode's columns")
     code = f"{name} ".encode() + (source.read_bytes() if source is not None and source.is_file() else b"")
-    return found, hashlib.sha256(code).hexdigest()
+    return function, hashlib.sha256(code).hexdigest()
 
 
 def _code_of(function: Labeller) -> str:
@@ -131,24 +131,24 @@ class RewardLabels:
     @classmethod
     def of(cls, dataset: Dataset, rewards: np.ndarray, about: Mapping[str, Any]) -> RewardLabels:
         """rewards: [R], one for each row. Raises UserError where two episodes that are alike got different ones."""
-        found: dict[str, np.ndarray] = {}
+        columns: dict[str, np.ndarray] = {}
         for episode, (start, end) in enumerate(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)):
             key = episode_key(episode_columns(dataset, start, end))
             values = np.asarray(rewards[start:end], np.float32)
-            if key in found and not np.array_equal(found[key], values):
+            if key in columns and not np.array_equal(columns[key], values):
                 raise UserError(f"{dataset.spec.name}: episode {episode} is the same as an earlier one, and got other rewards")
-            found[key] = values
-        return cls(found, {"data": dataset.spec.name, "fingerprint": dataset.fingerprint, **about})
+            columns[key] = values
+        return cls(columns, {"data": dataset.spec.name, "fingerprint": dataset.fingerprint, **about})
 
     def __call__(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Rewards [T]. Raises UserError for an episode that has none."""
-        found = self.rewards.get(episode_key(columns))
-        if found is None:
+        rewards = self.rewards.get(episode_key(columns))
+        if rewards is None:
             raise UserError(
                 f"{self.name} has no rewards for an episode of these data; it was made for {self.about.get('data')}: label these data with "
                 "offrl data label, and read them with the same dataset. settings"
             )
-        return found
+        return rewards
 
     def save(self, path: str | Path) -> None:
         """Write a .safetensors file. Raises UserError."""
