@@ -192,10 +192,10 @@ class _CudaGraph:
     def replay(self, state: TrainState, sums: Metrics, hyper: Hyper, batches: list[Batch], times: int) -> tuple[TrainState, Metrics]:
         if state is not self.state:
             backend.overwrite(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
-        given = list(hyper.values())
-        if len(given) != len(self.given) or any(new is not old for new, old in zip(given, self.given, strict=True)):
-            backend.overwrite(list(self.hyper.values()), given)
-            self.given = given
+        tensors = list(hyper.values())
+        if len(tensors) != len(self.given) or any(new is not old for new, old in zip(tensors, self.given, strict=True)):
+            backend.overwrite(list(self.hyper.values()), tensors)
+            self.given = tensors
         backend.overwrite(pytree.tree_leaves(self.batches), pytree.tree_leaves(batches))
         for name, value in self.sums.items():
             if sums.get(name) is not value:

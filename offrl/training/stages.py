@@ -174,11 +174,11 @@ def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Req
 
 
 def _check_rewards(recorded: DataSpec, spec: DataSpec, where: str) -> None:
-    trained, now = (recorded.reward_scale, recorded.reward_shift), (spec.reward_scale, spec.reward_shift)
-    if not _close(trained, now):
+    trained, units = (recorded.reward_scale, recorded.reward_shift), (spec.reward_scale, spec.reward_shift)
+    if not _close(trained, units):
         raise UserError(
-            f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} are times {now[0]:g} "
-            f"plus {now[1]:g}; train both with the same dataset.reward_* settings"
+            f"{where}: it was trained on rewards times {trained[0]:g} plus {trained[1]:g}, and those of {spec.name} are times {units[0]:g} "
+            f"plus {units[1]:g}; train both with the same dataset.reward_* settings"
         )
 
 

@@ -200,9 +200,9 @@ def _put_successors(file: Any, raw: RawData, ends: np.ndarray, sink: Sink) -> No
 
 def _compare(raw: RawData, again: RawData, ends: np.ndarray, record: Record, place: Path) -> None:
     """Raises UserError unless `again`, read from what was written, is what was to be written."""
-    found = find_ends(again)
+    reread_ends = find_ends(again)
     same = {
-        "columns": fingerprint(raw, ends) == fingerprint(again, found),
+        "columns": fingerprint(raw, ends) == fingerprint(again, reread_ends),
         "last episode": raw.last_complete == again.last_complete,
         "task": again.task == Record.from_json(record.to_json()).spec.task,
         "kind of action": again.discrete == raw.discrete and (not raw.discrete or again.num_actions == record.spec.num_actions),
