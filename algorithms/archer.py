@@ -34,7 +34,7 @@ class ArCHerConfig(ValueHeadSettings, UtteranceCriticSettings):
     polyak: float = setting(0.05, "rate at which the critic's target follows", low=0.0, high=1.0)
     expectile: float = setting(0.9, "of V's fit to the targets of Q", low=0.5, high=1.0)
     temperature: float = setting(1.0, "inverse temperature of the actor's weights", low=0.0)
-    largest_weight: float = setting(100.0, "cap of the actor's weights, which the authors' code does not have", low=0.0)
+    max_weight: float = setting(100.0, "cap of the actor's weights, which the authors' code does not have", low=0.0)
     critic_first: int = setting(0, "updates at the beginning in which the critic learns alone", low=0)
 
 
@@ -84,7 +84,7 @@ class ArCHer(TextAlgorithm):
         """-E min(exp(beta A), cap) log pi(a|s), the whole utterance's, with A = min_i Q_i(s, a) - min_i V_i(s)."""
         c, each = self.config, batch[EACH]
         advantage = self.critic.advantage(state.params["critic"], batch)
-        weight = (c.temperature * advantage).exp().clamp(max=c.largest_weight)
+        weight = (c.temperature * advantage).exp().clamp(max=c.max_weight)
         log_prob = self.log_probs(policy, batch).sum(-1)
         loss = -(weight * log_prob * each).sum()
         means = {"actor/weight": weight, "actor/advantage": advantage, "actor/log_prob": log_prob}

@@ -29,7 +29,7 @@ class AWACConfig(CriticSettings):
     temperature: float = setting(
         3.0, "multiplies the advantage in the exponent; larger is greedier. It is 1 / lambda of the paper, which divides by it", low=0.0
     )
-    largest_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+    max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
 
 
 @register("algo", "awac")
@@ -74,7 +74,7 @@ class AWAC(Algorithm):
         observations, critic = batch["observations"], state.params["critic"]
         baseline = self.policy_value(state, critic, observations, key).mean
         advantage = self.critic.q(critic, observations, batch["actions"]).amin(0) - baseline
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
         dist = self.apply("actor", actor, observations)
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}

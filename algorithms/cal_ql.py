@@ -112,10 +112,10 @@ class CalQL(SoftActorCritic):
             self.critic, critic, batch, sampled, c, rng.fold_in(key, 3), bound=lambda q: self.calibrated(q, returns)
         )
         difference = soft.level - soft.q_data  # [E, B]
-        if c.smallest_difference is not None:
-            difference = difference.clamp(min=c.smallest_difference)
-        if c.largest_difference is not None:
-            difference = difference.clamp(max=c.largest_difference)
+        if c.min_difference is not None:
+            difference = difference.clamp(min=c.min_difference)
+        if c.max_difference is not None:
+            difference = difference.clamp(max=c.max_difference)
         each = difference.mean(-1)  # of each critic
         if c.action_gap is None:
             loss = c.conservative_weight * each.sum()

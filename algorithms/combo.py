@@ -39,7 +39,7 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
     conservative_weight: float = setting(0.5, "weight of the penalty: how far the critics are pushed down outside the data (beta)", low=0.0)
-    pushed: str = setting(
+    penalised_states: str = setting(
         "mix", "the states whose values are pushed down (rho): those of the whole batch, or imagined ones", choices=("mix", "model")
     )
     kit_compat: bool = setting(False, "the penalty as in OfflineRL-Kit's code: the mean of logsumexps of 3 actions, not one of all")
@@ -67,8 +67,8 @@ class COMBO(SoftActorCritic):
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
         self.rollouts = ModelRollouts(c, self.spec)
-        if c.kit_compat and (not c.importance or c.followed):
-            raise UserError("algo.kit_compat=true is the penalty of that code, which has algo.importance=true and algo.followed=0")
+        if c.kit_compat and (not c.importance or c.gradient_samples):
+            raise UserError("algo.kit_compat=true is the penalty of that code, which has algo.importance=true and algo.gradient_samples=0")
         real = self.rollouts.real_rows
         if not 0 < real < c.batch_size:
             raise UserError(
@@ -108,12 +108,12 @@ class COMBO(SoftActorCritic):
     def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2)."""
         c, real = self.config, self.rollouts.real_rows
-        penalised = batch if c.pushed == "mix" else {k: v[real:] for k, v in batch.items()}
+        penalised = batch if c.penalised_states == "mix" else {k: v[real:] for k, v in batch.items()}
         sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), penalised, c.actions, key)
         soft = conservative.soft_maximum(
             self.critic, critic, penalised, sampled, c, rng.fold_in(key, 3), joint=self.kit_joint if c.kit_compat else conservative.over_all
         )
-        if c.pushed == "mix":
+        if c.penalised_states == "mix":
             q_data = soft.q_data[:, :real]
         else:
             q_data = self.critic.q(critic, batch["observations"][:real], batch["actions"][:real])

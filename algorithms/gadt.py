@@ -42,7 +42,7 @@ class GADTConfig(TeacherSettings, SequenceSettings):
 
     name: str = "gadt"
     temperature: float = setting(1.0, "multiplies the advantage in the exponent of each step's weight; larger is greedier", low=0.0)
-    largest_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+    max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     subgoal_steps: int = setting(25, "k: a prompt is so many steps ahead; a run of hiql or ota that is named has its own", low=1)
     candidates: int = setting(
         64, "states of the data among which subgoals are chosen, where values= names a run without a high level", low=1
@@ -139,7 +139,7 @@ class GADT(SequenceModel):
 
     def weight(self, batch: Batch) -> Tensor:
         """min(exp(temperature (V(s', w) - V(s, w))), cap) of each step, [B, K]."""
-        return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.largest_weight)
+        return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.max_weight)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E weight(V(s', w) - V(s, w)) |a_t - pi(w_1, s_1, a_1, ..., w_t, s_t)|^2, or times -log pi(a_t | ...)."""

@@ -40,10 +40,10 @@ class MOBILEConfig(ModelBasedSettings):
         0.5, "times the model-Bellman inconsistency, is taken off each imagined row's target (beta)", low=0.0
     )
     backup_samples: int = setting(10, "next states that are drawn from each elite for the inconsistency", low=1)
-    smallest_target: float | None = setting(
+    min_target: float | None = setting(
         None, "targets are at least this; the authors' 0 is right only where no policy's return is below it; null: not clipped"
     )
-    largest_entropy_weight: float | None = setting(1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0)
+    max_entropy_weight: float | None = setting(1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0)
     entropy_in_target: bool = setting(False, "whether the entropy counts in the critics' targets")
     uncertainty: str = setting("none", "how uncertain the model is of a step; MOBILE does not ask", choices=("none", *names()))
     actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
@@ -110,8 +110,8 @@ class MOBILE(SoftActorCritic):
         return self.rollouts.add(state, imagined), describe(imagined)
 
     def weight(self, state: TrainState) -> Tensor:
-        """alpha, [], at most `largest_entropy_weight`."""
-        weight, limit = super().weight(state), self.config.largest_entropy_weight
+        """alpha, [], at most `max_entropy_weight`."""
+        weight, limit = super().weight(state), self.config.max_entropy_weight
         return weight if limit is None else weight.clamp(max=limit)
 
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
@@ -147,9 +147,9 @@ class MOBILE(SoftActorCritic):
         uncertainty = self.inconsistency(state, batch["observations"][real:], batch["actions"][real:], rng.fold_in(key, 302))
         value = target.value - c.inconsistency_weight * torch.cat([uncertainty.new_zeros(real), uncertainty])
         metrics = {"mobile/inconsistency": uncertainty.mean()}
-        if c.smallest_target is not None:
-            metrics["mobile/clipped"] = (value < c.smallest_target).float().mean()
-            value = value.clamp(min=c.smallest_target)
+        if c.min_target is not None:
+            metrics["mobile/clipped"] = (value < c.min_target).float().mean()
+            value = value.clamp(min=c.min_target)
         loss, more = self.critic.loss(critic, batch, target._replace(value=value), key)
         return loss, {**more, **metrics}
 

@@ -102,7 +102,7 @@ class ReCOIL(Algorithm):
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
         advantage = q - self.value(state.params["value"], batch["observations"]).mean
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.largest_weight)
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
         dist = self.apply("actor", actor, batch["observations"], key)
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}

@@ -38,7 +38,7 @@ class TD3AWRConfig(TD3Settings):
     critic_bc: float = setting(0.01, "weight, in the target, of the next action's squared distance from the data's (beta_2)", low=0.0)
     expectile: float = setting(0.7, "of Q over the data's actions, which advantages are relative to", low=0.0, high=1.0)
     temperature: float = setting(3.0, "multiplies the advantage in the exponent of the imitation's weight; 0: ReBRAC", low=0.0)
-    largest_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+    max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
 
 
 @register("algo", "td3_awr")
@@ -76,7 +76,7 @@ class TD3AWR(TD3):
         """E [beta_1 w |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with w = min(exp(beta (Q(s, a) - V(s))), cap)."""
         c, critic, observations = self.config, state.params["critic"], batch["observations"]
         advantage = self.critic.q(critic, observations, batch["actions"]).amin(0) - self.value(state.params["value"], observations).mean
-        weight = losses.advantage_weight(advantage, c.temperature, c.largest_weight)
+        weight = losses.advantage_weight(advantage, c.temperature, c.max_weight)
         (action,) = self.apply("actor", actor, observations)
         q = self.critic.q(critic, observations, action).amin(0)  # [B]
         distance = (action - batch["actions"]).square().sum(-1)

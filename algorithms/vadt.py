@@ -38,7 +38,7 @@ class VADTConfig(TeacherSettings, SequenceSettings):
 
     name: str = "vadt"
     temperature: float = setting(3.0, "multiplies the advantage in the exponent of each step's weight; larger is greedier", low=0.0)
-    largest_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+    max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     prompt_scale: float | None = setting(
         None, "values are divided by this before the network sees them (published: 1); null: their spread over the data", low=1e-9
     )
@@ -108,7 +108,7 @@ class VADT(SequenceModel):
 
     def weight(self, batch: Batch) -> Tensor:
         """min(exp(temperature (Q - V)), cap) of each step, [B, K]."""
-        return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.largest_weight)
+        return losses.advantage_weight(batch[ADVANTAGES], self.config.temperature, self.config.max_weight)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E weight(Q - V) |a_t - pi(Q_1, s_1, a_1, ..., Q_t, s_t)|^2, or times -log pi(a_t | ...) (equation 8)."""

@@ -28,7 +28,16 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 # Settings that have another name in older commits: today's name -> the older one. The commands below are written in today's names.
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "max_weight": "largest_weight",
+    "min_target": "smallest_target",
+    "max_entropy_weight": "largest_entropy_weight",
+    "min_difference": "smallest_difference",
+    "max_difference": "largest_difference",
+    "rollout_retain": "retain",
+    "gradient_samples": "followed",
+    "penalised_states": "pushed",
+}
 
 COMMON = (
     "steps=50 seeds=2 compile=eager workers=1 log_every=25 compare=[] --quiet "
@@ -44,7 +53,7 @@ SMALL: dict[str, Any] = {  # for the algorithms that have the setting
     "rollouts": 16,
     "horizon": 2,
     "rollout_every": 10,
-    "retain": 2,
+    "rollout_retain": 2,
     "backup_samples": 2,
     "world_model": "MODEL",
     "clone_epochs": 0,

@@ -37,7 +37,7 @@ class ModelBasedSettings(SoftSettings):
     horizon: int = setting(5, "steps of a roll-out", low=1)
     rollouts: int = setting(50_000, "roll-outs each time, from states of the data", low=1)
     rollout_every: int = setting(1_000, "updates between two times", low=1)
-    retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
+    rollout_retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
     real_share: float = setting(0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
     uncertainty: str = setting("aleatoric", "how uncertain the model is of a step", choices=("none", *names()))
     penalty: float = setting(0.0, "times the uncertainty, is taken off each imagined reward (MOPO's lambda)", low=0.0)
@@ -130,7 +130,7 @@ class ModelRollouts(Part):
     def capacity(self) -> int:
         """Rows of the ring."""
         c = self.config
-        return c.retain * c.rollouts * c.horizon
+        return c.rollout_retain * c.rollouts * c.horizon
 
     @property
     def real_rows(self) -> int:

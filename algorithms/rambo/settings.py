@@ -31,7 +31,7 @@ class RAMBOConfig(ModelBasedSettings):
     name: str = "rambo"
     real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
     rollout_every: int = setting(250, "updates between two times", low=1)
-    retain: int = setting(20, "imagined transitions of so many times are kept", low=1)
+    rollout_retain: int = setting(20, "imagined transitions of so many times are kept", low=1)
     uncertainty: str = setting("none", "how uncertain the model is of a step", choices=("none", *names()))
     random_rollouts: bool = setting(False, "roll-outs choose uniform actions, not the policy's (most of AntMaze)")
     adversarial_weight: float = setting(3e-4, "weight of what lowers the policy's value, beside the model's likelihood (lambda)", low=0.0)

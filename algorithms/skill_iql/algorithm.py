@@ -140,7 +140,7 @@ class SkillIQL(Algorithm):
         """-E min(exp(beta (Q - V)), cap) log pi(z|s) (IQL's equation 7) + prior_weight KL(pi || the skills' prior)."""
         c, observations = self.config, batch["observations"]
         advantage = q - self.value(state.params["value"], observations).mean
-        weight = losses.advantage_weight(advantage, c.temperature, c.largest_weight)
+        weight = losses.advantage_weight(advantage, c.temperature, c.max_weight)
         dist = self.apply("actor", actor, observations, key)
         kl = gaussian_kl(dist, self.skills.prior(state.extra["skills"], observations)).mean()
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean() + c.prior_weight * kl

@@ -21,6 +21,7 @@ from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.settings.field import check, marked
+from offrl.settings.saved import restored
 from offrl.system import files as checkpoint
 
 ASSETS = "luggage/"  # before names of tensors of `Algorithm.assets` in policy files
@@ -291,7 +292,9 @@ class TrainedPolicy:
         if "luggage" in meta:
             assets = {name.removeprefix(ASSETS): tensor for name, tensor in tensors.items() if name.startswith(ASSETS)}
             pretrained = algorithm_class.load_assets(assets, meta["luggage"])
-        algorithm = algorithm_class(algorithm_class.Config(**meta["config"]), DataSpec.from_json(meta["spec"]), pretrained)
+        algorithm = algorithm_class(
+            restored(algorithm_class.Config, meta["config"], str(path)), DataSpec.from_json(meta["spec"]), pretrained
+        )
         algorithm.buffers = dict  # no policy needs it, and it may be large
         template = algorithm.init(0)
         template = template._replace(params={n: template.params[n] for n in algorithm.traits.policy_modules}, target={}, opt={})

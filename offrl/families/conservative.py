@@ -40,7 +40,9 @@ class SoftMaximumSettings(SoftSettings):
     cql_temperature: float = setting(1.0, "temperature of the penalty's logsumexp over actions", low=1e-6)
     actions: int = setting(10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1)
     importance: bool = setting(True, "divide by the densities of the tried actions; false: count them alike, with the data's action")
-    followed: int = setting(0, "of the tried actions draw so many, by their weight in the penalty, to carry its gradient; 0: all do", low=0)
+    gradient_samples: int = setting(
+        0, "of the tried actions draw so many, by their weight in the penalty, to carry its gradient; 0: all do", low=0
+    )
 
 
 @dataclass
@@ -58,8 +60,8 @@ class ConservativeSettings(SoftMaximumSettings):
         "learn a multiplier of conservative_weight that holds the penalised difference at this gap; null: no multiplier",
         structural=True,
     )
-    smallest_difference: float | None = setting(None, "the penalised difference is clipped from below, state by state; null: not")
-    largest_difference: float | None = setting(None, "and from above; null: not")
+    min_difference: float | None = setting(None, "the penalised difference is clipped from below, state by state; null: not")
+    max_difference: float | None = setting(None, "and from above; null: not")
     penalty_share: float = setting(
         1.0, "share of the states of a batch on which the penalty is estimated", low=0.0, high=1.0, structural=True
     )
@@ -67,11 +69,9 @@ class ConservativeSettings(SoftMaximumSettings):
 
 def check(config: ConservativeSettings, grid: Mapping[str, Sequence[float]] | None = None) -> None:
     """Raise UserError for settings with which the penalty would be a constant."""
-    low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("smallest_difference", "largest_difference"))
+    low, high = ((grid or {}).get(name, [getattr(config, name)]) for name in ("min_difference", "max_difference"))
     if None not in (*low, *high) and max(low) >= min(high):
-        raise UserError(
-            f"algo.smallest_difference={max(low):g} must be below algo.largest_difference={min(high):g}: nothing lies between them"
-        )
+        raise UserError(f"algo.min_difference={max(low):g} must be below algo.max_difference={min(high):g}: nothing lies between them")
     if config.penalty_share <= 0.0:
         raise UserError("algo.penalty_share=0 leaves no state to estimate the penalty on; algo.conservative_weight=0 goes without it")
 
@@ -147,26 +147,26 @@ def soft_maximum(
     """The soft maximum, each action's exp(Q) divided by the density that it was drawn with (appendix F of the paper).
 
     The temperature divides what the densities have been subtracted from, as in the implementation followed. Without `importance` actions
-    count alike, and the data's is one of them. With `followed` the value is the same, and the gradient `sampled_gradient`'s.
+    count alike, and the data's is one of them. With `gradient_samples` the value is the same, and the gradient `sampled_gradient`'s.
 
     bound: of the values [E, M, B], what the penalty takes for them (Cal-QL). joint: what scores come to (COMBO).
     """
     observations, temperature = batch["observations"], config.cql_temperature
     q_data = critic.q(params, observations, batch["actions"])
-    constant = {k: v.detach() for k, v in params.items()} if config.followed else params
+    constant = {k: v.detach() for k, v in params.items()} if config.gradient_samples else params
     q = critic.q(constant, observations, sampled.actions)
     values, actions = bound(q), sampled.actions
     free = values == q  # where a change of Q changes what the penalty takes for it
     if config.importance:
         scores = (values - sampled.log_density) / temperature
     else:
-        last = q_data.detach() if config.followed else q_data
+        last = q_data.detach() if config.gradient_samples else q_data
         actions = torch.cat([actions, batch["actions"].unsqueeze(0)])
         free = torch.cat([free, free.new_ones(last.shape).unsqueeze(1)], 1)
         scores = torch.cat([values, last.unsqueeze(1)], 1) / temperature
     level = temperature * joint(scores)
-    if config.followed:
-        level = level + sampled_gradient(critic, params, observations, actions, scores, free, config.followed, key)
+    if config.gradient_samples:
+        level = level + sampled_gradient(critic, params, observations, actions, scores, free, config.gradient_samples, key)
     return SoftMaximum(level, q_data, q)
 
 

@@ -30,7 +30,7 @@ class InSampleSettings(CriticSettings):
         choices=("orthogonal", "torch", "fixed_bias", "small_head"),
     )
     temperature: float = setting(3.0, "multiplies the advantage in the exponent; larger is greedier", low=0.0)
-    largest_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+    max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     policy: str = setting(
         "gaussian",
         "gaussian (as published), tanh_gaussian, or deterministic with squared error (discrete actions: always categorical)",

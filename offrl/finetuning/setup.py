@@ -28,6 +28,7 @@ from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import without_places
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings, read_yaml
 from offrl.settings.replicas import Replica, expand
+from offrl.settings.saved import restored
 from offrl.settings.train import TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system.devices import pick_device
@@ -249,7 +250,7 @@ def _resumed(
     identity = record["identity"]
     try:
         kind = registry.get("algo", identity["algo"]["name"])
-        algo = kind.Config(**saved["algo"])
+        algo = restored(kind.Config, saved["algo"], str(path))
         settings = None if saved.get("dataset") is None else DatasetConfig(**saved["dataset"])
         own = {k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"}
     except (KeyError, TypeError) as error:

@@ -18,6 +18,7 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
 from offrl.settings.field import without_places
 from offrl.settings.replicas import grid_text, replicas
+from offrl.settings.saved import renamed
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 
@@ -161,7 +162,10 @@ def installed(package: str) -> str | None:
 def read_record(run_dir: Path) -> dict[str, Any]:
     """The record of a run that `prepare` wrote. Raises UserError when `run_dir` holds no run."""
     try:
-        return json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
+        if isinstance(record.get("identity"), dict) and isinstance(record["identity"].get("algo"), dict):
+            record["identity"]["algo"] = renamed(record["identity"]["algo"])
+        return record
     except (FileNotFoundError, NotADirectoryError):
         names = sorted(p.parent.name for p in run_dir.parent.glob(f"*/{RECORD}"))
         raise UserError(f"{run_dir} is not a run directory (it has no {RECORD}).{nearest(run_dir.name, names)}") from None

@@ -11,6 +11,7 @@ from offrl.errors import UserError
 from offrl.runs.record import CONFIG, read_record
 from offrl.settings.compose import finish, flatten
 from offrl.settings.presets import algorithm_group, read_yaml
+from offrl.settings.saved import RENAMED, renamed
 from offrl.settings.train import TrainConfig
 
 
@@ -27,8 +28,9 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None) -
     if read_record(run_dir).get("kind") == "finetune":  # which says what is wrong when this is no run
         raise UserError(f"{run_dir} is a fine-tuning run: `offrl finetune resume={run_dir}` continues it")
     saved = read_yaml(run_dir / CONFIG)
-    name = (saved.get("algo") or {}).get("name")
-    given = {**(saved.pop("given", None) or {}), **values}
+    saved["algo"] = renamed(saved.get("algo") or {})
+    name = saved["algo"].get("name")
+    given = {**{_renamed(k): v for k, v in (saved.pop("given", None) or {}).items()}, **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
     if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
         known = algorithm_group(algo)
@@ -47,3 +49,9 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None) -
     result = finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
     result.resume = str(run_dir)
     return result
+
+
+def _renamed(name: str) -> str:
+    """A setting's name in a command, such as algo.temperature, as it is called today."""
+    head, dot, last = name.rpartition(".")
+    return f"{head}{dot}{RENAMED.get(last, last)}" if head in ("algo", "grid") else name

@@ -18,6 +18,7 @@ from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.presets import read_yaml
 from offrl.settings.replicas import expand, seed_list
+from offrl.settings.saved import restored
 from offrl.settings.train import CheckpointConfig
 from offrl.system import files as checkpoint
 from offrl.system.locks import alone
@@ -124,7 +125,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     recorded = DataSpec.from_json(record["spec"])
     _check_data(recorded, spec, where, requirement)
     try:
-        config = kind.Config(**{**dataclasses.asdict(kind.Config()), **_places(run_dir, kind), **identity["algo"]})
+        config = restored(kind.Config, {**_places(run_dir, kind), **identity["algo"]}, str(run_dir))
     except TypeError as error:
         raise UserError(f"{where} does not fit this version of offrl ({error}); train it again") from None
     algorithm = kind(config, recorded)

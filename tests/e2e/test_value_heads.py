@@ -47,7 +47,7 @@ def test_a_run_with_a_head_resumes_is_scored_selected_and_loaded(offrl: Offrl) -
     assert chosen.status == 0 and "own Q" in chosen.out, chosen.err
     loaded = package.load(run)
     policy = loaded.policy(seed=1)
-    assert policy.algorithm.head.out_dim == 21 and policy.act(np.zeros(11)).shape == (3,)
+    assert policy.algorithm.critic.head.out_dim == 21 and policy.act(np.zeros(11)).shape == (3,)
 
 
 def test_a_range_that_was_given_wins(offrl: Offrl) -> None:

@@ -188,6 +188,6 @@ def test_updates_in_the_authors_order() -> None:
 
 def test_defaults() -> None:
     c = registry.get("algo", "awac").Config()
-    published = {"learning_rate": 3e-4, "batch_size": 256, "discount": 0.99, "polyak": 0.005, "temperature": 3.0, "largest_weight": 100.0}
+    published = {"learning_rate": 3e-4, "batch_size": 256, "discount": 0.99, "polyak": 0.005, "temperature": 3.0, "max_weight": 100.0}
     assert {k: getattr(c, k) for k in published} == published
     assert c.hidden == [256, 256, 256] and c.init == "torch" and c.critics == 2 and not c.layer_norm

@@ -42,7 +42,7 @@ def logsumexp(x: np.ndarray, axis: Any) -> np.ndarray:
 @pytest.mark.parametrize("pushed", ["mix", "model"])
 @pytest.mark.parametrize("settings", [{}, {"kit_compat": True}, {"cql_temperature": 2.0}, {"importance": False}], ids=str)
 def test_penalty(settings: dict[str, Any], pushed: str, tmp_path: Path) -> None:
-    algorithm, state, _ = make(tmp_path, pushed=pushed, **settings)
+    algorithm, state, _ = make(tmp_path, penalised_states=pushed, **settings)
     assert algorithm.rollouts.real_rows == REAL
     rows = slice(REAL, None) if pushed == "model" else slice(None)
     actions, log_p = tried(state, rows, KEY)
@@ -102,13 +102,13 @@ def test_critic_loss_has_deterministic_targets_on_the_whole_batch(tmp_path: Path
 def test_a_few_followed_actions_have_the_same_value(tmp_path: Path) -> None:
     losses = []
     for followed in (0, 2):
-        algorithm, state, _ = make(tmp_path, followed=followed)
+        algorithm, state, _ = make(tmp_path, gradient_samples=followed)
         losses.append(float(algorithm.penalty(state.params["critic"], state, BATCH, KEY)[0]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
-    for settings in ({"importance": False}, {"followed": 2}):
+    for settings in ({"importance": False}, {"gradient_samples": 2}):
         with pytest.raises(UserError, match=r"algo\.kit_compat=true"):
             make(tmp_path, kit_compat=True, **settings)
     for share in (0.0, 0.1, 1.0):  # of 8 rows
@@ -120,4 +120,4 @@ def test_published_defaults() -> None:
     c = registry.get("algo", "combo").Config()
     assert (c.hidden, c.real_share, c.horizon, c.conservative_weight, c.actions) == ([256, 256, 256], 0.5, 5, 0.5, 10)
     assert (c.actor_learning_rate, c.learning_rate, c.init, c.actor_schedule, c.decay_steps) == (1e-4, 3e-4, "torch", "cosine", 1_000_000)
-    assert not c.entropy_in_target and not c.kit_compat and c.pushed == "mix" and c.penalty == 0.0
+    assert not c.entropy_in_target and not c.kit_compat and c.penalised_states == "mix" and c.penalty == 0.0

@@ -89,7 +89,7 @@ def test_the_tried_actions_and_their_densities() -> None:
         {},
         {"importance": False},
         {"cql_temperature": 2.0},
-        {"smallest_difference": 1.5, "largest_difference": 4.0},
+        {"min_difference": 1.5, "max_difference": 4.0},
         {"action_gap": 0.7},
         {"penalty_share": 0.5},
         {"penalty_share": 0.375},
@@ -110,7 +110,7 @@ def test_penalty(settings: dict[str, Any]) -> None:
     temperature = settings.get("cql_temperature", 1.0)
     scores = q - log_p if settings.get("importance", True) else np.concatenate([q, taken[:, None]], 1)
     plain = temperature * logsumexp(scores / temperature, 1) - taken
-    low, high = settings.get("smallest_difference", -np.inf), settings.get("largest_difference", np.inf)
+    low, high = settings.get("min_difference", -np.inf), settings.get("max_difference", np.inf)
     if np.isfinite(low):
         assert (plain < low).any() and (plain > high).any() and ((plain > low) & (plain < high)).any()
     each = np.clip(plain, low, high).mean(1)  # of each critic
@@ -186,7 +186,7 @@ def test_the_gradient_of_a_few_actions_is_right_on_average(settings: dict[str, A
     """Drawn 3,000 times; the value is that of all of them whatever is drawn."""
     found = {}
     for followed in (0, 1, 3000):
-        algorithm, state = make(**settings, followed=followed)
+        algorithm, state = make(**settings, gradient_samples=followed)
         gradient = torch.func.grad_and_value(lambda p, a=algorithm, s=state: a.penalty(p, s, BATCH, KEY)[0])
         grads, value = gradient(state.params["critic"])
         found[followed] = torch.cat([g.flatten() for g in grads.values()]), float(value)
@@ -297,12 +297,12 @@ def test_the_penalty_keeps_values_outside_the_data_down() -> None:
 
 def test_settings_with_which_the_penalty_would_be_a_constant() -> None:
     kind = registry.get("algo", "cql")
-    between = kind.Config(smallest_difference=-5.0, largest_difference=5.0)
+    between = kind.Config(min_difference=-5.0, max_difference=5.0)
     assert kind.fit_config(between, None) is between
-    with pytest.raises(UserError, match=r"smallest_difference=5 must be below algo\.largest_difference=-5"):
-        kind.fit_config(kind.Config(smallest_difference=5.0, largest_difference=-5.0), None)
-    with pytest.raises(UserError, match="smallest_difference=7 must be below"):
-        kind.fit_config(between, None, {"smallest_difference": [0.0, 7.0]})
+    with pytest.raises(UserError, match=r"min_difference=5 must be below algo\.max_difference=-5"):
+        kind.fit_config(kind.Config(min_difference=5.0, max_difference=-5.0), None)
+    with pytest.raises(UserError, match="min_difference=7 must be below"):
+        kind.fit_config(between, None, {"min_difference": [0.0, 7.0]})
     with pytest.raises(UserError, match="no state to estimate the penalty on"):
         kind.fit_config(kind.Config(penalty_share=0.0), None)
 
@@ -312,7 +312,7 @@ def test_published_defaults() -> None:
     published = {"learning_rate": 3e-4, "actor_learning_rate": 3e-5, "batch_size": 256, "discount": 0.99, "polyak": 0.005}
     assert {k: getattr(c, k) for k in published} == published
     assert c.conservative_weight == 10.0 and c.actions == 10 and c.cql_temperature == 1.0 and c.importance and c.max_target_actions == 1
-    assert c.action_gap is None and c.smallest_difference is None and not c.entropy_in_target and c.target_entropy is None
-    assert c.hidden == [256] * 3 and c.init == "small_head" and c.penalty_share == 1.0 and c.followed == 0
+    assert c.action_gap is None and c.min_difference is None and not c.entropy_in_target and c.target_entropy is None
+    assert c.hidden == [256] * 3 and c.init == "small_head" and c.penalty_share == 1.0 and c.gradient_samples == 0
     fresh = registry.get("algo", "cql")(c, spec()).init(0).params["actor"]
     assert float(fresh["scale"]) == 1.0 and float(fresh["shift"]) == -1.0

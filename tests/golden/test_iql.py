@@ -161,5 +161,5 @@ def test_published_defaults() -> None:
     c = registry.get("algo", "iql").Config()
     published = {"learning_rate": 3e-4, "batch_size": 256, "discount": 0.99, "polyak": 0.005, "expectile": 0.7, "temperature": 3.0}
     assert {k: getattr(c, k) for k in published} == published
-    assert c.largest_weight == 100.0 and c.hidden == [256, 256] and c.policy == "gaussian" and c.init == "orthogonal"
+    assert c.max_weight == 100.0 and c.hidden == [256, 256] and c.policy == "gaussian" and c.init == "orthogonal"
     assert c.actor_schedule == "cosine" and c.decay_steps == 1_000_000 and c.dropout == 0.0

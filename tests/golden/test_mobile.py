@@ -60,7 +60,7 @@ def test_elites_that_agree_are_not_penalised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"smallest_target": 0.0}, {"entropy_in_target": True}, {"largest_entropy_weight": None, "entropy_in_target": True}]
+    "settings", [{}, {"min_target": 0.0}, {"entropy_in_target": True}, {"max_entropy_weight": None, "entropy_in_target": True}]
 )
 def test_critic_loss(settings: dict[str, Any], tmp_path: Path) -> None:
     algorithm, state, source = make(tmp_path, **settings)
@@ -69,17 +69,17 @@ def test_critic_loss(settings: dict[str, Any], tmp_path: Path) -> None:
     value = q_values(state.target["critic"], X["next_observations"], action).min(0)
     if settings.get("entropy_in_target"):
         weight = math.exp(0.4)
-        value = value - (weight if "largest_entropy_weight" in settings else 1.0) * log_p  # learnt to be above 1
+        value = value - (weight if "max_entropy_weight" in settings else 1.0) * log_p  # learnt to be above 1
     doubt = inconsistency(state, source, X["observations"][REAL:], X["actions"][REAL:], rng.fold_in(KEY, 302))
     y = X["rewards"] - 0.7 * np.concatenate([np.zeros(REAL), doubt]) + 0.9 * X["masks"] * value
-    if "smallest_target" in settings:
+    if "min_target" in settings:
         assert (y < 0).any() and (y > 0).any()
         y = np.maximum(y, 0.0)
     q = q_values(state.params["critic"], X["observations"], X["actions"])
     loss, metrics = algorithm.critic_loss(state.params["critic"], state, BATCH, KEY)
     assert float(loss) == pytest.approx(((q - y) ** 2).mean(1).sum(), rel=1e-3)
     assert float(metrics["mobile/inconsistency"]) == pytest.approx(doubt.mean(), rel=1e-3)
-    assert ("mobile/clipped" in metrics) == ("smallest_target" in settings)
+    assert ("mobile/clipped" in metrics) == ("min_target" in settings)
 
 
 @pytest.mark.parametrize("settings", [{}, {"entropy_in_target": True}, {"value_head": "c51", "value_range": [-20.0, 20.0]}])
@@ -112,7 +112,7 @@ def test_the_actor_sees_the_clipped_weight(tmp_path: Path) -> None:
     action, log_p = small.sample(state.params["actor"], X["observations"], small.normal(KEY, 8, A))
     q = q_values(state.params["critic"], X["observations"], action).min(0)
     assert float(algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0]) == pytest.approx((log_p - q).mean(), rel=1e-3)
-    assert float(algorithm.weight(state)) == 1.0 and float(make(tmp_path, largest_entropy_weight=None)[0].weight(state)) == pytest.approx(
+    assert float(algorithm.weight(state)) == 1.0 and float(make(tmp_path, max_entropy_weight=None)[0].weight(state)) == pytest.approx(
         math.exp(0.4)
     )
 
@@ -140,5 +140,5 @@ def test_a_batch_without_imagined_rows(tmp_path: Path) -> None:
 def test_published_defaults() -> None:
     c = registry.get("algo", "mobile").Config()
     assert (c.actor_learning_rate, c.learning_rate, c.real_share, c.backup_samples, c.hidden) == (1e-4, 3e-4, 0.05, 10, [256, 256])
-    assert (c.actor_schedule, c.decay_steps, c.rollouts, c.rollout_every, c.retain) == ("cosine", 3_000_000, 50_000, 1000, 5)
-    assert not c.entropy_in_target and c.largest_entropy_weight == 1.0
+    assert (c.actor_schedule, c.decay_steps, c.rollouts, c.rollout_every, c.rollout_retain) == ("cosine", 3_000_000, 50_000, 1000, 5)
+    assert not c.entropy_in_target and c.max_entropy_weight == 1.0

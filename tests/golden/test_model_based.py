@@ -83,7 +83,7 @@ def rewards(algorithm: Any, ring: dict[str, Tensor]) -> list[float]:
 
 def test_the_ring_against_a_list(tmp_path: Path) -> None:
     """Rows of ended roll-outs are dropped, the oldest ones overwritten, in the order of their steps."""
-    algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=3, horizon=2, retain=1)
+    algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=3, horizon=2, rollout_retain=1)
     ring, kept, number, g = state.buffers["ring"], [0.0] * 6, 1, np.random.default_rng(0)
     assert algorithm.rollouts.capacity == 6
     at = count = 0
@@ -105,7 +105,7 @@ def test_the_ring_against_a_list(tmp_path: Path) -> None:
 
 
 def test_draws_are_uniform_over_what_is_there(tmp_path: Path) -> None:
-    algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=4, horizon=2, retain=3)
+    algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=4, horizon=2, rollout_retain=3)
     ring = algorithm.rollouts.push(state.buffers["ring"], steps(1, [[True, True, False, True], [True, False, False, True]]))
     drawn = algorithm.rollouts.draw(state._replace(buffers={"ring": ring}), rng.make_key(5), 10_000)["rewards"]
     values, counts = drawn.unique(return_counts=True)

@@ -69,7 +69,7 @@ def make(model: str, dataset: Dataset = DATA, **settings: Any) -> tuple[Any, Tra
         "rollouts": 12,
         "horizon": 3,
         "rollout_every": 4,
-        "retain": 2,
+        "rollout_retain": 2,
         "clone_epochs": 0,
     }
     run = TrainConfig(algo=kind.Config(**{**small, "world_model": model, **settings}), device="cpu", quiet=True, compile="eager")
@@ -371,7 +371,7 @@ def test_published_defaults() -> None:
         "real_share": 0.5,
         "rollout_every": 250,
         "rollouts": 50_000,
-        "retain": 20,
+        "rollout_retain": 20,
         "horizon": 5,
         "penalty": 0.0,
         "adversarial_weight": 3e-4,

@@ -64,7 +64,7 @@ def test_actor_loss_weighs_the_distance_alone(temperature: float, capped: bool, 
     algorithm, state = make(temperature=temperature, actor_q=actor_q)
     _, u = advantage(state)
     cap = 100.0 if not capped else float(np.exp(temperature * u.max()) / 2)
-    algorithm.config.largest_weight = cap
+    algorithm.config.max_weight = cap
     weight = np.minimum(np.exp(temperature * u), cap)
     assert (weight == cap).any() == capped and (weight < cap).any()
     action = np.tanh(norm.forward(norm.net(state.params["actor"], "net."), X["observations"])[0])

@@ -136,7 +136,7 @@ def test_turns_are_transitions() -> None:
 
 @pytest.mark.parametrize("clip", [100.0, 0.9])
 def test_archer(clip: float) -> None:
-    algorithm, state, _, batch = make("archer", temperature=2.0, expectile=0.8, largest_weight=clip)
+    algorithm, state, _, batch = make("archer", temperature=2.0, expectile=0.8, max_weight=clip)
     critic, policy = state.params["critic"], state.params["policy"]
     q_loss = v_loss = actor = 0.0
     for n, row in enumerate(rows(batch)):

@@ -177,7 +177,7 @@ HAND_PICKED = {  # (algorithm, data set) -> numbers from specification A
     ("rambo", "walker2d-medium-expert-v2"): {"horizon": 2, "adversarial_weight": 3e-4},
     ("rambo", "walker2d-medium-replay-v2"): {"horizon": 5, "adversarial_weight": 0.0, "model_learning_rate": 3e-4, "rollout_every": 250},
     ("rambo", "walker2d-random-v2"): {"horizon": 5, "adversarial_weight": 0.0, "model_learning_rate": 0.0},
-    ("rambo", "antmaze-large-play-v2"): {"adversarial_weight": 3e-4, "model_learning_rate": 3e-4, "clone_epochs": 0, "retain": 5},
+    ("rambo", "antmaze-large-play-v2"): {"adversarial_weight": 3e-4, "model_learning_rate": 3e-4, "clone_epochs": 0, "rollout_retain": 5},
     ("rambo", "antmaze-umaze-v2"): {"adversarial_weight": 3e-4, "model_learning_rate": 3e-4, "clone_epochs": 0, "random_rollouts": False},
     ("rambo", "antmaze-umaze-diverse-v2"): {"adversarial_weight": 0.0, "model_learning_rate": 0.0, "rollout_every": 1000},
     ("rambo", "antmaze-medium-play-v2"): {"adversarial_weight": 0.0, "model_learning_rate": 0.0, "random_rollouts": True},
@@ -187,10 +187,10 @@ HAND_PICKED = {  # (algorithm, data set) -> numbers from specification A
     ("mopo", "walker2d-medium-v2"): {"horizon": 5, "penalty": 0.5},
     ("combo", "walker2d-medium-v2"): {"horizon": 1, "conservative_weight": 5.0},
     ("combo", "hopper-medium-replay-v2"): {"horizon": 5, "conservative_weight": 0.5, "real_share": 0.5},
-    ("mobile", "halfcheetah-medium-expert-v2"): {"horizon": 5, "inconsistency_weight": 1.0, "real_share": 0.5, "smallest_target": 0.0},
+    ("mobile", "halfcheetah-medium-expert-v2"): {"horizon": 5, "inconsistency_weight": 1.0, "real_share": 0.5, "min_target": 0.0},
     ("mobile", "hopper-medium-v2"): {"inconsistency_weight": 1.5, "entropy_weight": 0.2, "entropy_learning_rate": 0.0},
     ("mobile", "walker2d-medium-replay-v2"): {"horizon": 1, "inconsistency_weight": 0.5, "real_share": 0.05},
-    ("mobile", "pen-human-v1"): {"horizon": 1, "real_share": 0.8, "max_target_actions": 1, "critics": 10, "smallest_target": None},
+    ("mobile", "pen-human-v1"): {"horizon": 1, "real_share": 0.8, "max_target_actions": 1, "critics": 10, "min_target": None},
 }  # fmt: skip
 
 

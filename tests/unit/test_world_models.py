@@ -143,7 +143,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_diverges_says_which_member_and_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path, arrays(), log_every=10, **{"algo.learning_rate": 1e30})
-    assert "member 0 of the ensemble" in capsys.readouterr().err
+    assert "dynamics/member 0: loss" in capsys.readouterr().err
     assert run.diverged and not (run.dir / "models").exists()
 
 

@@ -66,7 +66,7 @@ def make(
     """(algorithm, state, source): `name` with a small model, networks whose weights are larger than initial ones, and the data prepared."""
     data = dataset() if data is None else data
     kind = registry.get("algo", name)
-    small = {"hidden": [6, 5], "batch_size": 8, "rollouts": 6, "horizon": 3, "retain": 2, "real_share": 0.25, "discount": 0.9}
+    small = {"hidden": [6, 5], "batch_size": 8, "rollouts": 6, "horizon": 3, "rollout_retain": 2, "real_share": 0.25, "discount": 0.9}
     at = world_model(path / "model.safetensors", data, **(model or {}))
     algorithm = kind(kind.Config(**{**small, "world_model": at, **settings}), data.spec, {"world_model": load(at)})
     source = algorithm.runtime.source = algorithm.sampler().prepare(data)
