@@ -1,4 +1,4 @@
-"""ArCHer as it was made: the agent plays, a critic of whole utterances learns off-policy from all that was played, and the actor follows it
+"""Online ArCHer: the agent plays, a critic of whole utterances learns off-policy from all episodes played, and the actor follows the critic
 ("ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", Zhou et al., 2024, arXiv 2402.19446)."""
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ class ArCHerOnline(TextAlgorithm):
 
     @property
     def width(self) -> int:
-        """Most tokens of a state and an action."""
+        """The largest number of tokens of a state and an action."""
         return int(self.config.length + (self.config.action_tokens or 1))
 
     def buffers(self) -> Tree:
         return {"ring": rings.empty(self.config.capacity, self.width)}
 
     def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        """Play, and remember it."""
+        """Play episodes and add their turns to the ring."""
         c, ring = self.config, state.buffers["ring"]
         if step == 0 and c.from_data:
             ring = rings.filled(ring, source)

@@ -41,7 +41,7 @@ class BCConfig:
 
 @register("algo", "bc")
 class BC(Algorithm):
-    """Imitates the data's actions by squared error, the mean over batch and dimensions, or by the likelihood of a stochastic policy."""
+    """Imitate the data's actions by squared error, the mean over batch and dimensions, or by the likelihood of a stochastic policy."""
 
     Config = BCConfig
 

@@ -42,7 +42,7 @@ class DiffusionBCConfig:
 
 @register("algo", "diffusion_bc")
 class DiffusionBC(Algorithm):
-    """Learns to predict the noise in a noisy action, and acts by denoising one."""
+    """Learn to predict the noise in a noisy action; act by denoising one."""
 
     Config = DiffusionBCConfig
     traits = Traits(actions=("continuous",))
@@ -95,7 +95,7 @@ class DiffusionBC(Algorithm):
 
 
 class DiffusionActor(Actor):
-    """Acts by the averaged network, from noise."""
+    """Policy that denoises actions with the averaged network."""
 
     algorithm: DiffusionBC
 

@@ -40,7 +40,7 @@ class DigiRLConfig(UtteranceCriticSettings):
 
 @dataclass(frozen=True)
 class JudgedSampler(UtteranceSampler):
-    """Turns, some of which went well and some did not."""
+    """`UtteranceSampler` over turns with returns on both sides of a threshold. Raises UserError where they all lie on one."""
 
     threshold: float = 0.0
 

@@ -28,7 +28,7 @@ class DTConfig(TargetReturnSettings, SequenceSettings):
 
 @register("algo", "dt")
 class DT(SequenceModel):
-    """Imitates the data's actions given the last K steps and the return to go; acts with a target return, less what it has earned."""
+    """Imitate the data's actions given the last K steps and the return to go; act with a target return, less the rewards earned so far."""
 
     Config = DTConfig
 

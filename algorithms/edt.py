@@ -71,17 +71,17 @@ class EDTNet(StepPolicy):
 
 @register("algo", "edt")
 class EDT(SequenceModel):
-    """A policy that shortens its history where a shorter one promises more, and so leaves a bad past behind.
+    """A policy that shortens its history where a shorter one promises a larger return, and so leaves a bad past behind.
 
     Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest return to go, an
-    expectile of it (equation 3); of several lengths of history the policy takes the one with the largest estimate, and asks for that.
+    expectile of it (equation 3); of several lengths of history the policy takes the one with the largest estimate, its target return.
     As in the authors' code (its `MaskedCausalAttention`; the paper does not say so) nothing attends to returns but that of a window's first
-    step: an action sees the return that is asked for through the residual stream of its own token.
+    step: an action sees the target return through the residual stream of its own token.
 
     Differences from the authors' code: the reward is a token, as in the paper, where they train a network without; the next observation is
     predicted from it, and not from the return's token with the predicted action. Windows begin at any step of the data, as DT's do, where
     they draw an episode first and then a whole window of it. The smallest and largest return are the data's, where theirs are D4RL's
-    references. A window's first step keeps the return that was asked for there, where they estimate it anew for every length they try.
+    references. A window's first step keeps its target return, where they estimate it anew for every length they try.
     """
 
     Config = EDTConfig
@@ -147,7 +147,7 @@ class EDT(SequenceModel):
 
 
 class EDTActor(SequenceActor):
-    """Acts by the length of history that promises most, with that promise as the target return."""
+    """Policy on the length of history that promises the largest return, with that promise as the target return."""
 
     algorithm: EDT
 

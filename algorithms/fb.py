@@ -47,7 +47,7 @@ class FB(ZeroShot):
 
     @property
     def learns_weight(self) -> bool:
-        """Whether the penalty's weight is learnt."""
+        """True where the penalty's weight is learnt."""
         return self.config.conservative != "none" and self.config.penalty_target is not None
 
     def modules(self) -> dict[str, nn.Module]:
@@ -64,7 +64,7 @@ class FB(ZeroShot):
         return mean + ((mean + noise).clamp(-1.0, 1.0) - mean).detach()
 
     def actions(self, actor: Params, observations: Tensor, z: Tensor, key: Tensor) -> Tensor:
-        """Drawn from the policy: [B, A]."""
+        """Actions drawn from the policy: [B, A]."""
         return self.noisy(self.apply("actor", actor, observations.flatten(1), z), key)
 
     # ---- learning
@@ -91,7 +91,7 @@ class FB(ZeroShot):
         return loss, {**metrics, "fb/loss": loss}
 
     def weight(self, state: TrainState) -> Tensor:
-        """Of the penalty, []."""
+        """The penalty's weight, []."""
         if self.learns_weight:
             return self.apply("lagrange", state.params["lagrange"]).clamp(max=LARGEST_WEIGHT)
         return torch.zeros((), device=state.step.device) + self.config.conservative_weight
@@ -150,7 +150,7 @@ class FB(ZeroShot):
 
 
 class FBActor(ZeroShotActor):
-    """Acts by the module "actor", which sees the observation and z."""
+    """Policy of the module "actor", which sees the observation and z."""
 
     algorithm: FB
 

@@ -57,7 +57,7 @@ class GADTConfig(TeacherSettings, SequenceSettings):
 
 @dataclass(frozen=True)
 class GoalHistory(History):
-    """And the goals [E, G] of the episodes; None: none was set."""
+    """A `History` with the goals [E, G] of the episodes; None: none was set."""
 
     goals: Tensor | None = None
 
@@ -155,7 +155,7 @@ class GADT(SequenceModel):
 
 
 class GADTActor(SequenceActor):
-    """Prompts itself with subgoals that the high level chooses on the way to the goal."""
+    """Policy prompted with subgoals that the high level chooses on the way to the goal."""
 
     algorithm: GADT
 

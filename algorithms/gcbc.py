@@ -24,7 +24,7 @@ class GCBCConfig(GoalSettings):
 
 @register("algo", "gcbc")
 class GCBC(GoalConditioned):
-    """Minimises -log N(a; f(s, g), I), with g a later state of the trajectory. It stitches nothing together from several trajectories."""
+    """Minimise -log N(a; f(s, g), I), with g a later state of the trajectory. No trajectories are stitched together."""
 
     Config = GCBCConfig
 

@@ -84,7 +84,7 @@ class MOBILE(SoftActorCritic):
 
     @staticmethod
     def check_model(source: ModelSource, dataset: Dataset) -> Tree:
-        """Nothing. Raises UserError for a model whose inconsistency cannot be measured."""
+        """An empty tree. Raises UserError for a model whose inconsistency cannot be measured."""
         if source.model.history > 1:
             raise UserError(
                 "algo=mobile asks the model again in each update and keeps no past: train one with algo.history=1 (this one has "

@@ -62,7 +62,7 @@ SCALES = {"deviations": 3.0, "quantile": 0.95, "maximum": 1.0}
 
 @register("algo", "morel")
 class MOReL(SoftActorCritic):
-    """Roll-outs end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic MDP).
+    """Rollouts end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic MDP).
 
     HALT is a termination: its value is the one reward, not an endless sum of such rewards. Known steps keep the model's rewards.
     """

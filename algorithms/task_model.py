@@ -98,7 +98,7 @@ class TaskModel(Algorithm):
         return Adam(self.config.learning_rate, clip_norm=self.config.clip_norm)
 
     def errors(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each row z [B, e], and the mean squared and summed absolute errors of the prediction [B]. batch: as `HistorySampler` makes it,
+        """z [B, e] of each row, and the mean squared and summed absolute errors of the prediction [B]. batch: as `HistorySampler` makes it,
         but actions as a network takes them."""
         history = (batch["past_observations"], batch["past_actions"], batch["past_rewards"])
         z, *predicted = self.apply("model", params, history, (batch["observations"], batch["actions"], batch["next_observations"]))

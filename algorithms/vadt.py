@@ -124,7 +124,7 @@ class VADT(SequenceModel):
 
 
 class VADTActor(SequenceActor):
-    """Prompts itself with V(s)."""
+    """Policy prompted with V(s)."""
 
     algorithm: VADT
 

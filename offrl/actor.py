@@ -102,7 +102,7 @@ class Actor(ABC):
 
 
 class MemorylessActor(Actor):
-    """Acts by the module "actor", which sees the observation alone."""
+    """Policy of the module "actor", which sees the observation alone."""
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         return self.choose(self.apply("actor", observations), key, explore), carry

@@ -33,7 +33,7 @@ AnyAlgorithm = TypeVar("AnyAlgorithm", bound="Algorithm")
 
 
 class TrainState(NamedTuple):
-    """Everything that changes during training, for one seed."""
+    """The state of training, for one seed."""
 
     params: dict[str, Params]  # module name -> {parameter name: tensor}
     target: dict[str, Params]  # Polyak copies; never optimised
@@ -56,7 +56,7 @@ def select(state: TrainState, index: int) -> TrainState:
 
 @dataclass(frozen=True)
 class Traits:
-    """The facts about an algorithm that hold before one is made: for the trainer, the command line and the documentation."""
+    """Facts about an algorithm that hold before one is made: for the trainer, the command line and the documentation."""
 
     targets: tuple[str, ...] = ()  # modules with a Polyak copy
     policy_modules: tuple[str, ...] = ("actor",)  # modules that acting needs, which a policy file holds; (): it trains no policy
@@ -274,5 +274,5 @@ def parts_of(algorithm: Algorithm) -> dict[str, Part]:
 
 
 def with_settings(algorithm: AnyAlgorithm, values: Mapping[str, Any]) -> AnyAlgorithm:
-    """As `with_config`, with these values of settings by name; the algorithm itself where there are none."""
+    """`with_config` by values of settings by name; the algorithm itself where there are none."""
     return with_config(algorithm, dataclasses.replace(algorithm.config, **values)) if values else algorithm

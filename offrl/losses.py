@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def expectile_weight(difference: Tensor, expectile: float | Tensor) -> Tensor:
-    """|tau - 1(u < 0)|, elementwise: what turns the mean into an expectile (IQL, arXiv 2110.06169, equation 5); u = target - prediction."""
+    """|tau - 1(u < 0)|, elementwise: the weight of an expectile regression (IQL, arXiv 2110.06169, equation 5); u = target - prediction."""
     return torch.where(difference < 0, 1.0 - expectile, expectile)
 
 

@@ -1,4 +1,4 @@
-"""Runs that an algorithm builds on: how it declares them, and what it is handed."""
+"""Runs that an algorithm builds on: the form in which it declares them, and in which it receives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A trained run that another one builds on, with everything that its training knew: critics and targets too."""
+    """A trained run that another one builds on, with the whole state of its training: critics and targets too."""
 
     replicas: tuple[tuple[Algorithm, TrainState], ...]  # without a replica axis, optimiser states and `buffers`; on the CPU
     settings: dict[str, Any]  # of the algorithm: with them it can be built again

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from offrl.algorithms.alol.algorithm import ALoL
 
 WEIGHT = "weight"  # the batch's column of advantages, [B]
-PART = 256  # turns that are read at once
-EVERY = 50  # updates of the values between two looks at what was held out
+PART = 256  # turns read at once
+EVERY = 50  # updates of the values between two evaluations on the held-out rows
 BATCH = 256
 
 
 @dataclass(frozen=True)
 class WeighedSampler:
-    """As `UtteranceSampler`, with a column "weight" [B]: max(0, R - V_ref(state)), or max(0, R). Turns are drawn in proportion to it."""
+    """`UtteranceSampler` with a column "weight" [B]: max(0, R - V_ref(state)), or max(0, R). Turns are drawn in proportion to it."""
 
     inner: UtteranceSampler
     algorithm: ALoL
@@ -78,7 +78,7 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, earned: Tensor) -
     """V_ref [I] at the states of the data's turns: a head on the reference policy's state at the end of the prompt.
 
     It is fitted to what the reference earns in episodes that it plays (the paper: on validation prompts, scored by a reward function), or,
-    where there is nothing to play, to what the data's actions earned: the values of whoever wrote the data, whom the reference imitates.
+    where there is nothing to play, to what the data's actions earned: the values of the authors of the data, whom the reference imitates.
     The result is kept on disk, so that a run that continues learns from the same numbers.
     """
     c, task = algorithm.config, algorithm.plays
@@ -125,7 +125,7 @@ def _read(algorithm: ALoL, state: TrainState, batch: Batch) -> Tensor:
 def fit(x: Tensor, y: Tensor, at: Tensor, layers: int, steps: int, learning_rate: float) -> tuple[Tensor, float, float]:
     """(values [I] at states `at` [I, D], mean squared error, that of a constant) of a head fitted to targets y [n] of states x [n, D].
 
-    A tenth is held out; the head is the one of those looked at, the constant among them, that errs least on it.
+    A tenth is held out; of the heads evaluated on it, the constant among them, the one of least error is returned.
     """
     mean, spread = x.mean(0), x.std(0, correction=0) + 1e-6
     middle, size = y.mean(), y.std(correction=0) + 1e-8

@@ -109,7 +109,7 @@ class ALoL(TextAlgorithm):
         return task
 
     def reference_log_probs(self, policy: Params, batch: Batch) -> Tensor:
-        """As `log_probs`, of the reference policy, without gradient."""
+        """`log_probs` of the reference policy, without gradient: [B, L - 1]."""
         with torch.no_grad():
             if self.reference is None:
                 with self.lm().reference():

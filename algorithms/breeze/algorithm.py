@@ -117,7 +117,7 @@ class Breeze(ZeroShot):
         return diffusion.way_back(predict, noise(steps), noise, steps, SCHEDULE).unflatten(0, (count, rows))
 
     def best(self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared: bool = False) -> Tensor:
-        """Of `count` actions drawn for each row the one of the largest Q: [B, A]."""
+        """The action of the largest Q among `count` that are drawn for each row: [B, A]."""
         drawn = self.draw(state.extra["average"], observations, z, count, key, shared)
         if count == 1:
             return drawn[0]

@@ -35,7 +35,7 @@ pytree.register_dataclass(ContextMemory)
 
 
 class DPTActor(Actor):
-    """Acts on the transitions so far. A carry is a `ContextMemory`, which outlives episodes."""
+    """Policy conditioned on the transitions so far. A carry is a `ContextMemory`, which outlives episodes."""
 
     algorithm: DPT
 

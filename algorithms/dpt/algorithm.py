@@ -65,7 +65,7 @@ class DPTConfig:
 
 @register("algo", "dpt")
 class DPT(Algorithm):
-    """Predicts a task's best action at a query from transitions of the task, after every length of the context (algorithm 1).
+    """Predict a task's best action at a query from transitions of the task, after every length of the context (algorithm 1).
 
     A token is (s, a, s', r), the query's (s, 0, 0, 0) stands first, and no token has a position. Unlike the authors' the loss counts the
     empty context, too, so that the first action is learnt, and is the mean over positions, not the sum, a factor that Adam cancels.

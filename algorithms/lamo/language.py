@@ -1,4 +1,4 @@
-"""Which language model is LaMo's trunk: the one of the settings, or the one that a run noted."""
+"""The choice of the language model that is LaMo's trunk: the one of the settings, or the one that a run noted."""
 
 from __future__ import annotations
 

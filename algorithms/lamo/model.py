@@ -42,7 +42,7 @@ class Clipped(Deterministic):
 
 
 class LanguageSteps(nn.Module):
-    """As `Steps`, with a language model for its transformer. The embedding of time is added after the norm, as in the authors' code."""
+    """`Steps` with a language model for its transformer. The embedding of time is added after the norm, as in the authors' code."""
 
     def __init__(self, sizes: Mapping[str, int], config: Any, language: Language) -> None:
         super().__init__()

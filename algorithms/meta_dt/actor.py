@@ -40,7 +40,7 @@ pytree.register_dataclass(TaskHistory)
 
 
 class MetaDTActor(TargetReturnActor):
-    """Acts after a prompt from earlier episodes of the same task. A carry is a `TaskHistory`, whose pool of prompts outlives episodes."""
+    """Policy after a prompt from earlier episodes of the same task. A carry is a `TaskHistory`, whose pool of prompts outlives episodes."""
 
     algorithm: MetaDT
 
@@ -83,7 +83,7 @@ class MetaDTActor(TargetReturnActor):
         return dataclasses.replace(carry, episode=with_last(carry.episode, "rewards", rewards))
 
     def new_episode(self, carry: Carry, observations: Tensor, lengths: Tensor) -> Carry:
-        """With a prompt from one of the best episodes so far."""
+        """The carry with a prompt from one of the best episodes so far."""
         fresh, c = self.start(len(lengths)), self.algorithm.config
         if not c.prompt or 0 < c.prompt_warmup >= int(self.state.step):  # it has not learnt to read one
             return fresh

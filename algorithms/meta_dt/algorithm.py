@@ -109,7 +109,7 @@ class MetaDT(SequenceModel):
         return {**sizes, "observation": sizes["observation"] + self.embedding}
 
     def sizes_without_task(self) -> dict[str, int]:
-        """Of DT's tokens, which a prompt has."""
+        """Kinds and dimensions of DT's tokens, which a prompt has."""
         return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ class PromptedSteps(Steps):
     def forward(
         self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
     ) -> dict[str, Tensor]:
-        """As `Steps`; tokens has the prompt's as well, by prompt_KIND [B, L, size], and its prompt_timesteps, prompt_valid [B, L]."""
+        """The outputs of `Steps`; tokens has the prompt's too, by prompt_KIND [B, L, size], with prompt_timesteps, prompt_valid [B, L]."""
         count, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
         before, time = tokens[PROMPT + VALID], self.prompt_time(tokens[PROMPT + STEPS])

@@ -155,7 +155,7 @@ class MODT(SequenceModel):
 
 
 class MODTActor(TargetReturnActor):
-    """Chooses a region of actions, and then an action in it."""
+    """Policy that chooses a region of actions, and then an action in it."""
 
     algorithm: MODT
 

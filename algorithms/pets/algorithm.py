@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanSource(DynamicsSource):
-    """And what acting needs to know of the data."""
+    """A `DynamicsSource` with the statistics of the data that acting needs."""
 
     about: Tree
 
@@ -52,7 +52,7 @@ class GivenSource:
 
 @dataclass(frozen=True)
 class PlanSampler(DynamicsSampler):
-    """Prepares `PlanSource`."""
+    """Sampler over a `PlanSource`."""
 
     algorithm: PETS
 
@@ -64,7 +64,7 @@ class PlanSampler(DynamicsSampler):
 
 @dataclass(frozen=True)
 class GivenSampler:
-    """Prepares `GivenSource`."""
+    """Sampler over a `GivenSource`."""
 
     algorithm: PETS
 
@@ -84,7 +84,7 @@ class GivenSampler:
 
 @register("algo", "pets")
 class PETS(Dynamics):
-    """Acts by the first action of the best plan that a search finds in the ensemble; module "dynamics"."""
+    """Act by the first action of the best plan that a search finds in the ensemble; module "dynamics"."""
 
     Config = PETSConfig
     traits = replace(Dynamics.traits, policy_modules=("dynamics",), acts_on_device=True, actions=("continuous",))

@@ -17,7 +17,7 @@ CHUNK = 8192  # predictions at once; no random number depends on it
 
 
 class PlanReturns(Part):
-    """The returns of plans in the model, as the planner's settings ask for them."""
+    """The returns of plans in the model, as the planner's settings define them."""
 
     def __init__(self, config: Any, spec: DataSpec, model: WorldModel) -> None:
         super().__init__(config, spec)
@@ -34,7 +34,7 @@ class PlanReturns(Part):
         """The return of plans [R, H, A], each from an observation [R, O] of its own, mean over particles: [R]; NaN where the model breaks.
 
         A reward counts as far as the episode goes on to it: not at all after a known end, and by the probability of that where ends are
-        learnt. Particle n meets the same noise, and asks the same members, in all plans, so that plans differ by what they do alone.
+        learnt. Particle n meets the same noise, and follows the same members, in all plans, so that plans differ by their actions alone.
         """
         c, n = self.config, self.config.plan_particles
         rows, horizon = plans.shape[:2]
@@ -71,7 +71,7 @@ class PlanReturns(Part):
         return total.mean(0)
 
     def with_uncertainty(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> tuple[Prediction, Tensor]:
-        """Predictions of all members for pairs [N, R], as [E, N R], and how uncertain that is, [N, R]."""
+        """Predictions of all members for pairs [N, R], as [E, N R], and their uncertainty, [N, R]."""
         o, a, p = (x.flatten(0, 1) for x in (observations, actions, past))
         prediction = self.model.predict(tree, o, a, p)
         doubt = uncertainty.measure(self.config.uncertainty)(self.model, tree, prediction, o, a).nan_to_num(1e6, 1e6)
@@ -79,7 +79,7 @@ class PlanReturns(Part):
 
 
 def members(key: Tensor, elites: Tensor, particles: int) -> Tensor:
-    """Which elite each particle asks, [particles]: each is asked by as many particles as any other, or by one more."""
+    """The elite that each particle follows, [particles]: each has as many particles as any other, or one more."""
     deal, order = rng.split(key)
     shuffled = elites[rng.uniform(deal, tuple(elites.shape)).argsort()]
     return shuffled[rng.uniform(order, (particles,)).argsort() % elites.shape[0]]

@@ -156,7 +156,7 @@ class RAMBO(SoftActorCritic):
         return state._replace(extra={**state.extra, "imagined": going}), metrics
 
     def moments(self, tree: Tree, raw: ensemble.Raw) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the networks' outputs, float32 [E, B, D]; as roll-outs draw them."""
+        """Mean and standard deviation of the networks' outputs, float32 [E, B, D]; as rollouts draw them."""
         std = (0.5 * raw.log_var.float()).exp()
         return raw.mean.float(), std * tree["scale"] if self.runtime.source.model.config.calibrated else std
 

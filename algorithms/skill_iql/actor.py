@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SkillCarry:
-    """What is remembered of episodes at the same step t: the skill [E, Z] that each is in."""
+    """The memory of E episodes at the same step t: the skill [E, Z] that each is in."""
 
     skill: Tensor
     t: int = 0
@@ -28,7 +28,7 @@ pytree.register_dataclass(SkillCarry)
 
 
 class SkillActor(Actor):
-    """Chooses a skill every H steps and lets the decoder act in between."""
+    """Policy that chooses a skill every H steps; the decoder acts in between."""
 
     algorithm: SkillIQL
 
@@ -36,8 +36,11 @@ class SkillActor(Actor):
         return SkillCarry(torch.zeros(episodes, self.algorithm.width))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """With `explore` the skill is drawn, and its actions are as they are: the decoder has no spread of its own that it learnt (discrete
-        actions: they are drawn too)."""
+        """Actions of the current skills, and the next carry.
+
+        With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own (discrete actions: they are
+        drawn too).
+        """
         first, second = rng.split(key)
         skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
         if step == 0:

@@ -65,9 +65,9 @@ class SkillIQL(Algorithm):
     """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by advantage, and is
     kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of what follows.
 
-    z is drawn from q(z | the H actions) at each update. When it acts, it holds a skill for H steps, in which the skills' decoder, told how
-    far into the skill it is, chooses the actions. The skills are a run of their own that comes first (`algo=skills`): one serves all seeds,
-    all settings of the high level, and a resumed run, and no update has to ask whether it is the skills' turn.
+    z is drawn from q(z | the H actions) at each update. When it acts, it holds a skill for H steps, in which the skills' decoder, given
+    the step within the skill, chooses the actions. The skills are a run of their own that comes first (`algo=skills`): one serves all
+    seeds, all settings of the high level, and a resumed run, and no update has to decide whether it is the skills' turn.
     """
 
     Config = SkillIQLConfig
@@ -167,7 +167,7 @@ def check_skills(run: Pretrained) -> None:
 
 
 def _skill_settings(config: Any) -> dict[str, Any]:
-    """Of the skills that are trained first."""
+    """Settings of the skills that are trained first."""
     c = config
     same = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}
     return {**same, "hidden": list(c.skill_hidden), "batch_size": c.skill_batch_size, "learning_rate": c.skill_learning_rate}

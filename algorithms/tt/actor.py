@@ -20,7 +20,7 @@ CHUNK = 2_048  # sequences that are decoded at once; no random number depends on
 
 
 class PlanCarry(NamedTuple):
-    """What planning remembers of E episodes."""
+    """The memory of planning in E episodes."""
 
     past: Tensor  # [E, n, D] int64: the tokens of whole steps; values, which no token sees, are 0
     now: Tensor  # [E, O + A] of the last step, without the reward

@@ -93,7 +93,7 @@ class TTConfig:
 
 @register("algo", "tt")
 class TT(Algorithm):
-    """Predicts every number of a trajectory from those before it, and acts by beam search for the largest return. Module "trajectory"."""
+    """Predict every number of a trajectory from those before it, and act by beam search for the largest return. Module "trajectory"."""
 
     Config = TTConfig
     traits = Traits(policy_modules=("trajectory",), acts_on_device=True)

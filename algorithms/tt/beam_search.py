@@ -26,7 +26,7 @@ of tensors whose first axis is R."""
 
 @dataclass(frozen=True)
 class Search:
-    """How plans are looked for."""
+    """Settings of the search for plans."""
 
     horizon: int  # steps of a plan
     width: int  # beams
@@ -62,7 +62,7 @@ def keep_likely(logits: Tensor, cdf: float = 0.0, top_k: int = 0) -> Tensor:
 
 
 class _Drawing:
-    """Draws tokens. All episodes meet the same noise: what is planned for one depends neither on the others nor on its place."""
+    """Sampling of tokens. All episodes meet the same noise: the plan of one depends neither on the others nor on its place."""
 
     def __init__(self, seen: Tensor, key: Tensor, episodes: int) -> None:
         bins = seen.shape[-1]
@@ -146,7 +146,7 @@ def _take(tree: Any, rows: Tensor) -> Any:
 
 
 def _again(trace: Tensor) -> Tensor:
-    """Which of the candidates [E, C] are the same as an earlier one."""
+    """True for the candidates [E, C] that are the same as an earlier one."""
     same = trace.unsqueeze(-1) == trace.unsqueeze(-2)
     return same.tril(-1).any(-1)
 

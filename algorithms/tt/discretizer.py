@@ -60,7 +60,7 @@ def fit(column: np.ndarray, bins: int, method: str = "quantile", meaning: str = 
 
 
 def _begins(u: np.ndarray, counts: np.ndarray, bins: int, alone: Sequence[float]) -> np.ndarray:
-    """Which of the sorted distinct values are the smallest of a bin: int64, at most N."""
+    """Indices of the sorted distinct values that are the smallest of a bin: int64, at most N."""
     weight = counts.astype(np.int64)
     for value in alone:
         at = np.flatnonzero(u == np.float32(value))
@@ -99,7 +99,7 @@ def _padded(edges: np.ndarray, values: np.ndarray, seen: np.ndarray, bins: int) 
 
 
 def choices(count: int, bins: int, column: np.ndarray | None = None) -> Bins:
-    """The bins of one dimension (D = 1) that holds one of `count` whole numbers; `column`: the samples, of which some may not occur.
+    """The bins of one dimension (D = 1) that holds one of `count` integers; `column`: the samples, of which some may not occur.
 
     Raises ValueError for more of them than bins.
     """

@@ -174,7 +174,7 @@ class Critic(Part):
         return self.smallest(self.logits(params, observations, actions))
 
     def smallest(self, logits: Tensor) -> Values:
-        """Of outputs [E, B, out_dim] the smallest value [B], and the outputs [B, out_dim] that it came from if the head wants them."""
+        """The smallest value [B] of outputs [E, B, out_dim], and the outputs [B, out_dim] that it came from if the head needs them."""
         values = self.head.mean(logits)
         if not self.head.distributional:
             return Values(values.amin(0))
@@ -184,7 +184,7 @@ class Critic(Part):
     def expected_q(self, params: Params, observations: Tensor, log_p: Tensor, reduce: str = "min") -> Values:
         """Discrete actions: the mean of Q under a policy's log probabilities [B, K], exact, [B].
 
-        Its outputs, if the head wants them, are the policy's mixture of the distributions of the smallest critics, as log probabilities
+        Its outputs, if the head needs them, are the policy's mixture of the distributions of the smallest critics, as log probabilities
         [B, bins]. reduce: see `reduce_ensemble`.
         """
         each = self.logits_of_all(params, observations)  # [E, B, K, out_dim]

@@ -45,7 +45,7 @@ class GoalSettings:
 
     @property
     def actor_mix(self) -> Mix:
-        """Where the policy's goals come from."""
+        """The distribution of the policy's goals."""
         return Mix(self.actor_current, self.actor_trajectory, self.actor_random, self.actor_geometric, self.discount)
 
 
@@ -61,7 +61,7 @@ class GoalValueSettings(GoalSettings):
 
     @property
     def value_mix(self) -> Mix:
-        """Where the values' goals come from."""
+        """The distribution of the values' goals."""
         return Mix(self.value_current, self.value_trajectory, self.value_random, self.value_geometric, self.discount)
 
 
@@ -73,7 +73,7 @@ class GoalTargetSettings(GoalValueSettings):
 
 
 class GoalActor(Actor):
-    """Acts by the module "actor", which sees the observation and the goal. A carry is the goals [E, G]; None: none was set."""
+    """Policy of the module "actor", which sees the observation and the goal. A carry is the goals [E, G]; None: none was set."""
 
     algorithm: GoalConditioned
 
@@ -128,7 +128,7 @@ class GoalConditioned(Algorithm):
         return dist, self.policy.log_prob(dist, batch["actions"])
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
-        """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: it learns no such thing."""
+        """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: the algorithm learns no distance."""
         return None
 
 

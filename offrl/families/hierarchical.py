@@ -99,7 +99,7 @@ def value_targets(state: TrainState) -> Params:
 
 
 class HierarchicalActor(GoalActor):
-    """Acts towards the subgoal that the high level chooses at every step."""
+    """Policy towards the subgoal that the high level chooses at every step."""
 
     algorithm: Any  # with the method `subgoals`
 

@@ -1,4 +1,4 @@
-"""Learning inside the data: what IQL, XQL, f-DVL and ReCOIL, each of which has its own loss of V, share beside their critics."""
+"""In-sample learning: the parts that IQL, XQL, f-DVL and ReCOIL, each of which has its own loss of V, share beside their critics."""
 
 from __future__ import annotations
 

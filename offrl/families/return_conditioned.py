@@ -1,4 +1,4 @@
-"""Return-conditioned policies: the target return, what is left of it, and policies that see one step and it."""
+"""Return-conditioned policies: the target return, the return-to-go, and policies of one observation and it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def recorded(rewards: Tensor, spec: DataSpec) -> Tensor:
 
 
 def round_digits(value: float, digits: int = 5) -> float:
-    """A number with so many digits: the same on machines that add up in another order, for it is part of what a run is."""
+    """A number with `digits` significant digits: the same on machines that add up in another order, for it is part of what a run is."""
     return 0.0 if value == 0.0 else round(value, digits - 1 - math.floor(math.log10(abs(value))))
 
 
@@ -83,7 +83,7 @@ class OutcomeSettings(TargetReturnSettings):
 
 
 class OutcomeActor(Actor):
-    """Acts with the target return. A carry is what is left of it, [E] in the units of the recorded rewards."""
+    """Policy that acts for a target return. A carry is the return-to-go, [E] in the units of the recorded rewards."""
 
     algorithm: OutcomeConditioned
 

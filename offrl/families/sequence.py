@@ -178,7 +178,7 @@ class SequenceModel(Algorithm):
 
 
 class SequenceActor(Actor):
-    """Acts at the end of the last K steps. A carry is a `History`."""
+    """Policy of the last K steps. A carry is a `History`."""
 
     algorithm: SequenceModel
 
@@ -205,7 +205,7 @@ class SequenceActor(Actor):
         return {name: torch.cat([before[name], x.unsqueeze(1)], 1) for name, x in self.now(carry, observations).items()}
 
     def now(self, carry: History, observations: Tensor) -> Batch:
-        """This step's entry in each column of the window, [E, ...]."""
+        """The current step's entry in each column of the window, [E, ...]."""
         actions, episodes = carry.window["actions"], len(observations)
         return {
             "observations": observations,
@@ -226,7 +226,7 @@ class SequenceActor(Actor):
 
 
 class TargetReturnActor(SequenceActor):
-    """Acts with the target return, less what the episode has earned. The config has `TargetReturnSettings`."""
+    """Policy given the target return, less the rewards that the episode has earned. The config has `TargetReturnSettings`."""
 
     def start(self, episodes: int) -> Carry:
         target = torch.full((episodes,), float(self.algorithm.config.target_return))

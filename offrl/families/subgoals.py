@@ -1,4 +1,4 @@
-"""Subgoals from a trained goal-conditioned run, as vectors or as words: what to reach next on the way to a goal.
+"""Subgoals from a trained goal-conditioned run, as vectors or as words: states to reach next on the way to a goal.
 
     provider = Subgoals.of(run)  # a `Pretrained`
     wanted = provider.choose(run.state, observations, goals)            # [B, D]
@@ -33,7 +33,9 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Subgoals:
-    """Chooses what to reach within `steps` steps. Methods are pure: `state` is the run's, of which only the `params` of `modules` are read.
+    """The choice of subgoals to reach within `steps` steps.
+
+    Methods are pure: `state` is the run's, of which only the `params` of `modules` are read.
 
     Observations [B, O] are normalised, goals [B, G] as the algorithm takes them (`DataSpec.goal_dim`).
     """
@@ -43,12 +45,12 @@ class Subgoals:
 
     @classmethod
     def of(cls, run: Pretrained, steps: int = 25) -> Subgoals:
-        """Those of a trained run; of a hierarchical one the steps are the run's own. Raises UserError for a run that has none."""
+        """The subgoals of a trained run; of a hierarchical one the steps are the run's own. Raises UserError for a run that has none."""
         return cls.from_algorithm(run.algorithm, steps)
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, steps: int = 25) -> Subgoals:
-        """As `of`."""
+        """The subgoals of a goal-conditioned algorithm; see `of`."""
         kind = getattr(algorithm, "subgoal_kind", "")
         if not kind:
             raise UserError(f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or gciql")
@@ -61,7 +63,7 @@ class Subgoals:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules whose parameters it needs."""
+        """The modules whose parameters are read."""
         return ("value", "high") if self.latent else ("value",)
 
     @property

@@ -1,4 +1,4 @@
-"""Values of a pretrained run, which sequence models learn from: which run that is, and its values at every row of the data."""
+"""Values of a pretrained run, which sequence models learn from: the choice of the run, and its values at every row of the data."""
 
 from __future__ import annotations
 

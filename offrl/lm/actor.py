@@ -25,7 +25,7 @@ PROMPTS = 256  # that are written to at once
 
 
 class TextActor(Actor):
-    """Continues dialogues. A carry is a list with the dialogue of each episode: a tuple of texts, observation, action, observation, ..."""
+    """Policy that continues dialogues. A carry lists each episode's dialogue: a tuple of texts, observation, action, observation, ..."""
 
     algorithm: TextAlgorithm
 

@@ -1,4 +1,4 @@
-"""A ring of turns of fixed shape, for `TrainState.buffers`: what a policy said in an environment, the newest turns of it."""
+"""A ring of turns of fixed shape, for `TrainState.buffers`: the newest turns of a policy's episodes in an environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Play many text environments with one call of the policy for all of them, and keep what was said."""
+"""Play many text environments with one call of the policy for all of them, and keep their texts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Game:
         return None if known is None else list(known)
 
     def episode(self, terminated: bool) -> dict[str, Any]:
-        """In the canonical form. What ended for good did not time out as well."""
+        """The episode in the canonical form. One that terminated did not time out as well."""
         meta: dict[str, Any] = {"seed": self.seed}
         if self.misunderstood:
             meta["misunderstood"] = self.misunderstood

@@ -1,4 +1,4 @@
-"""Sequences of tokens: the sampler that draws slices of a dataset's token streams, and what losses read off a batch of them.
+"""Sequences of tokens: the sampler that draws slices of a dataset's token streams, and the quantities that losses read off a batch of them.
 
 Shapes in comments: K tokens in all, R turns, E episodes, B batch, L tokens in a sequence, M tokens of actions, D width, V tokens of the
 vocabulary.
@@ -32,7 +32,7 @@ Logits = Callable[[Tensor], Tensor]  # states [..., D] -> logits [..., V] of the
 
 @dataclass(frozen=True)
 class Sequences:
-    """What TextSampler draws from: flat columns [K], and for each item the slice that is shown and where its trained actions begin."""
+    """The source of TextSampler: flat columns [K], and for each item the slice that is shown and where its trained actions begin."""
 
     flat: dict[str, Tensor]
     begin: Tensor  # [I] int64
@@ -196,7 +196,7 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
             items.append((begin, begin, end, e))
             continue
         actions = s.action_begin[first:last]
-        ends = np.append(actions[1:], end)  # with the observation that follows an action, where its value is asked for
+        ends = np.append(actions[1:], end)  # with the observation that follows an action, where its value is needed
         train = begin
         while train < end:
             turn = int(np.searchsorted(ends, train, side="right"))
@@ -237,7 +237,7 @@ def _windows(s: Stream, dataset: Dataset, history: int, length: int, following: 
 
 
 def _weighted(dataset: Dataset, owner: np.ndarray, device: torch.device) -> Episodes | None:
-    """How items of episodes `owner` [I], which stand in order, are drawn where `Dataset.weights` differ."""
+    """The weighted draw of items of episodes `owner` [I], which stand in order, where `Dataset.weights` differ."""
     if dataset.weights is None:
         return None
     weights = dataset.weights.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Settings that policies which are language models have in common, and the value heads that some of them ask for."""
+"""Settings common to policies that are language models, and of the value heads of some of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TextSettings:
 
     @property
     def wants_reference(self) -> bool:
-        """Whether a reference policy is needed with these settings (`offrl.lm.reference_policy`)."""
+        """True where these settings need a reference policy (`offrl.lm.reference_policy`)."""
         return False
 
     @property

@@ -60,7 +60,7 @@ def stream(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
 
 
 def encode(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
-    """As `stream`, always anew."""
+    """The `stream` of the data, always made anew."""
     columns = {n: dataset.columns[n].cpu().numpy() for n in ("observations", "actions", "next_observations")}
     known = dataset.columns["successor_known"].cpu().numpy()
     texts = tokenizer.encode(dataset.strings)
@@ -123,7 +123,7 @@ def _read(folder: Path) -> Stream | None:
 
 
 def _write(folder: Path, made: Stream) -> None:
-    """Nothing where there is no room for it."""
+    """Write the arrays to disk; a no-op where there is no room."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))

@@ -32,7 +32,7 @@ ALL = 1 << 40  # a history of so many texts holds them all
 
 @dataclass(frozen=True)
 class UtteranceSource:
-    """What UtteranceSampler draws from."""
+    """The source of UtteranceSampler."""
 
     sequences: Sequences
     columns: dict[str, Tensor]  # [I] each, of the same items

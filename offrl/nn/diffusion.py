@@ -1,4 +1,4 @@
-"""Denoising diffusion of actions (DDPM: Ho et al., 2020, arXiv 2006.11239): noise schedules, the way there and the way back.
+"""Denoising diffusion of actions (DDPM: Ho et al., 2020, arXiv 2006.11239): noise schedules, the forward and the reverse process.
 
 Steps are numbered 0 to T - 1; beta_t is the variance of the noise that step t adds, abar_t = prod (1 - beta_i), i <= t.
 """
@@ -111,7 +111,7 @@ def follow(average: Params, params: Params, step: Tensor, rate: float | Tensor) 
 
 
 def cosine(at: float, steps: int) -> float:
-    """How much of the action's variance is left, up to a factor, where `at` of `steps` are done (arXiv 2102.09672, equation 17)."""
+    """The share of the action's variance that remains, up to a factor, after `at` of `steps` (arXiv 2102.09672, equation 17)."""
     return math.cos((at / steps + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0) ** 2
 
 
@@ -131,7 +131,7 @@ def signal(step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
 
 
 def transition(t: int, steps: int, schedule: str = "cosine") -> tuple[float, float, float, float]:
-    """Of the step back from t: abar_t; what the mean takes of the noisy action and of the one believed in; and the standard deviation."""
+    """The step back from t: abar_t; the factors of the noisy action and of the predicted one in the mean; and the standard deviation."""
     if schedule == "vp":
         before = preserved(t, steps)
         beta = 1.0 - preserved(t + 1, steps) / before

@@ -1,4 +1,4 @@
-"""Value heads: how a network's outputs stand for a value. Chosen by one setting in every algorithm with values.
+"""Value heads: the forms in which a network's outputs stand for a value. Chosen by one setting in every algorithm with values.
 
 A scalar head is trained by squared error. The others hold a distribution over bins and are trained by cross-entropy, which large networks
 bear better ("Stop Regressing: Training Value Functions via Classification for Scalable Deep RL", Farebrother et al., 2024,
@@ -16,14 +16,14 @@ from torch import Tensor
 
 
 class Bootstrap(NamedTuple):
-    """Where a target's value comes from: outputs of the network at the next state, and how much their value counts in the target."""
+    """The source of a target's value: outputs of the network at the next state, and the factor of their value in the target."""
 
     logits: Tensor  # [B, out_dim]
     scale: Tensor  # [B]: discount * (1 - terminated)
 
 
 class ValueHead(Protocol):
-    """Turns a network's last axis [..., out_dim] into values [...] and gives the loss against target values."""
+    """The map from a network's last axis [..., out_dim] to values [...], and the loss against target values."""
 
     out_dim: int
     distributional: bool  # whether `loss` looks at `bootstrap`
@@ -72,7 +72,7 @@ class Binned(ABC):
         return torch.arange(self.out_dim, device=like.device, dtype=torch.float32)
 
     def place(self, target: Tensor) -> Tensor:
-        """Where targets [...], clipped to the range, lie: in widths of a bin from `low`, [...] float32."""
+        """Positions of targets [...], clipped to the range: in widths of a bin from `low`, [...] float32."""
         return (target.float().clamp(self.low, self.high) - self.low) / self.width
 
     def mean(self, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Policies. All act in [-1, 1] per dimension (the data set's actions are scaled to that) or among K discrete actions."""
+"""Policies. All act in [-1, 1] per dimension (the dataset's actions are scaled to that) or among K discrete actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offrl.nn.mlp import MLP
 
 
 class Policy(nn.Module, ABC):
-    """What every policy offers; observations [B, O].
+    """The interface of every policy; observations [B, O].
 
     forward(observations, key) gives the distribution's parameters (a key switches dropout on); the methods below take those.
     """

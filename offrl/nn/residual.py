@@ -49,7 +49,7 @@ class ResidualEnsemble(nn.Module):
 
 
 class Encoders(nn.Module):
-    """Two encoders of E members each, of what is asked from and of goals, whose latents are compared."""
+    """Two encoders of E members each, of queries and of goals, whose latents are compared."""
 
     def __init__(self, near: nn.Module, far: nn.Module) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ def drop(x: Tensor, rate: float, key: Tensor | None, part: int) -> Tensor:
 
 
 def visible(valid: Tensor | None, tokens: int, device: torch.device | None = None) -> Tensor:
-    """Who may attend to whom, bool [T, T], or [B, 1, T, T] for tokens of which valid [B, T] are no padding.
+    """The attention mask, bool [T, T], or [B, 1, T, T] for tokens of which valid [B, T] are no padding.
 
     Causal: a token sees itself and valid ones before it. A padded token sees at least itself, so that no row of weights is empty.
     """
@@ -87,7 +87,7 @@ def visible(valid: Tensor | None, tokens: int, device: torch.device | None = Non
 
 
 def _alone() -> bool:
-    """Whether torch's fused attention may be used: it has no batching rule, so under vmap it would take replicas one by one."""
+    """True where torch's fused attention may be used: it has no batching rule, so under vmap it would take replicas one by one."""
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
 
 
@@ -142,7 +142,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embedded tokens [B, T, D] -> what became of them [B, T, D]. Which token comes where is the embeddings' affair."""
+    """Embedded tokens [B, T, D] -> outputs [B, T, D]. The order of tokens is the embeddings' affair."""
 
     def __init__(
         self, width: int, layers: int, heads: int, *, dropout: float = 0.0, activation: str = "gelu", post_norm: bool = False
@@ -160,7 +160,7 @@ class Transformer(nn.Module):
         return self._run(x, visible(None, x.shape[-2], x.device) if mask is None else mask, key, None, rows)[0]
 
     def extend(self, x: Tensor, past: Cache = (), mask: Tensor | None = None) -> tuple[Tensor, Cache]:
-        """What becomes of more tokens x [B, T, D] after those in `past`, and the longer cache: the same as all at once.
+        """Outputs for more tokens x [B, T, D] after those in `past`, and the longer cache: the same as all at once.
 
         mask: bool [..., T, S] over the cached tokens and the new ones; None: each sees all before it. Without dropout.
         """

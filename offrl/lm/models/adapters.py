@@ -38,7 +38,7 @@ class Dropout(nn.Module):
 
 
 class Trunk(nn.Module):
-    """What a language model makes of embedded tokens [B, T, D]: [B, T, D]. Like `Transformer`, with other weights.
+    """The outputs [B, T, D] of a language model for embedded tokens [B, T, D]. Like `Transformer`, with other weights.
 
     What learns is parameters; what is frozen is buffers that all trunks of one language model share, and that no state dictionary, copy
     or pickle of a trunk holds. Its own dropout, and that of LoRA's inputs, have the rate `dropout`; they are on exactly when a key is
@@ -71,7 +71,7 @@ class Trunk(nn.Module):
         model = language.copied()
         base = model.base_model
         if not talks:
-            base.set_input_embeddings(nn.Embedding(1, 1))  # nobody asks, and they are large
+            base.set_input_embeddings(nn.Embedding(1, 1))  # unused, and large
         words = [] if model.get_output_embeddings() is None or not talks else [model.get_output_embeddings()]
         words.append(base.get_input_embeddings())
         still = {id(p) for m in words for p in m.parameters()}
@@ -98,7 +98,7 @@ class Trunk(nn.Module):
         return self._run(self.base, {"inputs_embeds": x}, x.shape[0], mask, key)[0]
 
     def train(self, mode: bool = True) -> Trunk:
-        """Nothing: whether there is dropout, a key decides."""
+        """A no-op: a key decides about dropout."""
         return super().train(False)
 
     def text_loss(self, text: Tensor, key: Tensor | None = None) -> Tensor:
@@ -170,7 +170,7 @@ def probe(trunk: Trunk, left: bool) -> None:
             shorter = trunk(x[:, :4])
             padded = trunk(x, visible(torch.tensor([[False, True, True, True, True]]), 5)) if left else None
             alone = trunk(x[:, 1:]) if left else None
-    except Exception as error:  # whatever a stranger's model does with what it is not made for
+    except Exception as error:  # whatever a third-party model does with what it is not made for
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         raise UserError(f"algo.lm={name}: a {trunk.language.config.model_type} cannot be a trunk ({problem})") from None
     if y.shape != x.shape:

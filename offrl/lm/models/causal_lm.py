@@ -1,6 +1,6 @@
-"""A causal language model as a module of an algorithm: what it makes of tokens, its head, value heads, and a cache for writing.
+"""A causal language model as a module of an algorithm: its states, its head, value heads, and a cache for writing.
 
-Shapes in comments: B batch, T tokens, D width, V tokens that there are.
+Shapes in comments: B batch, T tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAME = 1e-3  # of the largest logit: how far two ways of computing logits may di
 
 @dataclass(frozen=True)
 class Size:
-    """Of a GPT-2 from scratch."""
+    """Sizes of a GPT-2 from scratch."""
 
     width: int
     layers: int
@@ -127,12 +127,12 @@ class LM(nn.Module):
 
     @property
     def positions(self) -> int | None:
-        """How many tokens it can look at; None: nobody knows."""
+        """The number of tokens that it can attend to; None: unknown."""
         found = getattr(self.base.config, "max_position_embeddings", None)
         return None if found is None else int(found)
 
     def train(self, mode: bool = True) -> LM:
-        """Nothing: without dropout there is no difference, and `hidden` says when activations are to be computed again."""
+        """A no-op: without dropout there is no difference, and `hidden` says when activations are to be computed again."""
         return super().train(False)
 
     def forward(self, method: str, *arguments: Any) -> Any:
@@ -217,7 +217,7 @@ def probe(lm: LM, tokens: int, where: str) -> None:
                 own = other(input_ids=ids).logits
     except UserError:
         raise
-    except Exception as error:  # whatever a stranger's model does with what it is not made for
+    except Exception as error:  # whatever a third-party model does with what it is not made for
         raise UserError(
             f"{where}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first_line(error)})"
         ) from None

@@ -54,7 +54,7 @@ def write(
         over = over | stops[token]
         if t + 1 == most or bool(over.all()):
             break
-        valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)  # what follows an end is never looked at
+        valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)  # tokens after an end are never attended to
         logits = read(token.unsqueeze(1), valid)
     return [row[:size] for row, size in zip(written.tolist(), lengths.tolist(), strict=True)]
 

@@ -1,4 +1,4 @@
-"""What a policy file holds of a language model, for the policy to act elsewhere."""
+"""The language model in a policy file, for the policy to act elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offrl.lm.models.tokenizer import Tokenizer, from_json
 
 
 def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, what JSON holds): all that a policy file needs besides what was learnt, or where the language model lay."""
+    """(tensors, values for JSON): all that a policy file needs besides the learnt parameters, or the place of the language model."""
     language = lm.language
     assert language is not None
     about = {

@@ -72,7 +72,7 @@ class Language:
 
     @property
     def parameters(self) -> int:
-        """How many numbers were learnt."""
+        """The number of parameters that were learnt."""
         return sum(p.numel() for p in self.model.parameters())
 
     def architecture(self) -> dict[str, Any]:
@@ -189,12 +189,12 @@ def _load(folder: Path) -> Any:
 
 
 def _implementation(config: Any) -> str:
-    """Which attention: one in plain operations, with a mask of any kind."""
+    """The choice of attention: one in plain operations, with a mask of any kind."""
     return "offrl" if config.model_type == "gpt2" else "eager"
 
 
 def _settled(model: Any) -> Any:
-    """In evaluation mode, so that all dropout is this module's, and frozen."""
+    """The module in evaluation mode, so that all dropout is this module's, and frozen."""
     return model.eval().requires_grad_(False)
 
 
@@ -278,7 +278,7 @@ def tokens(language: Language, path: str) -> Tensor:
 
 
 def tokenizer_place(place: str) -> tuple[str, dict[str, str]]:
-    """Where the tokenizer of the model at `place` is: a folder, and transformers' arguments for reading it there."""
+    """The location of the tokenizer of the model at `place`: a folder, and transformers' arguments for reading it there."""
     path = Path(place)
     return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (_folder(place), {})
 

@@ -47,7 +47,7 @@ class Tokenizer:
     size: int  # ids are 0 .. size - 1
     start: int  # the token before every sequence
     end: int | None  # the token that ends an action where the actions' texts do not say so themselves
-    pad: int  # never looked at
+    pad: int  # never attended to
 
     @functools.cached_property
     def identity(self) -> str:
@@ -69,13 +69,13 @@ class Tokenizer:
         return np.array([text.endswith(ENDS_TURN) for text in texts])
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
-        """Those texts that do not come back as they were."""
+        """The texts that do not survive encoding and decoding."""
         texts = list(texts)
         return [t for t, ids in zip(texts, self.encode(texts), strict=True) if self.decode(ids.tolist()) != t]
 
 
 def vocabulary(kind: str, texts: Iterable[str], where: str) -> list[str]:
-    """What a tokenizer of `kind` has to know to write these texts, sorted; nothing for bytes. Raises UserError for too many words."""
+    """The vocabulary that a tokenizer of `kind` needs for these texts, sorted; empty for bytes. Raises UserError for too many words."""
     if kind == "bytes":
         return []
     pieces = re.compile(PIECES[kind])
@@ -116,7 +116,7 @@ def of_model(folder: str | Path, where: str, **options: Any) -> Tokenizer:
     options: more arguments of transformers' `from_pretrained`, such as `gguf_file`.
     """
     transformers, _ = packages()
-    if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one that knows nothing
+    if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one without a vocabulary
         raise UserError(f"{where}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
     with silent():
         try:
