@@ -96,5 +96,5 @@ class ArCHer(TextAlgorithm):
         state = self.polyak(state, "critic", self.config.polyak)
         if self.config.critic_first and int(state.step) < self.config.critic_first:
             return state, metrics
-        state, more = self.descend(state, "policy", self.actor_loss, batch)
-        return state, {**metrics, **more}
+        state, policy_metrics = self.descend(state, "policy", self.actor_loss, batch)
+        return state, {**metrics, **policy_metrics}

@@ -136,21 +136,21 @@ class ArCHerOnline(TextAlgorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         c = self.config
-        pick, write = rng.split(rng.fold_in(key, 401))
+        draw_key, write_key = rng.split(rng.fold_in(key, 401))
         from_data = round(len(batch[IDS]) * c.data_share)
-        memory = rings.draw(state.buffers["ring"], pick, len(batch[IDS]) - from_data)
+        memory = rings.draw(state.buffers["ring"], draw_key, len(batch[IDS]) - from_data)
         turn = trim(rings.joined({name: column[:from_data] for name, column in batch.items()}, memory))
-        fresh = self.rewritten(state, turn, write)
+        rewritten = self.rewritten(state, turn, write_key)
         if phase >= c.critic_steps and int(state.step) >= c.warmup_iterations * self.every:
-            return self.descend(state, "policy", self.actor_loss, fresh)
-        turn[TARGET_Q] = self.critic.target_q(state.target["critic"], fresh).transpose(0, 1)
+            return self.descend(state, "policy", self.actor_loss, rewritten)
+        turn[TARGET_Q] = self.critic.target_q(state.target["critic"], rewritten).transpose(0, 1)
         state, metrics = self.descend(state, "critic", self.critic_loss, turn)
         return self.polyak(state, "critic", c.polyak), metrics
 
     def rewritten(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
         """The batch with actions that the policy writes now."""
-        first, ids = first_of(batch).tolist(), batch[IDS].cpu().numpy()
-        prompts = [ids[row, :end] for row, end in enumerate(first)]
+        lengths, ids = first_of(batch).tolist(), batch[IDS].cpu().numpy()
+        prompts = [ids[row, :end] for row, end in enumerate(lengths)]
         with torch.no_grad():
             return answered(batch, TextActor(self, state).write(prompts, uniform_noise(key, range(len(prompts)), batch[IDS].device)))
 
@@ -183,10 +183,10 @@ class ArCHerOnline(TextAlgorithm):
             loss = -(advantage * log_probs.sum(-1) * each).sum()
             return loss, {"actor/loss": loss, **means}
         baseline = self.apply("policy", policy, "outputs", hidden[:, :-1], "baseline")[0].squeeze(-1)
-        rest = (advantage.unsqueeze(-1) - baseline) * batch[ACTION][:, 1:]
-        loss = -((rest.detach() * log_probs).sum(-1) * each).sum()
-        fit = (rest.square().sum(-1) * batch[SHARE]).sum()
-        return loss + fit, {"actor/loss": loss, "actor/baseline_loss": fit, **means}
+        residual = (advantage.unsqueeze(-1) - baseline) * batch[ACTION][:, 1:]
+        loss = -((residual.detach() * log_probs).sum(-1) * each).sum()
+        baseline_loss = (residual.square().sum(-1) * batch[SHARE]).sum()
+        return loss + baseline_loss, {"actor/loss": loss, "actor/baseline_loss": baseline_loss, **means}
 
 
 def played_in(config: Any, spec: DataSpec) -> Task:

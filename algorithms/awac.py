@@ -80,10 +80,10 @@ class AWAC(Algorithm):
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        after, now = rng.split(key)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, after)
+        critic_key, actor_key = rng.split(key)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, now)  # with the new critics: algorithm 1
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)  # with the new critics: algorithm 1
         return self.polyak(state, "critic", self.config.polyak), {**critic, **actor}
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:

@@ -49,9 +49,9 @@ class ReturnsSampler(TransitionSampler):
         """
         out = returns_to_go(rewards, terminations, start, end, self.discount)
         if self.discount < 1.0:
-            lowest = rewards.min()
-            failed = (np.maximum.reduceat(rewards, start) == lowest) & ~terminations[end - 1].astype(bool)
-            out[np.repeat(failed, end - start)] = float(lowest) / (1.0 - self.discount)
+            minimum = rewards.min()
+            failures = (np.maximum.reduceat(rewards, start) == minimum) & ~terminations[end - 1].astype(bool)
+            out[np.repeat(failures, end - start)] = float(minimum) / (1.0 - self.discount)
         return out
 
     def prepare(self, dataset: Dataset) -> Transitions:
@@ -91,8 +91,8 @@ class CalQL(SoftActorCritic):
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i."""
         target = self.target(state, state.params["actor"], batch, key)
         loss, metrics = self.critic.loss(critic, batch, target, key)
-        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
-        return loss + penalty, {**metrics, **more}
+        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        return loss + penalty, {**metrics, **penalty_metrics}
 
     def calibrated(self, q: Tensor, returns: Tensor) -> Tensor:
         """max(Q(s, a), G(s)) of values [E, M, B] at the policy's actions (equation 4.1); uniform ones, which come first, stay."""
@@ -116,13 +116,13 @@ class CalQL(SoftActorCritic):
             difference = difference.clamp(min=c.min_difference)
         if c.max_difference is not None:
             difference = difference.clamp(max=c.max_difference)
-        each = difference.mean(-1)  # of each critic
+        per_critic = difference.mean(-1)  # of each critic
         if c.action_gap is None:
-            loss = c.conservative_weight * each.sum()
+            loss = c.conservative_weight * per_critic.sum()
         else:
             multiplier = self.apply("lagrange", state.params["lagrange"]).clamp(max=conservative.MAX_MULTIPLIER)
-            loss = multiplier * c.conservative_weight * (each - c.action_gap).sum()
-        metrics = {"cql/penalty": loss, "cql/difference": each.mean(), "cql/q_data": soft.q_data.mean()}
+            loss = multiplier * c.conservative_weight * (per_critic - c.action_gap).sum()
+        metrics = {"cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": soft.q_data.mean()}
         metrics |= {"cql/q_uniform": soft.q[:, :n].mean(), "cql/q_policy": soft.q[:, n : 2 * n].mean()}
         return loss, {**metrics, "cal_ql/bounded": (soft.q[:, n:] < returns).float().mean(), "cal_ql/returns": returns.mean()}
 
@@ -133,13 +133,13 @@ class CalQL(SoftActorCritic):
         return loss, {"cql/multiplier": multiplier}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        now, after = rng.split(key)
-        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], now)
+        actor_key, critic_key = rng.split(key)
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
         steps = {
             "entropy": self.descend(state, "entropy", self.entropy_loss, negative_entropy),
-            "actor": self.descend(state, "actor", self.actor_loss, batch, now),
+            "actor": self.descend(state, "actor", self.actor_loss, batch, actor_key),
         }
-        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, after)
+        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         steps["critic"] = self.critic.regularised(critic), metrics
         if self.config.action_gap is not None:
             steps["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, metrics["cql/difference"])

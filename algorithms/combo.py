@@ -102,24 +102,30 @@ class COMBO(SoftActorCritic):
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty (equation 2)."""
         target = self.target(state, state.params["actor"], batch, key)
         loss, metrics = self.critic.loss(critic, batch, target, key)
-        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
-        return loss + penalty, {**metrics, **more}
+        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        return loss + penalty, {**metrics, **penalty_metrics}
 
     def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2)."""
-        c, real = self.config, self.rollouts.real_rows
-        penalised = batch if c.penalised_states == "mix" else {k: v[real:] for k, v in batch.items()}
-        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), penalised, c.actions, key)
+        c, real_rows = self.config, self.rollouts.real_rows
+        penalty_batch = batch if c.penalised_states == "mix" else {k: v[real_rows:] for k, v in batch.items()}
+        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), penalty_batch, c.actions, key)
         soft = conservative.soft_maximum(
-            self.critic, critic, penalised, sampled, c, rng.fold_in(key, 3), joint=self.kit_joint if c.kit_compat else conservative.over_all
+            self.critic,
+            critic,
+            penalty_batch,
+            sampled,
+            c,
+            rng.fold_in(key, 3),
+            joint=self.kit_joint if c.kit_compat else conservative.over_all,
         )
         if c.penalised_states == "mix":
-            q_data = soft.q_data[:, :real]
+            q_data = soft.q_data[:, :real_rows]
         else:
-            q_data = self.critic.q(critic, batch["observations"][:real], batch["actions"][:real])
-        each = soft.level.mean(-1) - q_data.mean(-1)  # of each critic
-        loss = c.conservative_weight * each.sum()
-        metrics = {"cql/penalty": loss, "cql/difference": each.mean(), "cql/q_data": q_data.mean()}
+            q_data = self.critic.q(critic, batch["observations"][:real_rows], batch["actions"][:real_rows])
+        per_critic = soft.level.mean(-1) - q_data.mean(-1)  # of each critic
+        loss = c.conservative_weight * per_critic.sum()
+        metrics = {"cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": q_data.mean()}
         n = c.actions
         return loss, {**metrics, "cql/q_uniform": soft.q[:, :n].mean(), "cql/q_policy": soft.q[:, n : 2 * n].mean()}
 

@@ -54,8 +54,8 @@ class CQL(SoftActorCritic):
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""
         target = self.target(state, state.params["actor"], batch, key)
         loss, metrics = self.critic.loss(critic, batch, target, key)
-        penalty, more = self.penalty(critic, state, batch, rng.fold_in(key, 102))
-        return loss + penalty, {**metrics, **more}
+        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        return loss + penalty, {**metrics, **penalty_metrics}
 
     def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """alpha E [log sum_a exp Q_i(s, a) - Q_i(s, a_data)], summed over critics i (equation 4, the regulariser H).
@@ -70,13 +70,13 @@ class CQL(SoftActorCritic):
             difference = difference.clamp(min=c.min_difference)
         if c.max_difference is not None:
             difference = difference.clamp(max=c.max_difference)
-        each = difference.mean(-1)  # of each critic
+        per_critic = difference.mean(-1)  # of each critic
         if c.action_gap is None:
-            loss = c.conservative_weight * each.sum()
+            loss = c.conservative_weight * per_critic.sum()
         else:
             multiplier = self.apply("lagrange", state.params["lagrange"]).clamp(max=conservative.MAX_MULTIPLIER)
-            loss = multiplier * c.conservative_weight * (each - c.action_gap).sum()
-        return loss, {**metrics, "cql/penalty": loss, "cql/difference": each.mean(), "cql/q_data": soft.q_data.mean()}
+            loss = multiplier * c.conservative_weight * (per_critic - c.action_gap).sum()
+        return loss, {**metrics, "cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": soft.q_data.mean()}
 
     def soft_maximum(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[SoftMaximum, Metrics]:
         """log sum_a exp Q_i(s, a): over sampled actions, divided by their densities (appendix F), or exact over discrete ones."""
@@ -95,13 +95,13 @@ class CQL(SoftActorCritic):
         return loss, {"cql/multiplier": multiplier}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        now, after = rng.split(key)
-        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], now)
+        actor_key, critic_key = rng.split(key)
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
         steps = {
             "entropy": self.descend(state, "entropy", self.entropy_loss, negative_entropy),
-            "actor": self.descend(state, "actor", self.actor_loss, batch, now),
+            "actor": self.descend(state, "actor", self.actor_loss, batch, actor_key),
         }
-        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, after)
+        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         steps["critic"] = self.critic.regularised(critic), metrics
         if self.config.action_gap is not None:
             steps["lagrange"] = self.descend(state, "lagrange", self.lagrange_loss, metrics["cql/difference"])

@@ -146,8 +146,8 @@ class CRL(GoalConditioned):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         observations, goals = batch["observations"], batch[VALUE_GOALS]
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
-        taken = together(observations, self.spec.encode(batch["actions"]))
-        state, critic = self.descend(state, "critic", self.contrastive_loss, "critic", taken, goals)
+        pairs = together(observations, self.spec.encode(batch["actions"]))
+        state, critic = self.descend(state, "critic", self.contrastive_loss, "critic", pairs, goals)
         if self.learner != "awr":
             return state, {**critic, **actor}
         state, value = self.descend(state, "value", self.contrastive_loss, "value", observations.flatten(1), goals)

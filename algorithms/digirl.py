@@ -47,10 +47,10 @@ class JudgedSampler(UtteranceSampler):
     def prepare(self, dataset: Dataset) -> UtteranceSource:
         source = super().prepare(dataset)
         returns = source.columns[RETURN]
-        good = returns > self.threshold
-        if bool(good.all()) or not bool(good.any()):
+        successes = returns > self.threshold
+        if bool(successes.all()) or not bool(successes.any()):
             raise UserError(
-                f"{dataset.spec.name}: the returns of its turns are all {'above' if bool(good.all()) else 'at or below'} "
+                f"{dataset.spec.name}: the returns of its turns are all {'above' if bool(successes.all()) else 'at or below'} "
                 f"algo.threshold={self.threshold:g}, so there is nothing to tell apart; they lie between {float(returns.min()):.4g} and "
                 f"{float(returns.max()):.4g}. Set algo.threshold between them, and where returns are never above 0 algo.outcome_weight=0"
             )
@@ -90,24 +90,24 @@ class DigiRL(TextAlgorithm):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-sum_i E [log p_i(y|s) + log p_i(y|s')], y: the return is above the threshold; the second where s' is known."""
-        good, known = (batch[RETURN] > self.config.threshold).long(), batch[KNOWN].float()
-        now = self.logits(critic, batch[IDS], first_of(batch))
-        later = self.logits(critic, batch[NEXT + IDS], batch[NEXT + VALID].sum(-1))
+        successes, known = (batch[RETURN] > self.config.threshold).long(), batch[KNOWN].float()
+        state_logits = self.logits(critic, batch[IDS], first_of(batch))
+        next_logits = self.logits(critic, batch[NEXT + IDS], batch[NEXT + VALID].sum(-1))
 
         def loss(logits: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(logits.flatten(0, 1), good.repeat(2), reduction="none").view(2, -1).sum(0)
+            return nn.functional.cross_entropy(logits.flatten(0, 1), successes.repeat(2), reduction="none").view(2, -1).sum(0)
 
-        fit, each = loss(now) + loss(later) * known, batch[EACH]
-        right = (now[0].argmax(-1) == good).float()
-        return (fit * each).sum(), {"critic/loss": (fit * each).sum(), "critic/accuracy": (right * each).sum()}
+        entropy, each = loss(state_logits) + loss(next_logits) * known, batch[EACH]
+        correct = (state_logits[0].argmax(-1) == successes).float()
+        return (entropy * each).sum(), {"critic/loss": (entropy * each).sum(), "critic/accuracy": (correct * each).sum()}
 
     def cloned(self, state: TrainState, batch: Batch) -> Tensor:
         """[B] bool: the turns that are cloned. Where the state after a turn is not known, its chance counts as unchanged."""
         c, critic = self.config, state.params["critic"]
         with torch.no_grad():
-            now = self.logits(critic, batch[IDS], first_of(batch)).softmax(-1)[..., 1].amin(0)
-            later = self.logits(critic, batch[NEXT + IDS], batch[NEXT + VALID].sum(-1)).softmax(-1)[..., 1].amin(0)
-            rise = torch.where(batch[KNOWN], later - now, 0.0)
+            chance = self.logits(critic, batch[IDS], first_of(batch)).softmax(-1)[..., 1].amin(0)
+            next_chance = self.logits(critic, batch[NEXT + IDS], batch[NEXT + VALID].sum(-1)).softmax(-1)[..., 1].amin(0)
+            rise = torch.where(batch[KNOWN], next_chance - chance, 0.0)
             return rise - c.margin + c.outcome_weight * (batch[REWARD] + batch[RETURN]) > 0.0
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -121,5 +121,5 @@ class DigiRL(TextAlgorithm):
         state, metrics = self.descend(state, "critic", self.critic_loss, batch)
         if self.config.critic_first and int(state.step) < self.config.critic_first:
             return state, metrics
-        state, more = self.descend(state, "policy", self.actor_loss, batch)
-        return state, {**metrics, **more}
+        state, policy_metrics = self.descend(state, "policy", self.actor_loss, batch)
+        return state, {**metrics, **policy_metrics}

@@ -51,17 +51,17 @@ class EDAC(SoftActorCritic):
         c = self.config
         if c.compared_critics in (0, c.critics):
             return critic
-        chosen = rng.uniform(key, (c.critics,)).topk(c.compared_critics).indices
-        return {k: v[chosen] for k, v in critic.items()}
+        indices = rng.uniform(key, (c.critics,)).topk(c.compared_critics).indices
+        return {k: v[indices] for k, v in critic.items()}
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """SAC-N's loss + eta / (N - 1) E sum_{i != j} <grad_a Q_i(s, a), grad_a Q_j(s, a)>, gradients of length 1 (equation 4)."""
-        compared = self.compared(critic, rng.fold_in(key, 103))
-        logits, gradients = action_gradients(self.critic, compared, batch["observations"], batch["actions"])
+        subset = self.compared(critic, rng.fold_in(key, 103))
+        logits, gradients = action_gradients(self.critic, subset, batch["observations"], batch["actions"])
         target = self.target(state, state.params["actor"], batch, key)
         # one forward pass for both
-        shared = logits if compared is critic and not self.config.critic_dropout else None
-        loss, metrics = self.critic.loss(critic, batch, target, key, shared)
+        subset_logits = logits if subset is critic and not self.config.critic_dropout else None
+        loss, metrics = self.critic.loss(critic, batch, target, key, subset_logits)
         metrics["critic/alignment"] = cosine = alignment(gradients)
         # equation 4 sums over N (N - 1) pairs and divides by N - 1; of a subset's pairs the mean has the same expectation
         return loss + self.config.eta * self.config.critics * cosine, metrics

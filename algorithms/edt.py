@@ -128,14 +128,14 @@ class EDT(SequenceModel):
         """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
         -log p(bin of R | history) and |s' - model|^2."""
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
-        dist, best, bins, following = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
+        dist, best, bins, next_observations = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
         error = 2.0 * self.place(returns) - 1.0 - best
         promise = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
-        chance = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
-        entropy = masked_mean(-chance, valid)
+        log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
+        entropy = masked_mean(-log_p, valid)
         # what comes after a window's last step is not in it
-        model = masked_mean((following[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1])
+        model = masked_mean((next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1])
         loss = imitation + c.best_weight * promise + c.bins_weight * entropy + c.next_weight * model
         return loss, {"actor/loss": imitation, "actor/return": promise, "actor/return_bins": entropy, "actor/next": model}
 
@@ -168,16 +168,16 @@ class EDTActor(SequenceActor):
         c, (episodes, steps) = self.algorithm.config, window[STEPS].shape
         device = window[STEPS].device
         lengths = torch.arange(steps, 0, -c.stride, device=device)
-        looked = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
-        every = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
-        valid = looked.repeat(episodes, 1)
-        _, best, bins, _ = self.apply("actor", self.algorithm.tokens(every), every[STEPS], valid, None)
-        promised = best[:, -1].unflatten(0, (episodes, -1))
-        longest = promised.argmax(-1)  # among equals the first
-        share = 0.5 * (promised.amax(-1) + 1.0)
+        masks = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
+        windows = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
+        valid = masks.repeat(episodes, 1)
+        _, best, bins, _ = self.apply("actor", self.algorithm.tokens(windows), windows[STEPS], valid, None)
+        promises = best[:, -1].unflatten(0, (episodes, -1))
+        best_length = promises.argmax(-1)  # among equals the first
+        share = 0.5 * (promises.amax(-1) + 1.0)
         if c.expert_temperature:
-            logits = bins[:, -1].unflatten(0, (episodes, -1))[torch.arange(episodes, device=device), longest]
+            logits = bins[:, -1].unflatten(0, (episodes, -1))[torch.arange(episodes, device=device), best_length]
             scale = torch.linspace(0.0, 1.0, c.return_bins, device=device)
             share = scale[rng.categorical(key, logits.log_softmax(-1) + c.expert_temperature * scale)]
         low, high = c.return_range
-        return low + share * (high - low), looked[longest]
+        return low + share * (high - low), masks[best_length]

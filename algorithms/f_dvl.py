@@ -94,9 +94,9 @@ class FDVL(Algorithm):
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         for i in range(self.config.value_updates):
             inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
-            before = state.opt["value"]
+            opt_state = state.opt["value"]
             state, value = self.descend(state, "value", self.value_loss, *inputs)
-            value["value/gradient"] = in_sample.gradient_norm(before, state.opt["value"], self.optimizer("value"))
+            value["value/gradient"] = in_sample.gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)

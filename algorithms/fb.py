@@ -115,12 +115,12 @@ class FB(ZeroShot):
         sampled = torch.cat([uniform, policy(observations, keys[1]), policy(next_observations, keys[2])])
         states = torch.cat([observations.expand(4 * n, *observations.shape), next_observations.expand(n, *next_observations.shape)])
         rows = [x.flatten(0, 1) for x in (states, sampled, z.expand(5 * n, *z.shape))]
-        each = self.forward_map(params, *rows).unflatten(1, (5 * n, -1))  # [2, 5 n, B, D]
-        each = torch.cat([each, f.unsqueeze(1).expand(-1, n, -1, -1)], 1)
+        forward = self.forward_map(params, *rows).unflatten(1, (5 * n, -1))  # [2, 5 n, B, D]
+        forward = torch.cat([forward, f.unsqueeze(1).expand(-1, n, -1, -1)], 1)
         if self.config.conservative == "value":
-            return ((each * z).sum(-1).logsumexp(1) - (f * z).sum(-1)).mean(-1).sum()
+            return ((forward * z).sum(-1).logsumexp(1) - (f * z).sum(-1)).mean(-1).sum()
         # F . B of every action with every s', taken from all actions and one row at a time by the matrix product
-        return ((each @ b.transpose(-1, -2)).logsumexp(1) - measure(f, b)).mean((-2, -1)).sum()
+        return ((forward @ b.transpose(-1, -2)).logsumexp(1) - measure(f, b)).mean((-2, -1)).sum()
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, penalty: Tensor) -> tuple[Tensor, Metrics]:
         """-weight (penalty - penalty_target) / 2."""

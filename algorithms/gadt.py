@@ -108,8 +108,8 @@ class GADT(SequenceModel):
         """Draw the states that may be chosen as subgoals."""
         rows = source.take(rng.randint(key, (self.config.candidates,), source.count))
         states = rows["observations"].flatten(1).float()
-        drawn = [states, rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()]
-        return state._replace(extra={**state.extra, "candidates": drawn}), {}
+        candidates = [states, rows[ACHIEVED].flatten(1).float() if self.spec.goal_dim else states.clone()]
+        return state._replace(extra={**state.extra, "candidates": candidates}), {}
 
     def sizes(self) -> dict[str, int]:
         return {"observation": self.subgoals.width + self.spec.observation_dim, "action": self.spec.encoded_action_dim}
@@ -125,15 +125,17 @@ class GADT(SequenceModel):
     def prompts(self, dataset: Dataset) -> dict[str, Tensor]:
         """The prompt of every row, and the advantage of what the data do there on the way to it."""
         run, subgoals, columns = self.pretrained["values"], self.subgoals, dataset.columns
-        last = torch.repeat_interleave(dataset.episode_end - 1, dataset.episode_lengths())
-        ahead = torch.minimum(torch.arange(len(dataset), device=last.device) + subgoals.steps, last)
+        ends = torch.repeat_interleave(dataset.episode_end - 1, dataset.episode_lengths())
+        targets = torch.minimum(torch.arange(len(dataset), device=ends.device) + subgoals.steps, ends)
         goal_column = columns[ACHIEVED if self.spec.goal_dim else "observations"]
         prompts, advantages = [], []
-        for rows in torch.arange(len(dataset), device=last.device).split(CHUNK):
-            now, after = (columns[name][rows].cpu().flatten(1).float() for name in ("observations", "next_observations"))
-            goals = goal_column[ahead[rows]].cpu().flatten(1).float()
-            gain = subgoals.value(run.state, after, goals) - subgoals.value(run.state, now, goals)
-            prompts.append(subgoals.describe(run.state, now, goals))
+        for rows in torch.arange(len(dataset), device=ends.device).split(CHUNK):
+            observations, next_observations = (
+                columns[name][rows].cpu().flatten(1).float() for name in ("observations", "next_observations")
+            )
+            goals = goal_column[targets[rows]].cpu().flatten(1).float()
+            gain = subgoals.value(run.state, next_observations, goals) - subgoals.value(run.state, observations, goals)
+            prompts.append(subgoals.describe(run.state, observations, goals))
             advantages.append(torch.where(columns["successor_known"][rows].cpu(), gain, NEVER))
         return {PROMPTS: torch.cat(prompts), ADVANTAGES: torch.cat(advantages)}
 

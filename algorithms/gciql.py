@@ -79,8 +79,8 @@ class GCIQL(GoalConditioned):
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """E (r + gamma V(s', g) - Q(s, g, a))^2 of both Q."""
         rewards, masks = goal_rewards(batch[SUCCESSES])
-        following = self.v(state.params["value"], batch["next_observations"], batch[VALUE_GOALS])
-        target = losses.td_target(rewards, masks, self.config.discount, following)
+        next_v = self.v(state.params["value"], batch["next_observations"], batch[VALUE_GOALS])
+        target = losses.td_target(rewards, masks, self.config.discount, next_v)
         q = self.twin_q(critic, batch["observations"], batch[VALUE_GOALS], batch["actions"])
         loss = (q - target).square().mean(-1).sum()
         return loss, {"critic/loss": loss, "critic/q": q.mean()}

@@ -61,8 +61,8 @@ class ILQL(TextAlgorithm):
     def v_loss(self, v: Tensor, state: TrainState, batch: Batch) -> Tensor:
         """1/2 E |tau - 1(Qbar < V)| (Qbar - V(h))^2, Qbar the smaller target Q of h and a. v: outputs of the head [M, K]."""
         with torch.no_grad():
-            before, tokens = chosen(self.values(state.target["value"], "hidden", batch[IDS]), batch)
-            targets = self.values(state.target["value"], "outputs", before, "q1", "q2")
+            states, tokens = chosen(self.values(state.target["value"], "hidden", batch[IDS]), batch)
+            targets = self.values(state.target["value"], "outputs", states, "q1", "q2")
             q = torch.stack([self.values.head.mean(self.values.of_tokens(x, tokens)) for x in targets]).amin(0)
             weight = torch.where(q < self.values.v_head.mean(v), 1.0 - self.config.expectile, self.config.expectile)
         return 0.5 * (weight * self.values.v_head.loss(v, q) * batch[SHARE][0]).sum()
@@ -75,8 +75,8 @@ class ILQL(TextAlgorithm):
         """L_Q + L_V + alpha L_CQL; with trunk=shared also -E log pi(a|h), the cloning loss of the same language model."""
         c, values, share = self.config, self.values, batch[SHARE][0]
         hidden = values(value, "hidden", batch[IDS])
-        before, tokens = chosen(hidden, batch)
-        q1, q2, v = values(value, "outputs", before, "q1", "q2", "v")
+        states, tokens = chosen(hidden, batch)
+        q1, q2, v = values(value, "outputs", states, "q1", "q2", "v")
         qs = values.of_tokens(q1, tokens), values.of_tokens(q2, tokens)
         q_loss, v_loss, cql = self.q_loss(qs, value, hidden, batch), self.v_loss(v, state, batch), self.cql_loss(q1, q2, tokens, batch)
         loss, means = q_loss + v_loss + c.conservative_weight * cql, {"value/q": values.head.mean(qs[0]), "value/v": values.v_head.mean(v)}
@@ -96,12 +96,12 @@ class ILQL(TextAlgorithm):
 
     def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, about = super().assets()
-        more, also = reference_policy.pack(self.pretrained, self.config.policy_id)
-        return {**tensors, **more}, {**about, **also}
+        reference, identity = reference_policy.pack(self.pretrained, self.config.policy_id)
+        return {**tensors, **reference}, {**about, **identity}
 
     @classmethod
     def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        others, pretrained = reference_policy.unpack(tensors)
+        remainder, pretrained = reference_policy.unpack(tensors)
         if "identity" in about:
-            super().load_assets(others, about)
+            super().load_assets(remainder, about)
         return pretrained

@@ -55,8 +55,8 @@ class LMMC(TextAlgorithm):
         """1/2 E (R - Q(h, a))^2 - alpha E log softmax(Q(h))[a]; with trunk=shared also -E log pi(a|h), the cloning loss."""
         c, values, share = self.config, self.values, batch[SHARE][0]
         hidden = values(value, "hidden", batch[IDS])
-        before, tokens = chosen(hidden, batch)
-        (logits,) = values(value, "outputs", before, "q1")
+        states, tokens = chosen(hidden, batch)
+        (logits,) = values(value, "outputs", states, "q1")
         q = values.of_tokens(logits, tokens)
         fit = (0.5 * values.head.loss(q, batch[RETURN][action_mask(batch)]) * share).sum()
         cql = (values.cql(logits, tokens) * share).sum()
@@ -75,12 +75,12 @@ class LMMC(TextAlgorithm):
 
     def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, about = super().assets()
-        more, also = reference_policy.pack(self.pretrained, self.config.policy_id)
-        return {**tensors, **more}, {**about, **also}
+        reference, identity = reference_policy.pack(self.pretrained, self.config.policy_id)
+        return {**tensors, **reference}, {**about, **identity}
 
     @classmethod
     def load_assets(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> Mapping[str, Any]:
-        others, pretrained = reference_policy.unpack(tensors)
+        remainder, pretrained = reference_policy.unpack(tensors)
         if "identity" in about:
-            super().load_assets(others, about)
+            super().load_assets(remainder, about)
         return pretrained

@@ -121,11 +121,11 @@ class MOBILE(SoftActorCritic):
         model, tree, count = source.model, self.rollouts.tree(source), self.config.backup_samples
         prediction = model.predict(tree, observations, actions, model.first_past(observations))
         mean, std = prediction.mean[tree["elites"]], prediction.std[tree["elites"]]  # [K, B, O]
-        draw, act = rng.split(key)
-        following = mean + std * rng.normal(draw, (count, *mean.shape))
-        following = following.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)  # as rollouts are
-        action, _ = self.sample(state.params["actor"], following, act)
-        value = self.critic.min_q(state.target["critic"], following, action).mean
+        state_key, action_key = rng.split(key)
+        next_observations = mean + std * rng.normal(state_key, (count, *mean.shape))
+        next_observations = next_observations.nan_to_num(0.0).clamp(tree["low"], tree["high"]).flatten(0, 2)  # as rollouts are
+        action, _ = self.sample(state.params["actor"], next_observations, action_key)
+        value = self.critic.min_q(state.target["critic"], next_observations, action).mean
         return value.reshape(count, *mean.shape[:2]).mean(0).std(0)
 
     def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, count: int) -> Target:
@@ -135,23 +135,23 @@ class MOBILE(SoftActorCritic):
         action, log_p = self.sample(actor, observations, key, count)
         logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
         best = self.critic.head.mean(logits).argmax(1)  # [E, B]
-        chosen = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)  # [E, B, out_dim]
+        best_logits = logits.gather(1, best[:, None, :, None].expand(-1, -1, -1, logits.shape[-1])).squeeze(1)  # [E, B, out_dim]
         bonus = self.weight(state) * float(self.config.entropy_in_target) * log_p.gather(0, best)
-        value = Values((self.critic.head.mean(chosen) - bonus).amin(0), self.critic.smallest(chosen).logits)
+        value = Values((self.critic.head.mean(best_logits) - bonus).amin(0), self.critic.smallest(best_logits).logits)
         return self.critic.td_target(batch, value)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (y - Q_i(s, a))^2, summed over critics i, with y = r - beta U(s, a) + gamma min_j Q'_j(s', a') and U = 0 on the data's rows."""
-        c, real = self.config, self.rollouts.real_rows
+        c, real_rows = self.config, self.rollouts.real_rows
         target = self.target(state, state.params["actor"], batch, key)
-        uncertainty = self.inconsistency(state, batch["observations"][real:], batch["actions"][real:], rng.fold_in(key, 302))
-        value = target.value - c.inconsistency_weight * torch.cat([uncertainty.new_zeros(real), uncertainty])
+        uncertainty = self.inconsistency(state, batch["observations"][real_rows:], batch["actions"][real_rows:], rng.fold_in(key, 302))
+        value = target.value - c.inconsistency_weight * torch.cat([uncertainty.new_zeros(real_rows), uncertainty])
         metrics = {"mobile/inconsistency": uncertainty.mean()}
         if c.min_target is not None:
             metrics["mobile/clipped"] = (value < c.min_target).float().mean()
             value = value.clamp(min=c.min_target)
-        loss, more = self.critic.loss(critic, batch, target._replace(value=value), key)
-        return loss, {**more, **metrics}
+        loss, loss_metrics = self.critic.loss(critic, batch, target._replace(value=value), key)
+        return loss, {**loss_metrics, **metrics}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -79,13 +79,13 @@ class MOReL(SoftActorCritic):
         """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that would pay."""
         model_rollouts.check(config, grid)
         fitted, values = super().fit_config(config, dataset, grid), grid or {}
-        lowest, mean = (float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean()))
+        minimum, mean = (float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean()))
         fixed = [] if config.halt_reward is None else [config.halt_reward]
-        rewards = list(values.get("halt_reward", fixed)) or [lowest - float(x) for x in values.get("halt_offset", [config.halt_offset])]
-        endless = mean / (1.0 - min(config.discount, 1.0 - 1e-9))
-        if max(rewards) > endless:
+        rewards = list(values.get("halt_reward", fixed)) or [minimum - float(x) for x in values.get("halt_offset", [config.halt_offset])]
+        perpetuity = mean / (1.0 - min(config.discount, 1.0 - 1e-9))
+        if max(rewards) > perpetuity:
             warn(
-                f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({endless:g}, from their mean reward and the "
+                f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({perpetuity:g}, from their mean reward and the "
                 "discount): leaving what the model knows would pay; set algo.halt_reward lower"
             )
         if config.value_range or not fitted.value_range:
@@ -134,9 +134,9 @@ class MOReL(SoftActorCritic):
             return values.mean() + scale * values.std(unbiased=False)
         if c.threshold == "maximum":
             return values[-1] * scale
-        at = torch.as_tensor(scale, device=values.device).clamp(max=1.0) * (len(values) - 1)
-        below = at.floor().long()
-        return torch.lerp(values[below], values[(below + 1).clamp(max=len(values) - 1)], at - below)
+        position = torch.as_tensor(scale, device=values.device).clamp(max=1.0) * (len(values) - 1)
+        index = position.floor().long()
+        return torch.lerp(values[index], values[(index + 1).clamp(max=len(values) - 1)], position - index)
 
     def halted(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards [B] and terminations [B] of the pessimistic MDP (definition 3): an unknown step ends in HALT and earns its reward."""

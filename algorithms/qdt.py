@@ -49,9 +49,9 @@ def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.
     """
     out = rewards.astype(np.float64)
     order = np.argsort(start - end, kind="stable")  # longest first, so that the episodes still running are a prefix
-    last, lengths = end[order] - 1, (end - start)[order]
-    for back in range(1, int(lengths[0])):
-        rows = last[lengths > back] - back
+    ends, lengths = end[order] - 1, (end - start)[order]
+    for offset in range(1, int(lengths[0])):
+        rows = ends[lengths > offset] - offset
         out[rows] += np.maximum(out[rows + 1], values[rows + 1])
     return out
 
@@ -109,8 +109,8 @@ class QDT(SequenceModel):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), DT's loss on the returns of `relabel` (section 4)."""
-        cut, key = rng.split(key)
-        batch = self.shortened(batch, cut)
+        cut_key, key = rng.split(key)
+        batch = self.shortened(batch, cut_key)
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
@@ -118,11 +118,11 @@ class QDT(SequenceModel):
     def shortened(self, batch: Batch, key: Tensor) -> Batch:
         """Windows that end after a random number of their steps, with returns that follow from the relabelled one of their last step."""
         valid = batch[VALID]
-        place, lengths = valid.cumsum(-1) - 1, valid.sum(-1)
+        position, lengths = valid.cumsum(-1) - 1, valid.sum(-1)
         last = rng.randint(key, tuple(lengths.shape), lengths).unsqueeze(-1)
-        rewards = torch.where(valid & (place < last), recorded(batch["rewards"], self.spec), 0.0)
-        final = torch.where(valid & (place == last), batch[RETURNS], 0.0).sum(-1, keepdim=True)
-        valid = valid & (place <= last)
+        rewards = torch.where(valid & (position < last), recorded(batch["rewards"], self.spec), 0.0)
+        final = torch.where(valid & (position == last), batch[RETURNS], 0.0).sum(-1, keepdim=True)
+        valid = valid & (position <= last)
         returns = rewards.flip(-1).cumsum(-1).flip(-1) + final
         return {**batch, VALID: valid, RETURNS: torch.where(valid, returns, 0.0)}
 

@@ -91,9 +91,9 @@ class QRL(GoalConditioned):
         metrics = {"value/loss": loss, "value/distance": distance.mean(), "value/step": step.mean(), "value/multiplier": multiplier}
         if self.learner == "awr":
             return loss, metrics
-        predicted = self.apply("value", value, "move", x, self.spec.encode(batch["actions"]))
-        both = self.apply("value", value, "between", predicted, next_x) + self.apply("value", value, "between", next_x, predicted)
-        dynamics = 0.5 * both.mean()
+        prediction = self.apply("value", value, "move", x, self.spec.encode(batch["actions"]))
+        total = self.apply("value", value, "between", prediction, next_x) + self.apply("value", value, "between", next_x, prediction)
+        dynamics = 0.5 * total.mean()
         return loss + dynamics, {**metrics, "value/dynamics": dynamics}
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:

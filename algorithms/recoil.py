@@ -61,8 +61,8 @@ class ReCOIL(Algorithm):
         if config.value_head == "scalar" or config.value_range:
             return config
         gap, cost, discount = (max(map(float, (grid or {}).get(n, [getattr(config, n)]))) for n in ("value_gap", "reward_gap", "discount"))
-        never = cost / (1.0 - discount) if discount < 1.0 else gap  # what it costs to stay away from the expert for ever
-        return dataclasses.replace(config, value_range=[-1.1 * max(gap, never), 1.1 * gap])
+        absence_cost = cost / (1.0 - discount) if discount < 1.0 else gap  # what it costs to stay away from the expert for ever
+        return dataclasses.replace(config, value_range=[-1.1 * max(gap, absence_cost), 1.1 * gap])
 
     def modules(self) -> dict[str, nn.Module]:
         self.value = Value(self.config, self.spec, layer_norm=self.config.value_layer_norm, norm_first=True)  # as the authors' code
@@ -91,13 +91,13 @@ class ReCOIL(Algorithm):
         """Mean error on the data plus mean error on the expert's transitions (fixed targets as in LS-IQ, arXiv 2303.00599)."""
         c, masks, objective = self.config, batch["masks"], in_sample.huber_objective(self.config, self.critic)
         next_v = self.value(state.params["value"], batch["next_observations"])
-        after = masks * next_v.mean - (1.0 - masks) * c.value_gap
-        target = Target(c.discount * after - c.reward_gap, self.critic.bootstrap(next_v, c.discount * masks))
+        next_value = masks * next_v.mean - (1.0 - masks) * c.value_gap
+        target = Target(c.discount * next_value - c.reward_gap, self.critic.bootstrap(next_v, c.discount * masks))
         loss, metrics = self.critic.loss(critic, batch, target, key, objective=objective)
         expert = {"observations": batch["expert_observations"], "actions": batch["expert_actions"]}
-        best = Target(torch.ones_like(masks) * c.value_gap)
-        more, of_expert = self.critic.loss(critic, expert, best, rng.fold_in(key, 1), objective=objective)
-        return loss + more, {**metrics, "critic/expert_loss": more, "critic/expert_q": of_expert["critic/q"]}
+        expert_target = Target(torch.ones_like(masks) * c.value_gap)
+        expert_loss, expert_metrics = self.critic.loss(critic, expert, expert_target, rng.fold_in(key, 1), objective=objective)
+        return loss + expert_loss, {**metrics, "critic/expert_loss": expert_loss, "critic/expert_q": expert_metrics["critic/q"]}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> tuple[Tensor, Metrics]:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
@@ -112,9 +112,9 @@ class ReCOIL(Algorithm):
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         for i in range(self.config.value_updates):
             inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
-            before = state.opt["value"]
+            opt_state = state.opt["value"]
             state, value = self.descend(state, "value", self.value_loss, *inputs)
-            value["value/gradient"] = in_sample.gradient_norm(before, state.opt["value"], self.optimizer("value"))
+            value["value/gradient"] = in_sample.gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)

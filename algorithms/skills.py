@@ -119,13 +119,13 @@ class Skills(Algorithm):
         return self.descend(state, "skills", self.skills_loss, batch, key)
 
     @torch.no_grad()
-    def look(self, skills: Params, dataset: Dataset, rows: int = 16_384) -> tuple[Tensor, Tensor]:
+    def of_dataset(self, skills: Params, dataset: Dataset, rows: int = 16_384) -> tuple[Tensor, Tensor]:
         """(mean, log standard deviation) [R, Z] of q for the segment that begins at each row of the data, on the CPU."""
         stop = torch.repeat_interleave(dataset.episode_end.cpu(), dataset.episode_lengths().cpu())
         actions, posteriors = dataset.columns["actions"], []
         for row in torch.arange(len(stop)).split(rows):
-            at = row.unsqueeze(-1) + torch.arange(self.config.skill_length)
-            valid = at < stop[row].unsqueeze(-1)
-            segment = actions[at.clamp(max=len(stop) - 1).flatten().to(actions.device)].cpu().unflatten(0, at.shape)
+            index = row.unsqueeze(-1) + torch.arange(self.config.skill_length)
+            valid = index < stop[row].unsqueeze(-1)
+            segment = actions[index.clamp(max=len(stop) - 1).flatten().to(actions.device)].cpu().unflatten(0, index.shape)
             posteriors.append(self.posterior(skills, segment, valid))
         return torch.cat([q[0] for q in posteriors]), torch.cat([q[1] for q in posteriors])

@@ -57,14 +57,14 @@ class TaskNet(nn.Module):
         """history: observations [B, h, O], actions [B, h, A] and rewards [B, h]; row: observations, actions and next observations [B, ...]
         -> z [B, e], and with a row the predicted reward [B, 1], next observation [B, O] or both."""
         observations, actions, rewards = history
-        seen = (observations, actions, rewards.unsqueeze(-1))
-        z = self.out(self.gru(torch.cat([part(x).relu() for part, x in zip(self.parts, seen, strict=True)], -1)))
+        inputs = (observations, actions, rewards.unsqueeze(-1))
+        z = self.out(self.gru(torch.cat([part(x).relu() for part, x in zip(self.parts, inputs, strict=True)], -1)))
         if row is None:
             return (z,)
-        s, a, after = self.observation(row[0]).relu(), self.action(row[1]).relu(), self.observation(row[2]).relu()
+        s, a, next_s = self.observation(row[0]).relu(), self.action(row[1]).relu(), self.observation(row[2]).relu()
         outputs = [z]
         if self.reward is not None:
-            outputs.append(through(self.reward, torch.cat([s, a, after, z], -1)))
+            outputs.append(through(self.reward, torch.cat([s, a, next_s, z], -1)))
         if self.following is not None:
             outputs.append(through(self.following, torch.cat([s, a, z], -1)))
         return tuple(outputs)
@@ -102,8 +102,8 @@ class TaskModel(Algorithm):
         but actions as a network takes them."""
         history = (batch["past_observations"], batch["past_actions"], batch["past_rewards"])
         z, *predicted = self.apply("model", params, history, (batch["observations"], batch["actions"], batch["next_observations"]))
-        true = {"reward": [batch["rewards"].unsqueeze(-1)], "observation": [batch["next_observations"]]}
-        targets = true["reward"] + true["observation"] if self.config.predicts == "both" else true[self.config.predicts]
+        truth = {"reward": [batch["rewards"].unsqueeze(-1)], "observation": [batch["next_observations"]]}
+        targets = truth["reward"] + truth["observation"] if self.config.predicts == "both" else truth[self.config.predicts]
         errors = [p - x for p, x in zip(predicted, targets, strict=True)]
         return z, sum(e.square().mean(-1) for e in errors), sum(e.abs().sum(-1) for e in errors)
 
@@ -130,8 +130,8 @@ class TaskModel(Algorithm):
         """(z [R, e], summed absolute error [R]) of every row of the data, on their device."""
         sampler, parts = HistorySampler(self.config.history), []
         source = sampler.all_rows(dataset)
-        moved: dict[str, Any] = {name: value.to(dataset.device) for name, value in params.items()}
+        weights: dict[str, Any] = {name: value.to(dataset.device) for name, value in params.items()}
         for block in torch.arange(len(dataset), device=dataset.device).split(rows):
-            z, _, error = self.errors(moved, self.encoded(sampler.take(source, block)))
+            z, _, error = self.errors(weights, self.encoded(sampler.take(source, block)))
             parts.append((z, error))
         return torch.cat([z for z, _ in parts]), torch.cat([error for _, error in parts])

@@ -31,8 +31,8 @@ class TD3BC(TD3):
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (section 5)."""
         (action,) = self.apply("actor", actor, batch["observations"])
-        first = {k: v[:1] for k, v in state.params["critic"].items()}  # the other critic is not asked
-        q = self.critic.q(first, batch["observations"], action)[0]  # [B]
+        first_critic = {k: v[:1] for k, v in state.params["critic"].items()}  # the other critic is not evaluated
+        q = self.critic.q(first_critic, batch["observations"], action)[0]  # [B]
         scale = self.config.alpha / q.detach().abs().mean()
         imitation = (action - batch["actions"]).square().mean()
         loss = imitation - scale * q.mean()

@@ -136,12 +136,12 @@ class ALoL(TextAlgorithm):
         low, high = 1.0 - c.clip, 1.0 + c.clip
         if c.variant == "a_lol_seq":
             ratio = (tokens - reference).exp().clamp(low, high).detach()
-            weighed = (ratio * tokens).sum(-1)
+            objective = (ratio * tokens).sum(-1)
         else:
             ratio = log_ratio.exp().clamp(low, high).detach()
             metrics["actor/ratio"] = (ratio * each).sum()
-            weighed = ratio * log_prob
-        loss = -(weight * weighed * each).sum()
+            objective = ratio * log_prob
+        loss = -(weight * objective * each).sum()
         return loss, {"actor/loss": loss, **metrics}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

@@ -90,10 +90,10 @@ class Breeze(ZeroShot):
         c = self.config
         if name == "value":
             return Adam(c.value_learning_rate, beta2=0.99, weight_decay=c.weight_decay)
-        plain = super().optimizer(name)
+        adam = super().optimizer(name)
         if name == "actor":
-            return Adam(plain.learning_rate, weight_decay=c.actor_weight_decay, clip_value=plain.clip_value)
-        return Adam(plain.learning_rate, beta2=0.99, weight_decay=c.weight_decay, clip_value=plain.clip_value)
+            return Adam(adam.learning_rate, weight_decay=c.actor_weight_decay, clip_value=adam.clip_value)
+        return Adam(adam.learning_rate, beta2=0.99, weight_decay=c.weight_decay, clip_value=adam.clip_value)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         return {**super().extra(params), "average": {name: value.clone() for name, value in params["actor"].items()}}
@@ -108,8 +108,8 @@ class Breeze(ZeroShot):
         keys = rng.split(key, steps + 1)
 
         def noise(t: int) -> Tensor:
-            drawn = rng.normal(keys[t], (count, 1 if shared else rows, self.spec.action_dim))
-            return drawn.expand(-1, rows, -1).flatten(0, 1)
+            sample = rng.normal(keys[t], (count, 1 if shared else rows, self.spec.action_dim))
+            return sample.expand(-1, rows, -1).flatten(0, 1)
 
         def predict(noisy: Tensor, step: Tensor) -> Tensor:
             return self.apply("actor", actor, noisy, step, condition)
@@ -118,23 +118,23 @@ class Breeze(ZeroShot):
 
     def best(self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared: bool = False) -> Tensor:
         """The action of the largest Q among `count` that are drawn for each row: [B, A]."""
-        drawn = self.draw(state.extra["average"], observations, z, count, key, shared)
+        actions = self.draw(state.extra["average"], observations, z, count, key, shared)
         if count == 1:
-            return drawn[0]
+            return actions[0]
         rows = [x.flatten(1) if x.ndim > 2 else x for x in (observations, z)]
-        repeated = [x.expand(count, *x.shape).flatten(0, 1) for x in rows]
-        q = self.q(state.params["representation"], repeated[0], drawn.flatten(0, 1), repeated[1]).amin(0).unflatten(0, (count, -1))
-        index = q.argmax(0).view(1, -1, 1).expand(1, -1, drawn.shape[-1])
-        return drawn.gather(0, index).squeeze(0)
+        inputs = [x.expand(count, *x.shape).flatten(0, 1) for x in rows]
+        q = self.q(state.params["representation"], inputs[0], actions.flatten(0, 1), inputs[1]).amin(0).unflatten(0, (count, -1))
+        index = q.argmax(0).view(1, -1, 1).expand(1, -1, actions.shape[-1])
+        return actions.gather(0, index).squeeze(0)
 
     def next_actions(self, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Tensor:
         """Actions at s', [B, A]: drawn from the policy, or a share of them the data's."""
-        draw, choose = rng.split(key)
-        drawn = self.best(state, batch["next_observations"], z, self.config.samples, draw)
+        draw_key, share_key = rng.split(key)
+        actions = self.best(state, batch["next_observations"], z, self.config.samples, draw_key)
         if not self.config.data_share:
-            return drawn
-        from_data = rng.uniform(choose, (len(drawn), 1)) < self.config.data_share
-        return torch.where(from_data, batch[NEXT_ACTIONS], drawn)
+            return actions
+        from_data = rng.uniform(share_key, (len(actions), 1)) < self.config.data_share
+        return torch.where(from_data, batch[NEXT_ACTIONS], actions)
 
     # ---- learning
 
@@ -175,21 +175,23 @@ class Breeze(ZeroShot):
         q = self.q(state.params["representation"], observations, actions, z).amin(0)
         advantage = q - self.v(state.params["value"], observations, z)
         weight = losses.advantage_weight(advantage, c.temperature)
-        choose, draw = rng.split(key)
-        step, noise = rng.randint(choose, (len(actions),), c.denoising_steps), rng.normal(draw, tuple(actions.shape))
+        step_key, noise_key = rng.split(key)
+        step, noise = rng.randint(step_key, (len(actions),), c.denoising_steps), rng.normal(noise_key, tuple(actions.shape))
         noisy = diffusion.blur(actions, noise, step, c.denoising_steps, SCHEDULE)
-        predicted = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
-        loss = (weight * (predicted - noise).square().sum(-1)).mean()
+        prediction = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
+        loss = (weight * (prediction - noise).square().sum(-1)).mean()
         return loss, {"actor/loss": loss, "actor/weight": weight.mean(), "actor/advantage": advantage.mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         keys = rng.split(key, 3)
         z = self.draw_z(state, batch, keys[0])
-        before, next_actions = state, self.next_actions(state, batch, z, keys[1])
+        initial, next_actions = state, self.next_actions(state, batch, z, keys[1])
         state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, next_actions)
         # V regresses on the Q of before, as in the code, where one pass serves both
-        moved, value = self.descend(before, "value", self.value_loss, batch, z)
-        state = state._replace(params={**state.params, "value": moved.params["value"]}, opt={**state.opt, "value": moved.opt["value"]})
+        value_state, value = self.descend(initial, "value", self.value_loss, batch, z)
+        state = state._replace(
+            params={**state.params, "value": value_state.params["value"]}, opt={**state.opt, "value": value_state.opt["value"]}
+        )
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
         state = self.polyak(state, "representation", self.config.polyak)
         average = diffusion.follow(state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak)

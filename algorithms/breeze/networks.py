@@ -44,8 +44,8 @@ class AttentiveForward(nn.Module):
         self.heads = nn.Sequential(*(EnsembleLinear(2, i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True)))
 
     def forward(self, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
-        read = self.task(torch.cat([observations, z], -1)), self.action(torch.cat([observations, actions], -1))
-        return self.heads(self.blocks(torch.stack(read, -2)).flatten(-2))
+        features = self.task(torch.cat([observations, z], -1)), self.action(torch.cat([observations, actions], -1))
+        return self.heads(self.blocks(torch.stack(features, -2)).flatten(-2))
 
 
 class OneToken(nn.Module):

@@ -59,12 +59,12 @@ class DPTActor(Actor):
         count = memory.seen["rewards"].shape[1]
         step = torch.arange(count) - (count - memory.steps)  # of the episode, negative for what was before it
         ends = lengths.unsqueeze(-1)
-        following = torch.where((step == ends - 1).unsqueeze(-1), observations.unsqueeze(1), memory.seen["next_observations"])
-        seen = {**memory.seen, "next_observations": following}
-        made = step < ends
-        if bool(made.all()) and count <= context:
+        next_observations = torch.where((step == ends - 1).unsqueeze(-1), observations.unsqueeze(1), memory.seen["next_observations"])
+        seen = {**memory.seen, "next_observations": next_observations}
+        mask = step < ends
+        if bool(mask.all()) and count <= context:
             return dataclasses.replace(memory, seen=seen, steps=0)
-        valid = made if memory.valid is None else made & memory.valid
+        valid = mask if memory.valid is None else mask & memory.valid
         order = valid.long().argsort(dim=1, stable=True)[:, -context:]  # the last ones, behind padding
         valid = valid.gather(1, order)
         rows = torch.arange(len(order)).unsqueeze(-1)
@@ -75,23 +75,23 @@ class DPTActor(Actor):
         """The memory with the transition that led to `obs` [E, O]."""
         if memory.pending is None:
             return memory
-        new, valid = {**memory.pending, "next_observations": obs}, memory.valid
-        seen = {name: torch.cat([column, new[name].unsqueeze(1)], 1) for name, column in memory.seen.items()}
+        transition, valid = {**memory.pending, "next_observations": obs}, memory.valid
+        seen = {name: torch.cat([column, transition[name].unsqueeze(1)], 1) for name, column in memory.seen.items()}
         if valid is not None:
             valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)
         return dataclasses.replace(memory, seen=seen, valid=valid, pending=None)
 
     def predict(self, memory: ContextMemory, obs: Tensor) -> tuple[tuple[Tensor, ...], ContextMemory]:
         """The distribution of the best action at `obs` [E, ...]; and the memory, with the cache computed for it."""
-        algorithm, longest, valid, cache = self.algorithm, self.algorithm.config.context, memory.valid, memory.cache
-        tokens = algorithm.tokens({name: column[:, -longest:] for name, column in memory.seen.items()})
+        algorithm, limit, valid, cache = self.algorithm, self.algorithm.config.context, memory.valid, memory.cache
+        tokens = algorithm.tokens({name: column[:, -limit:] for name, column in memory.seen.items()})
         count = tokens.shape[-2] + 1
         if valid is not None:
-            valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, -longest:]], 1)
+            valid = torch.cat([torch.ones_like(valid[:, :1]), valid[:, -limit:]], 1)
         mask = None if valid is None else visible(valid, count)
-        if not algorithm.config.one_state or memory.seen["rewards"].shape[1] > longest:
+        if not algorithm.config.one_state or memory.seen["rewards"].shape[1] > limit:
             dist = self.apply("actor", torch.cat([algorithm.query_token(obs), tokens], 1), mask)
             return tuple(x[:, -1] for x in dist), memory
-        new = tokens[:, memory.cached :] if cache else torch.cat([algorithm.query_token(obs), tokens], 1)
-        dist, cache = self.apply("actor", new, None if mask is None else mask[..., count - new.shape[-2] :, :], None, cache)
+        new_tokens = tokens[:, memory.cached :] if cache else torch.cat([algorithm.query_token(obs), tokens], 1)
+        dist, cache = self.apply("actor", new_tokens, None if mask is None else mask[..., count - new_tokens.shape[-2] :, :], None, cache)
         return tuple(x[:, -1] for x in dist), dataclasses.replace(memory, cache=cache, cached=count - 1)

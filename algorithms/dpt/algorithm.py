@@ -80,9 +80,9 @@ class DPT(Algorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         if config.one_state is None:
             observations = dataset.columns["observations"]
-            first = observations[0]  # in most data it differs from one of the first rows already
-            one = all(bool((observations[:rows] == first).all()) for rows in (1_000, len(observations)))
-            config = dataclasses.replace(config, one_state=one)
+            reference = observations[0]  # in most data it differs from one of the first rows already
+            constant = all(bool((observations[:rows] == reference).all()) for rows in (1_000, len(observations)))
+            config = dataclasses.replace(config, one_state=constant)
         return config
 
     def modules(self) -> dict[str, nn.Module]:
@@ -118,10 +118,10 @@ class DPT(Algorithm):
         tokens = torch.cat([self.query_token(batch["queries"]), context], 1)
         dist = self.apply("actor", actor, tokens, visible(valid, tokens.shape[-2]), key)
         labels = batch["labels"].unsqueeze(1).expand(*valid.shape, *batch["labels"].shape[1:])
-        each = self.policy.bc_loss(dist, labels)  # [B, H + 1]
-        loss = masked_mean(each, valid)
-        full = each.gather(1, batch["valid"].sum(1, keepdim=True)).mean()
-        return loss, {"actor/loss": loss, "actor/loss_empty": each[:, 0].mean(), "actor/loss_full": full}
+        per_length = self.policy.bc_loss(dist, labels)  # [B, H + 1]
+        loss = masked_mean(per_length, valid)
+        full_context = per_length.gather(1, batch["valid"].sum(1, keepdim=True)).mean()
+        return loss, {"actor/loss": loss, "actor/loss_empty": per_length[:, 0].mean(), "actor/loss_full": full_context}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         return self.descend(state, "actor", self.actor_loss, batch, key)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from offrl import rng
 from offrl.actor import Actor, BoundParams
 from offrl.algorithm import Metrics, TrainState, Traits
-from offrl.algorithms.lamo.language import chosen, described, identified
+from offrl.algorithms.lamo.language import describe, load_model, model_of_run
 from offrl.algorithms.lamo.model import LanguagePolicy, trunk, trunk_of
 from offrl.algorithms.lamo.sampler import SPEAKING, TEXT, LanguageSampler
 from offrl.data.dataset import Dataset
@@ -81,7 +81,7 @@ class LaMo(SequenceModel):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """Find the language model, note its identity and sizes, and try it. Raises UserError where it cannot be the trunk."""
         config = fit_target_return(super().fit_config(config, dataset, grid), dataset)
-        language = chosen(config)
+        language = load_model(config)
         architecture = language.config
         sizes = {"width": language.width, "layers": architecture.num_hidden_layers, "heads": architecture.num_attention_heads}
         for name, value in sizes.items():
@@ -102,9 +102,9 @@ class LaMo(SequenceModel):
         return config
 
     def modules(self) -> dict[str, nn.Module]:
-        self.language = identified(self.config)
+        self.language = model_of_run(self.config)
         actor = LanguagePolicy(self.sizes(), self.config, self.spec, self.language)
-        self.runtime.notes = [described(self.language, actor, self.config)]
+        self.runtime.notes = [describe(self.language, actor, self.config)]
         return {"actor": actor}
 
     def sizes(self) -> dict[str, int]:
@@ -154,9 +154,9 @@ class LaMo(SequenceModel):
     def assets(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The frozen weights, or where the language model lay."""
         frozen = trunk_of(self.networks["actor"]).frozen()
-        small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
+        is_small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
         about: dict[str, Any] = {"identity": self.language.identity, "place": self.language.place}
-        if self.config.ship_lm == "always" or not self.language.place or (self.config.ship_lm == "small" and small):
+        if self.config.ship_lm == "always" or not self.language.place or (self.config.ship_lm == "small" and is_small):
             return frozen, {**about, "architecture": self.language.architecture()}
         return {}, about
 

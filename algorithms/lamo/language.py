@@ -11,7 +11,7 @@ from offrl.lm.models import pretrained as languages
 from offrl.lm.models.pretrained import SCRATCH, Language
 
 
-def chosen(config: Any) -> Language:
+def load_model(config: Any) -> Language:
     """The language model that the settings name. Raises UserError."""
     if config.lm != SCRATCH:
         try:
@@ -23,11 +23,11 @@ def chosen(config: Any) -> Language:
     return languages.scratch(config.width, config.layers, config.heads, config.activation)
 
 
-def identified(config: Any) -> Language:
+def model_of_run(config: Any) -> Language:
     """The language model of a run or a policy file by its identity; without one, that which the settings name. Raises UserError."""
     language = languages.known(config.lm_id)
     if language is None:
-        language = chosen(config)
+        language = load_model(config)
         if config.lm_id and language.identity != config.lm_id:
             raise UserError(
                 f"algo.lm={config.lm} is not the language model that was trained with ({language.identity}, not {config.lm_id})"
@@ -35,7 +35,7 @@ def identified(config: Any) -> Language:
     return language
 
 
-def described(language: Language, actor: nn.Module, config: Any) -> str:
+def describe(language: Language, actor: nn.Module, config: Any) -> str:
     """A note about the trunk, its size and its trained share."""
     learnt = sum(p.numel() for p in actor.parameters())
     c = config

@@ -43,9 +43,9 @@ def play(config: TrainConfig, dataset: Dataset, trained: Trained, behaviour: Pre
     c, spec = config.algo, dataset.spec
     horizon = c.horizon or int(dataset.episode_lengths().max())
     settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "wanted", "range_margin")}
-    which = [trained.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
+    identity = [trained.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
     name = "".join(x if x.isalnum() or x in "-_." else "-" for x in spec.name)
-    digest = hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()[:10]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
     path = Path(config.runs_dir) / f"imagined-{name}-{digest}.safetensors"
     device = pick_device(config.device)
 

@@ -41,7 +41,7 @@ class RolloutSampler:
     def __call__(self, source: RolloutSource, key: Tensor, batch_size: int) -> Batch:
         if source.real is None:
             return self.inner(source.imagined, key, batch_size)
-        real, fake = rng.split(key)
+        real_key, imagined_key = rng.split(key)
         count = int(batch_size * self.algorithm.config.real_share)
-        both = self.inner(source.real, real, count), self.inner(source.imagined, fake, batch_size - count)
-        return {name: torch.cat([batch[name] for batch in both]) for name in both[0]}
+        batches = self.inner(source.real, real_key, count), self.inner(source.imagined, imagined_key, batch_size - count)
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

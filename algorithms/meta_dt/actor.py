@@ -45,20 +45,20 @@ class MetaDTActor(TargetReturnActor):
     algorithm: MetaDT
 
     def start(self, episodes: int) -> Carry:
-        old, algorithm = super().start(episodes), self.algorithm
+        carry, algorithm = super().start(episodes), self.algorithm
         actions = torch.zeros(episodes, 0, algorithm.spec.encoded_action_dim)
-        episode = {"observations": old.window["observations"], "actions": actions, "rewards": torch.zeros(episodes, 0)}
+        episode = {"observations": carry.window["observations"], "actions": actions, "rewards": torch.zeros(episodes, 0)}
         steps, prompt = algorithm.config.prompt, {}
         if steps:
             prompt = {
                 "observations": torch.zeros(episodes, steps, algorithm.spec.observation_dim),
-                "actions": torch.zeros(episodes, steps, *old.window["actions"].shape[2:], dtype=old.window["actions"].dtype),
+                "actions": torch.zeros(episodes, steps, *carry.window["actions"].shape[2:], dtype=carry.window["actions"].dtype),
                 RETURNS: torch.zeros(episodes, steps),
                 STEPS: torch.zeros(episodes, steps, dtype=torch.int64),
                 VALID: torch.zeros(episodes, steps, dtype=torch.bool),
             }
-        window = {**old.window, TASK: torch.zeros(episodes, 0, algorithm.embedding)}
-        return TaskHistory(window, old.remaining, old.t, episode, {}, prompt)
+        window = {**carry.window, TASK: torch.zeros(episodes, 0, algorithm.embedding)}
+        return TaskHistory(window, carry.remaining, carry.t, episode, {}, prompt)
 
     def now(self, carry: History, observations: Tensor) -> Batch:
         assert isinstance(carry, TaskHistory)
@@ -74,8 +74,12 @@ class MetaDTActor(TargetReturnActor):
         window = self.enter(carry, observations)
         dist = self.last({**window, **{PROMPT + name: column for name, column in carry.prompt.items()}})
         actions = self.choose(dist, key, explore)
-        new = {"observations": observations, "actions": self.algorithm.spec.encode(actions), "rewards": torch.zeros(len(observations))}
-        episode = {name: torch.cat([column, new[name].unsqueeze(1)], 1) for name, column in carry.episode.items()}
+        transition = {
+            "observations": observations,
+            "actions": self.algorithm.spec.encode(actions),
+            "rewards": torch.zeros(len(observations)),
+        }
+        episode = {name: torch.cat([column, transition[name].unsqueeze(1)], 1) for name, column in carry.episode.items()}
         return actions, dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1, episode=episode)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
@@ -84,37 +88,37 @@ class MetaDTActor(TargetReturnActor):
 
     def new_episode(self, carry: Carry, observations: Tensor, lengths: Tensor) -> Carry:
         """The carry with a prompt from one of the best episodes so far."""
-        fresh, c = self.start(len(lengths)), self.algorithm.config
+        restart, c = self.start(len(lengths)), self.algorithm.config
         if not c.prompt or 0 < c.prompt_warmup >= int(self.state.step):  # it has not learnt to read one
-            return fresh
+            return restart
         pool = best_of(carry.pool, self.prompts_of(carry.episode, observations, lengths), c.prompts)
         keys = rng.split(rng.fold_in(self.state.key, PROMPTING - carry.episodes))
         rows = torch.arange(len(lengths))
-        chosen = rng.randint(keys[0], (len(lengths),), pool["error"].shape[1])
-        one = {name: column[rows, chosen] for name, column in pool.items()}  # [E, T, ...]
-        begin = rng.categorical(keys[1], begin_logits(one["error"], one["length"], c.prompt, self.algorithm.model.config.history))
-        at = begin.unsqueeze(-1) + torch.arange(c.prompt)
-        valid = at < one["length"].unsqueeze(-1)
-        at = at.clamp(max=one["error"].shape[1] - 1)
-        prompt = {name: one[name][rows.unsqueeze(-1), at] for name in ("observations", "actions", RETURNS)}
-        return dataclasses.replace(fresh, pool=pool, prompt={**prompt, STEPS: at, VALID: valid}, episodes=carry.episodes + 1)
+        choice = rng.randint(keys[0], (len(lengths),), pool["error"].shape[1])
+        episode = {name: column[rows, choice] for name, column in pool.items()}  # [E, T, ...]
+        begin = rng.categorical(keys[1], begin_logits(episode["error"], episode["length"], c.prompt, self.algorithm.model.config.history))
+        steps = begin.unsqueeze(-1) + torch.arange(c.prompt)
+        valid = steps < episode["length"].unsqueeze(-1)
+        steps = steps.clamp(max=episode["error"].shape[1] - 1)
+        prompt = {name: episode[name][rows.unsqueeze(-1), steps] for name in ("observations", "actions", RETURNS)}
+        return dataclasses.replace(restart, pool=pool, prompt={**prompt, STEPS: steps, VALID: valid}, episodes=carry.episodes + 1)
 
     def prompts_of(self, episode: Batch, observations: Tensor, lengths: Tensor) -> Batch:
         """An episode as a source of prompts: columns [E, 1, T, ...], the model's error at each step, and its return and length [E, 1]."""
         algorithm, count = self.algorithm, episode["rewards"].shape[1]
         h = algorithm.model.config.history
         step, ends = torch.arange(count), lengths.unsqueeze(-1)
-        made = step < ends
-        after = torch.cat([episode["observations"][:, 1:], observations.unsqueeze(1)], 1)
-        after = torch.where((step == ends - 1).unsqueeze(-1), observations.unsqueeze(1), after)
+        mask = step < ends
+        next_observations = torch.cat([episode["observations"][:, 1:], observations.unsqueeze(1)], 1)
+        next_observations = torch.where((step == ends - 1).unsqueeze(-1), observations.unsqueeze(1), next_observations)
         windows = {}
         for name, column in episode.items():
-            behind = torch.cat([column.new_zeros(len(column), h, *column.shape[2:]), column], 1)
-            windows["past_" + name] = torch.stack([behind[:, t : t + h] for t in range(count)], 1).flatten(0, 1)
-        rows = {**{name: column.flatten(0, 1) for name, column in episode.items()}, "next_observations": after.flatten(0, 1)}
-        error = algorithm.model.errors(self.state.extra["task_model"], {**rows, **windows})[2].unflatten(0, made.shape)
-        rewards = torch.where(made, recorded(episode["rewards"], algorithm.spec), 0.0)
+            history = torch.cat([column.new_zeros(len(column), h, *column.shape[2:]), column], 1)
+            windows["past_" + name] = torch.stack([history[:, t : t + h] for t in range(count)], 1).flatten(0, 1)
+        rows = {**{name: column.flatten(0, 1) for name, column in episode.items()}, "next_observations": next_observations.flatten(0, 1)}
+        error = algorithm.model.errors(self.state.extra["task_model"], {**rows, **windows})[2].unflatten(0, mask.shape)
+        rewards = torch.where(mask, recorded(episode["rewards"], algorithm.spec), 0.0)
         returns = rewards.flip(1).cumsum(1).flip(1)
         actions = episode["actions"].argmax(-1) if algorithm.spec.discrete else episode["actions"]
-        columns = {"observations": episode["observations"], "actions": actions, RETURNS: returns, "error": torch.where(made, error, 0.0)}
+        columns = {"observations": episode["observations"], "actions": actions, RETURNS: returns, "error": torch.where(mask, error, 0.0)}
         return {name: x.unsqueeze(1) for name, x in {**columns, "return": rewards.sum(1), "length": lengths}.items()}

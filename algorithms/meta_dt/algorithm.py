@@ -148,8 +148,8 @@ class MetaDT(SequenceModel):
         c = self.config
         if c.prompt:
             skip, key = rng.split(key)
-            given = (state.step >= c.prompt_warmup) & (rng.uniform(skip, (len(batch["rewards"]), 1)) >= c.prompt_skip)
-            batch = {**batch, PROMPT + VALID: batch[PROMPT + VALID] & given}
+            mask = (state.step >= c.prompt_warmup) & (rng.uniform(skip, (len(batch["rewards"]), 1)) >= c.prompt_skip)
+            batch = {**batch, PROMPT + VALID: batch[PROMPT + VALID] & mask}
         dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}

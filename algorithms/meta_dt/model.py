@@ -28,10 +28,10 @@ class PromptedSteps(Steps):
         """The outputs of `Steps`; tokens has the prompt's too, by prompt_KIND [B, L, size], with prompt_timesteps, prompt_valid [B, L]."""
         count, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
-        before, time = tokens[PROMPT + VALID], self.prompt_time(tokens[PROMPT + STEPS])
+        prompt_valid, time = tokens[PROMPT + VALID], self.prompt_time(tokens[PROMPT + STEPS])
         prompt = interleave([self.prompt_embed[kind](tokens[PROMPT + kind]) + time for kind in self.kinds])
         x = torch.cat([prompt, x], -2)
         if key is not None:
             x = drop(x, self.rate, key, OUTER)
-        attended = torch.cat([before, torch.ones_like(timesteps, dtype=torch.bool) if valid is None else valid], -1)
-        return self.outputs(x, visible(attended.repeat_interleave(count, -1), x.shape[-2]), key, prompt.shape[-2], read)
+        all_valid = torch.cat([prompt_valid, torch.ones_like(timesteps, dtype=torch.bool) if valid is None else valid], -1)
+        return self.outputs(x, visible(all_valid.repeat_interleave(count, -1), x.shape[-2]), key, prompt.shape[-2], read)

@@ -8,20 +8,20 @@ from torch import Tensor
 from offrl.data.samplers.transitions import Batch
 
 
-def best_of(pool: Batch, new: Batch, count: int) -> Batch:
+def best_of(pool: Batch, additions: Batch, count: int) -> Batch:
     """The `count` episodes [E, P, ...] with the highest returns of those in the pool and the new ones."""
     if not pool:
-        return new
-    length = max(x["error"].shape[2] for x in (pool, new))
+        return additions
+    length = max(x["error"].shape[2] for x in (pool, additions))
 
     def padded(column: Tensor) -> Tensor:
         if column.ndim < 3:
             return column
         return torch.cat([column, column.new_zeros(*column.shape[:2], length - column.shape[2], *column.shape[3:])], 2)
 
-    both = {name: torch.cat([padded(pool[name]), padded(new[name])], 1) for name in new}
-    best = both["return"].argsort(dim=1, descending=True, stable=True)[:, :count]
-    return {name: column[torch.arange(len(best)).unsqueeze(-1), best] for name, column in both.items()}
+    episodes = {name: torch.cat([padded(pool[name]), padded(additions[name])], 1) for name in additions}
+    best = episodes["return"].argsort(dim=1, descending=True, stable=True)[:, :count]
+    return {name: column[torch.arange(len(best)).unsqueeze(-1), best] for name, column in episodes.items()}
 
 
 def begin_logits(error: Tensor, lengths: Tensor, steps: int, history: int) -> Tensor:
@@ -30,6 +30,6 @@ def begin_logits(error: Tensor, lengths: Tensor, steps: int, history: int) -> Te
     total = torch.cat([torch.zeros_like(error[:, :1]), error.cumsum(1)], 1)
     step = torch.arange(error.shape[1])
     sums = total[:, (step + steps).clamp(max=error.shape[1])] - total[:, :-1]
-    last = lengths.unsqueeze(-1) - steps
-    allowed = torch.where(last >= history, (step >= history) & (step <= last), step == 0)
-    return torch.where(allowed, sums.clamp(min=1e-9).log(), float("-inf"))
+    limit = lengths.unsqueeze(-1) - steps
+    mask = torch.where(limit >= history, (step >= history) & (step <= limit), step == 0)
+    return torch.where(mask, sums.clamp(min=1e-9).log(), float("-inf"))

@@ -113,26 +113,26 @@ class MODT(SequenceModel):
         """The region of each row's action."""
         actions = dataset.columns["actions"].cpu().float()
         centres = kmeans(actions, self.config.regions)
-        return {REGIONS: torch.cat([torch.cdist(some, centres).argmin(-1) for some in actions.split(MOST_ROWS)])}
+        return {REGIONS: torch.cat([torch.cdist(rows, centres).argmin(-1) for rows in actions.split(MOST_ROWS)])}
 
     def objectives(
         self, outputs: tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, dict[str, Tensor]], batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
         """E |a - pi|^2 - log p(region of a) / regions, E |s' - model|^2 and E (R' - return model)^2, without padding."""
-        dist, regions, following, later, _ = outputs
+        dist, regions, next_observations, next_returns, _ = outputs
         valid = batch[VALID]
-        both = valid[:, 1:] & valid[:, :-1]  # what comes after a window's last step is not in it
-        chance = regions.log_softmax(-1).gather(-1, batch[REGIONS].unsqueeze(-1)).squeeze(-1)
-        action = masked_mean(self.policy.bc_loss(dist, batch["actions"]) - chance / self.config.regions, valid)
-        model = masked_mean((following[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), both)
-        earning = masked_mean((later[:, :-1] - self.scaled(batch[RETURNS][:, 1:])).square(), both)
-        return action, model, earning
+        pairs = valid[:, 1:] & valid[:, :-1]  # what comes after a window's last step is not in it
+        log_p = regions.log_softmax(-1).gather(-1, batch[REGIONS].unsqueeze(-1)).squeeze(-1)
+        action = masked_mean(self.policy.bc_loss(dist, batch["actions"]) - log_p / self.config.regions, valid)
+        model = masked_mean((next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), pairs)
+        return_loss = masked_mean((next_returns[:, :-1] - self.scaled(batch[RETURNS][:, 1:])).square(), pairs)
+        return action, model, return_loss
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """sum_i w_i L_i of `objectives`, with the w >= 0 of sum 1 whose combined gradient is shortest, or fixed ones."""
         inputs = self.tokens(batch), batch[STEPS], batch[VALID], key
         outputs = self.apply("actor", actor, *inputs)
-        each = self.objectives(outputs, batch)
+        objectives = self.objectives(outputs, batch)
         if self.config.weights:
             weights = self.config.weights
         else:
@@ -143,8 +143,8 @@ class MODT(SequenceModel):
 
             slopes = [torch.cat([g.flatten() for g in grad(objective)(hidden, i).values()]) for i in range(3)]
             weights = shortest(torch.stack(slopes)).detach().unbind()
-        loss = sum((w * x for w, x in zip(weights, each, strict=True)), torch.zeros((), device=each[0].device))
-        metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), each, strict=True))
+        loss = sum((w * x for w, x in zip(weights, objectives, strict=True)), torch.zeros((), device=objectives[0].device))
+        metrics = dict(zip(("actor/loss", "actor/next", "actor/return"), objectives, strict=True))
         return loss, {**metrics, "actor/weight": torch.zeros_like(loss) + weights[0]}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
@@ -167,12 +167,12 @@ class MODTActor(TargetReturnActor):
         return {**super().now(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window, (first, second) = self.enter(carry, observations), rng.split(key)
+        window, (region_key, action_key) = self.enter(carry, observations), rng.split(key)
         _, regions, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
         logits = regions[:, -1]
-        drawn = explore and self.algorithm.config.policy != "deterministic"
-        window = with_last(window, REGIONS, rng.categorical(first, logits) if drawn else logits.argmax(-1))
-        actions = self.choose(self.last(window), second, explore)
+        stochastic = explore and self.algorithm.config.policy != "deterministic"
+        window = with_last(window, REGIONS, rng.categorical(region_key, logits) if stochastic else logits.argmax(-1))
+        actions = self.choose(self.last(window), action_key, explore)
         return actions, self.acted(carry, window, actions)
 
     def last(self, window: Batch) -> tuple[Tensor, ...]:

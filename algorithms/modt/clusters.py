@@ -23,8 +23,8 @@ def kmeans(points: Tensor, clusters: int, rounds: int = 50) -> Tensor:
         nearest = torch.cdist(points, centres).argmin(-1)
         count = torch.bincount(nearest, minlength=clusters).unsqueeze(-1)
         total = torch.zeros_like(centres).index_add_(0, nearest, points)
-        moved = torch.where(count > 0, total / count.clamp(min=1), centres)  # a centre without points stays
-        if torch.equal(moved, centres):
+        means = torch.where(count > 0, total / count.clamp(min=1), centres)  # a centre without points stays
+        if torch.equal(means, centres):
             break
-        centres = moved
+        centres = means
     return centres

@@ -17,9 +17,9 @@ def shortest(slopes: Tensor, iterations: int = 20) -> Tensor:
     weights = nonzero.float() / nonzero.sum()
     index = torch.arange(len(slopes), device=slopes.device)
     for _ in range(iterations):
-        along = products @ weights
-        corner = (index == torch.where(nonzero, along, float("inf")).argmin()).float()
-        old, mixed, new = weights @ along, corner @ along, corner @ products @ corner
-        step = ((old - mixed) / (old - 2.0 * mixed + new).clamp(min=1e-12)).clamp(0.0, 1.0)
+        projection = products @ weights
+        corner = (index == torch.where(nonzero, projection, float("inf")).argmin()).float()
+        current, cross, target = weights @ projection, corner @ projection, corner @ products @ corner
+        step = ((current - cross) / (current - 2.0 * cross + target).clamp(min=1e-12)).clamp(0.0, 1.0)
         weights = (1.0 - step) * weights + step * corner
     return weights

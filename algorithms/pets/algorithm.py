@@ -114,16 +114,16 @@ class PETS(Dynamics):
         # without what is the planner's: this is what the model's file describes
         self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
         self.returns = PlanReturns(c, self.spec, self.model)
-        asked = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
-        self.runtime.notes = (*self.runtime.notes, f"planning asks the model {asked:,} times before each action (algo.plan_*)")
+        evaluations = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
+        self.runtime.notes = (*self.runtime.notes, f"planning asks the model {evaluations:,} times before each action (algo.plan_*)")
         return modules
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         config = super().fit_config(config, dataset, grid)
         if max([config.penalty, *(grid or {}).get("penalty", [])]) > 0.0:
-            asked = SimpleNamespace(config=config, members=config.members)
-            if problem := uncertainty.fault(config.uncertainty, asked):
+            shape = SimpleNamespace(config=config, members=config.members)
+            if problem := uncertainty.fault(config.uncertainty, shape):
                 raise UserError(f"algo.{problem}; choose another, or leave algo.penalty at 0")
         return config
 
@@ -155,21 +155,21 @@ class PETS(Dynamics):
 
     def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
         if self.config.world_model:
-            return (self.given(state, source), {}) if step == 0 else (state, {})
+            return (self.finished_state(state, source), {}) if step == 0 else (state, {})
         state, metrics = super().refresh(state, source, key, step=step)
         return (state._replace(extra=filled(state.extra, source.about)), metrics) if step == 0 else (state, metrics)
 
     def review(self, state: TrainState, source: DynamicsSource) -> tuple[TrainState, Metrics]:
         state, metrics = super().review(state, source)
         if not self.model.learns_variance:  # a standard deviation for each output: that of the held-out errors
-            extra, held = state.extra, source.held
+            extra, held_out = state.extra, source.held
             elites = extra["error"].topk(self.config.elites, largest=False).indices
-            mean = self.model.raw(extra["best"], extra, held["inputs"]).mean[elites]
-            scale = (mean - held["targets"]).square().mean((0, 1)).sqrt()
+            mean = self.model.raw(extra["best"], extra, held_out["inputs"]).mean[elites]
+            scale = (mean - held_out["targets"]).square().mean((0, 1)).sqrt()
             state = state._replace(extra={**extra, "scale": scale})
         return state, metrics
 
-    def given(self, state: TrainState, source: GivenSource) -> TrainState:
+    def finished_state(self, state: TrainState, source: GivenSource) -> TrainState:
         """The state at the end of the training of a finished model."""
         params = {"dynamics": filled(state.params["dynamics"], source.params)}
         return state._replace(params=params, extra=filled(state.extra, {**source.extra, "best": source.params}))
@@ -190,7 +190,7 @@ class PETS(Dynamics):
         return {**tree, "low": tree["low"] - margin, "high": tree["high"] + margin}
 
 
-def filled(tree: Tree, news: Tree) -> Tree:
+def filled(tree: Tree, values: Tree) -> Tree:
     """`tree`, its names in their order, with what `news` has under the same ones."""
     # clones: under vmap what comes out must not be what all replicas share
-    return {k: v if k not in news else filled(v, news[k]) if isinstance(v, dict) else news[k].clone() for k, v in tree.items()}
+    return {k: v if k not in values else filled(v, values[k]) if isinstance(v, dict) else values[k].clone() for k, v in tree.items()}

@@ -47,22 +47,22 @@ class PlanReturns(Part):
                 chosen = members(rng.fold_in(assign, t), tree["elites"], n)
                 params = {name: v[chosen] if name.startswith("net.") else v for name, v in tree["params"].items()}
             actions = plans[:, t].expand(n, rows, -1)
-            doubt: Tensor | float = 0.0
+            u: Tensor | float = 0.0
             if c.penalty == 0.0:
                 prediction = self.model.predict_each({**tree, "params": params}, observations, actions, past)
             else:
-                everyone, doubt = self.with_uncertainty(tree, observations, actions, past)
-                each = torch.arange(n, device=chosen.device)
-                prediction = Prediction(*(None if x is None else x.unflatten(1, (n, rows))[chosen, each] for x in everyone))  # type: ignore[arg-type]
+                predictions, u = self.with_uncertainty(tree, observations, actions, past)
+                particle = torch.arange(n, device=chosen.device)
+                prediction = Prediction(*(None if x is None else x.unflatten(1, (n, rows))[chosen, particle] for x in predictions))  # type: ignore[arg-type]
             draw = rng.normal(rng.fold_in(noise, t), (n, self.model.out_dim)).unsqueeze(1)
-            following = prediction.mean + prediction.std * draw[..., :-1]
+            next_observations = prediction.mean + prediction.std * draw[..., :-1]
             rewards = prediction.reward + prediction.reward_std * draw[..., -1]
             sure = prediction
             if prediction.ending is not None:
                 sure = prediction._replace(ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0))  # no end is drawn
-            outcome = self.model.settle(tree, sure, observations, actions, following, rewards, noise)
-            broken = ~(torch.isfinite(following).all(-1) & torch.isfinite(rewards))
-            gain = torch.where(broken, torch.nan, outcome.rewards - c.penalty * doubt)
+            outcome = self.model.settle(tree, sure, observations, actions, next_observations, rewards, noise)
+            broken = ~(torch.isfinite(next_observations).all(-1) & torch.isfinite(rewards))
+            gain = torch.where(broken, torch.nan, outcome.rewards - c.penalty * u)
             total = total + torch.where(alive > 0.0, weight * alive * gain, 0.0)
             survival = 1.0 - outcome.terminations.float()
             alive = alive * (survival if prediction.ending is None else survival * (-prediction.ending).sigmoid())
@@ -74,12 +74,12 @@ class PlanReturns(Part):
         """Predictions of all members for pairs [N, R], as [E, N R], and their uncertainty, [N, R]."""
         o, a, p = (x.flatten(0, 1) for x in (observations, actions, past))
         prediction = self.model.predict(tree, o, a, p)
-        doubt = uncertainty.measure(self.config.uncertainty)(self.model, tree, prediction, o, a).nan_to_num(1e6, 1e6)
-        return prediction, doubt.view(observations.shape[:2])
+        u = uncertainty.measure(self.config.uncertainty)(self.model, tree, prediction, o, a).nan_to_num(1e6, 1e6)
+        return prediction, u.view(observations.shape[:2])
 
 
 def members(key: Tensor, elites: Tensor, particles: int) -> Tensor:
     """The elite that each particle follows, [particles]: each has as many particles as any other, or one more."""
-    deal, order = rng.split(key)
-    shuffled = elites[rng.uniform(deal, tuple(elites.shape)).argsort()]
-    return shuffled[rng.uniform(order, (particles,)).argsort() % elites.shape[0]]
+    elite_key, order_key = rng.split(key)
+    shuffled = elites[rng.uniform(elite_key, tuple(elites.shape)).argsort()]
+    return shuffled[rng.uniform(order_key, (particles,)).argsort() % elites.shape[0]]

@@ -55,11 +55,11 @@ def with_model(config: PETSConfig, trained: Trained) -> PETSConfig:
     default, model = PETSConfig(), trained.model.config
     values: dict[str, Any] = {}
     for name in sorted(MODEL):
-        asked, trained_with = getattr(config, name), getattr(model, name)
-        given = asked != getattr(default, name)
-        if given and asked != trained_with and name not in FREE:
+        value, trained_with = getattr(config, name), getattr(model, name)
+        changed = value != getattr(default, name)
+        if changed and value != trained_with and name not in FREE:
             raise UserError(
-                f"algo.{name}={asked}, but algo.world_model={config.world_model} is trained and has {trained_with}: leave the first out"
+                f"algo.{name}={value}, but algo.world_model={config.world_model} is trained and has {trained_with}: leave the first out"
             )
-        values[name] = asked if given and name in FREE else trained_with
+        values[name] = value if changed and name in FREE else trained_with
     return dataclasses.replace(config, **values)

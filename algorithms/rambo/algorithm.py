@@ -107,11 +107,11 @@ class RAMBO(SoftActorCritic):
         return rng.uniform(key, (observations.shape[0], self.spec.action_dim), -1.0, 1.0)
 
     def refresh(self, state: TrainState, source: ModelSource, key: Tensor, *, step: int) -> tuple[TrainState, Metrics]:
-        first, rest = rng.split(key)
+        start_key, rollout_key = rng.split(key)
         if step == 0:  # states to imagine from
-            observations, past = self.rollouts.starts(source, rng.split(first)[1], self.config.batch_size)
+            observations, past = self.rollouts.starts(source, rng.split(start_key)[1], self.config.batch_size)
             state = state._replace(extra={**state.extra, "imagined": {"observations": observations, "past": past.clone()}})
-        imagined = self.roll(state, source, rest)
+        imagined = self.roll(state, source, rollout_key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
     # ---- the model against the policy
@@ -122,38 +122,38 @@ class RAMBO(SoftActorCritic):
         rate = self.config.model_learning_rate
         if not isinstance(rate, Tensor) and rate == 0.0:  # in a grid it is one: an update at 0 changes nothing either
             return state, metrics
-        state, opposed = self.oppose(state, rng.fold_in(key, 302))
-        return state, {**metrics, **opposed}
+        state, adversarial_metrics = self.oppose(state, rng.fold_in(key, 302))
+        return state, {**metrics, **adversarial_metrics}
 
     def oppose(self, state: TrainState, key: Tensor) -> tuple[TrainState, Metrics]:
         """One update of the model, along one step of the imagined states."""
-        c, source, at = self.config, self.runtime.source, state.extra["imagined"]
+        c, source, imagined = self.config, self.runtime.source, state.extra["imagined"]
         model, tree = source.model, self.rollouts.tree(source, state.params["dynamics"])
-        act, who, noise, end, fresh, real = rng.split(key, 6)
-        observations, past = at["observations"], at["past"]
-        actions, _ = self.sample(state.params["actor"], observations, act)
+        action_key, member_key, noise_key, end_key, start_key, data_key = rng.split(key, 6)
+        observations, past = imagined["observations"], imagined["past"]
+        actions, _ = self.sample(state.params["actor"], observations, action_key)
 
         inputs = model.inputs(observations, actions, past)
         raw = model.raw(tree["params"], tree, inputs)
-        member = model.elite(tree, who, c.batch_size)
+        member = model.elite(tree, member_key, c.batch_size)
         mean, std = self.moments(tree, raw)
-        one = member.view(1, -1, 1).expand(1, -1, model.out_dim)
-        drawn = mean.gather(0, one) + std.gather(0, one) * rng.normal(noise, (1, c.batch_size, model.out_dim))  # [1, B, D]
+        index = member.view(1, -1, 1).expand(1, -1, model.out_dim)
+        sample = mean.gather(0, index) + std.gather(0, index) * rng.normal(noise_key, (1, c.batch_size, model.out_dim))  # [1, B, D]
         ending = None if raw.ending is None else raw.ending.gather(0, member.unsqueeze(0))
-        prediction = model.read(tree, ensemble.Raw(drawn, torch.zeros_like(drawn), ending), observations)
-        outcome = model.settle(tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], end)
+        prediction = model.read(tree, ensemble.Raw(sample, torch.zeros_like(sample), ending), observations)
+        outcome = model.settle(tree, prediction, observations, actions, prediction.mean[0], prediction.reward[0], end_key)
 
         advantage = self.advantage(state, observations, actions, outcome.rewards, outcome.terminations, outcome.next_observations)
-        batch = self.real(source, real)
-        state, metrics = self.descend(state, "dynamics", self.model_loss, inputs, drawn[0], advantage, batch)
+        batch = self.real(source, data_key)
+        state, metrics = self.descend(state, "dynamics", self.model_loss, inputs, sample[0], advantage, batch)
 
-        again = (outcome.terminations | ((state.step + 1) % c.horizon == 0)).unsqueeze(-1)
-        new, before = self.rollouts.starts(source, fresh, c.batch_size)
-        going = {
-            "observations": torch.where(again, new, outcome.next_observations),
-            "past": torch.where(again.unsqueeze(-1), before, model.later_past(past, observations, actions)),
+        restart = (outcome.terminations | ((state.step + 1) % c.horizon == 0)).unsqueeze(-1)
+        start_observations, start_past = self.rollouts.starts(source, start_key, c.batch_size)
+        continuation = {
+            "observations": torch.where(restart, start_observations, outcome.next_observations),
+            "past": torch.where(restart.unsqueeze(-1), start_past, model.later_past(past, observations, actions)),
         }
-        return state._replace(extra={**state.extra, "imagined": going}), metrics
+        return state._replace(extra={**state.extra, "imagined": continuation}), metrics
 
     def moments(self, tree: Tree, raw: ensemble.Raw) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the networks' outputs, float32 [E, B, D]; as rollouts draw them."""
@@ -161,13 +161,13 @@ class RAMBO(SoftActorCritic):
         return raw.mean.float(), std * tree["scale"] if self.runtime.source.model.config.calibrated else std
 
     def advantage(
-        self, state: TrainState, observations: Tensor, actions: Tensor, rewards: Tensor, ended: Tensor, following: Tensor
+        self, state: TrainState, observations: Tensor, actions: Tensor, rewards: Tensor, terminations: Tensor, next_observations: Tensor
     ) -> Tensor:
         """r + discount * V(s') - Q(s, a) with the smallest of the critics at the policy's mode, standardised over the batch: [B]."""
         critic, actor = state.params["critic"], state.params["actor"]
-        mode = self.policy.mode(self.apply("actor", actor, following))
-        value = self.critic.q(critic, following, mode).amin(0)
-        gain = rewards + self.config.discount * (1.0 - ended.float()) * value - self.critic.q(critic, observations, actions).amin(0)
+        mode = self.policy.mode(self.apply("actor", actor, next_observations))
+        value = self.critic.q(critic, next_observations, mode).amin(0)
+        gain = rewards + self.config.discount * (1.0 - terminations.float()) * value - self.critic.q(critic, observations, actions).amin(0)
         return (gain - gain.mean()) / (gain.std(unbiased=False) + 1e-6)
 
     def real(self, source: ModelSource, key: Tensor) -> Batch:
@@ -178,7 +178,7 @@ class RAMBO(SoftActorCritic):
         return {"inputs": rows[:, :width], "targets": rows[:, width:-2], "ending": rows[:, -2], "known": rows[:, -1]}
 
     def model_loss(
-        self, params: Params, state: TrainState, inputs: Tensor, drawn: Tensor, advantage: Tensor, batch: Batch
+        self, params: Params, state: TrainState, inputs: Tensor, sample: Tensor, advantage: Tensor, batch: Batch
     ) -> tuple[Tensor, Metrics]:
         """lambda * mean of log p(drawn) * advantage (as policy gradients go, but downhill), and what the model was trained with."""
         c, source = self.config, self.runtime.source
@@ -187,10 +187,12 @@ class RAMBO(SoftActorCritic):
         imagined = ensemble.Raw(raw.mean[:, :rows], raw.log_var[:, :rows], None)
         real = ensemble.Raw(raw.mean[:, rows:], raw.log_var[:, rows:], None if raw.ending is None else raw.ending[:, rows:])
         mean, std = (x[tree["elites"]] for x in self.moments(tree, imagined))
-        log_p = log_mixture(mean, std, drawn)
+        log_p = log_mixture(mean, std, sample)
         adversarial = (log_p * advantage).mean()
-        each = member_losses(real, batch)
-        supervised = each.sum() + ensemble.weight_decay(params, source.extra["decay"]) + c.bounds_weight * ensemble.bounds_loss(params)
+        per_member = member_losses(real, batch)
+        supervised = (
+            per_member.sum() + ensemble.weight_decay(params, source.extra["decay"]) + c.bounds_weight * ensemble.bounds_loss(params)
+        )
         loss = c.adversarial_weight * adversarial + supervised
         error = ensemble.squared_loss(real.mean, batch["targets"], None, batch["known"]).mean()
         return loss, {"model/loss": loss, "model/adversarial": adversarial, "model/log_density": log_p.mean(), "model/error": error}

@@ -33,5 +33,5 @@ def log_mixture(mean: Tensor, std: Tensor, x: Tensor) -> Tensor:
 
     Densities themselves would underflow: at 18 dimensions, five standard deviations off, they are below float32's smallest number.
     """
-    each = -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
-    return each.sum(-1).logsumexp(0) - math.log(mean.shape[0])
+    log_p = -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
+    return log_p.sum(-1).logsumexp(0) - math.log(mean.shape[0])

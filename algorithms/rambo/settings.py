@@ -64,9 +64,9 @@ def with_shape(config: TrainConfig, model: Any) -> TrainConfig:
     """The settings with the shape of the model that is trained on. Raises UserError for one that has no likelihood."""
     loss = getattr(model.config, "loss", "")
     if model.kind != "ensemble" or loss != "likelihood":
-        what = f"one trained with loss={loss}" if model.kind == "ensemble" else f"of the kind '{model.kind}'"
+        description = f"one trained with loss={loss}" if model.kind == "ensemble" else f"of the kind '{model.kind}'"
         raise UserError(
-            f"world_model={config.algo.world_model} is {what}; rambo goes on training an ensemble by its likelihood (algo=dynamics "
+            f"world_model={config.algo.world_model} is {description}; rambo goes on training an ensemble by its likelihood (algo=dynamics "
             "with loss=likelihood), or leave world_model= out"
         )
     shape = [model.members, model.history, int(model.learns_ending), *model.config.hidden]

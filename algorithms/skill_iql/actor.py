@@ -41,10 +41,10 @@ class SkillActor(Actor):
         With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own (discrete actions: they are
         drawn too).
         """
-        first, second = rng.split(key)
+        skill_key, action_key = rng.split(key)
         skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
         if step == 0:
-            skill = self.choose(self.apply("actor", observations), first, explore)
+            skill = self.choose(self.apply("actor", observations), skill_key, explore)
         actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
-        drawn = explore and self.algorithm.spec.discrete
-        return decoder.sample(actions, second) if drawn else decoder.mode(actions), SkillCarry(skill, carry.t + 1)
+        stochastic = explore and self.algorithm.spec.discrete
+        return decoder.sample(actions, action_key) if stochastic else decoder.mode(actions), SkillCarry(skill, carry.t + 1)

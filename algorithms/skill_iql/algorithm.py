@@ -81,18 +81,18 @@ class SkillIQL(Algorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        given, config = bool(config.value_range), fit_value_range(config, dataset, grid)
-        if config.value_range and not given and not config.discount_within:
+        explicit, config = bool(config.value_range), fit_value_range(config, dataset, grid)
+        if config.value_range and not explicit and not config.discount_within:
             # of rewards of one sign, sums that are discounted once in H steps are larger by this at most
             length = config.skills_settings.get("skill_length", config.skill_length)
-            more = max(float(x) for x in (grid or {}).get("discount", [config.discount])) ** (1 - length)
-            config = dataclasses.replace(config, value_range=[more * x for x in config.value_range])
+            factor = max(float(x) for x in (grid or {}).get("discount", [config.discount])) ** (1 - length)
+            config = dataclasses.replace(config, value_range=[factor * x for x in config.value_range])
         return config
 
     def modules(self) -> dict[str, nn.Module]:
         c, s, kind = self.config, self.spec, registry.get("algo", "skills")
-        required = _skill_settings(c)  # read in any case: what the skills depend on cannot be in a grid
-        self.skills = kind(kind.Config(**(c.skills_settings or required)), s)
+        settings = _skill_settings(c)  # read in any case: what the skills depend on cannot be in a grid
+        self.skills = kind(kind.Config(**(c.skills_settings or settings)), s)
         self.length, self.width = int(self.skills.config.skill_length), int(self.skills.config.skill_dim)
         high = Latent(s.observation_dim, self.width, c.hidden, dropout=c.dropout, init=c.init)
         self.value = Value(c, s)
@@ -114,7 +114,7 @@ class SkillIQL(Algorithm):
     def encoded(self, dataset: Dataset) -> dict[str, Tensor]:
         """q(z | actions) of the skill that begins at each row."""
         run = self.pretrained["skills"]
-        mean, log_std = run.algorithm.look(run.state.params["skills"], dataset)
+        mean, log_std = run.algorithm.of_dataset(run.state.params["skills"], dataset)
         return {MEAN: mean, LOG_STD: log_std}
 
     def one_step(self, batch: Batch, key: Tensor) -> Batch:
@@ -147,8 +147,8 @@ class SkillIQL(Algorithm):
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean(), "actor/prior_kl": kl}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        key, drawn = rng.split(key)
-        batch = self.one_step(batch, drawn)
+        key, action_key = rng.split(key)
+        batch = self.one_step(batch, action_key)
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
@@ -169,5 +169,5 @@ def check_skills(run: Pretrained) -> None:
 def _skill_settings(config: Any) -> dict[str, Any]:
     """Settings of the skills that are trained first."""
     c = config
-    same = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}
-    return {**same, "hidden": list(c.skill_hidden), "batch_size": c.skill_batch_size, "learning_rate": c.skill_learning_rate}
+    settings = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}
+    return {**settings, "hidden": list(c.skill_hidden), "batch_size": c.skill_batch_size, "learning_rate": c.skill_learning_rate}

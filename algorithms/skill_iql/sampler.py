@@ -26,14 +26,14 @@ class Segments:
     made: dict[str, Tensor] = field(default_factory=dict)  # of the S segments
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
 
-    def take(self, picked: Tensor) -> Batch:
+    def take(self, index: Tensor) -> Batch:
         """The segments numbered `picked` [B]."""
         if self.packed is not None:
-            return self.packed.take(picked)
+            return self.packed.take(index)
         assert self.rows is not None and self.ends is not None
-        first = {"observations": self.columns["observations"][self.rows[picked]]}
-        last = {"next_observations": self.columns["next_observations"][self.ends[picked]]}
-        return {**first, **last, **{name: column[picked] for name, column in self.made.items()}}
+        first = {"observations": self.columns["observations"][self.rows[index]]}
+        last = {"next_observations": self.columns["next_observations"][self.ends[index]]}
+        return {**first, **last, **{name: column[index] for name, column in self.made.items()}}
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,23 @@ class SegmentSampler:
                 f"the longest has {int(dataset.episode_lengths().max())} steps"
             )
         # which are drawn follows from the episodes' weights
-        weighted, first, at = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))
-        at = torch.arange(len(starts), device=device) if at is None else at
-        made = {name: column.to(device)[at] for name, column in (("rewards", rewards), ("masks", masks))}
+        weighted, first, order = by_weight(dataset, starts.to(device), torch.arange(len(starts), device=device))
+        order = torch.arange(len(starts), device=device) if order is None else order
+        made = {name: column.to(device)[order] for name, column in (("rewards", rewards), ("masks", masks))}
         made |= {name: column.to(device)[first] for name, column in (self.made(dataset) if self.made else {}).items()}
         columns = {name: dataset.columns[name] for name in ("observations", "next_observations")}
-        last = ends.to(device)[at]
+        last = ends.to(device)[order]
         if not dataset.mapped:
             numbers = torch.arange(len(first), device=device)
-            late = {"next_observations": (columns["next_observations"], last), **{name: (c, numbers) for name, c in made.items()}}
-            packed = pack({"observations": columns["observations"]}, first, late)
+            later_columns = {"next_observations": (columns["next_observations"], last), **{name: (c, numbers) for name, c in made.items()}}
+            packed = pack({"observations": columns["observations"]}, first, later_columns)
             if packed is not None:
                 return Segments(len(first), packed, weighted=weighted)
         return Segments(len(first), None, columns, first, last, made, weighted)
 
     def __call__(self, source: Segments, key: Tensor, batch_size: int) -> Batch:
-        picked = rng.randint(key, (batch_size,), source.count) if source.weighted is None else source.weighted.draw(key, batch_size)
-        return source.take(picked)
+        index = rng.randint(key, (batch_size,), source.count) if source.weighted is None else source.weighted.draw(key, batch_size)
+        return source.take(index)
 
 
 def segments(dataset: Dataset, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,14 +85,14 @@ def segments(dataset: Dataset, length: int) -> tuple[Tensor, Tensor, Tensor, Ten
     lengths = dataset.episode_lengths().cpu()
     stop = torch.repeat_interleave(dataset.episode_end.cpu(), lengths)  # exclusive
     row = torch.arange(len(stop))
-    ended = torch.zeros(len(stop), dtype=torch.bool)
+    terminated = torch.zeros(len(stop), dtype=torch.bool)
     count, rewards = torch.zeros_like(row), []
     for j in range(length):
-        at = (row + j).clamp(max=len(row) - 1)
-        ongoing = ~ended & (row + j < stop)
-        rewards.append(torch.where(ongoing, columns["rewards"][at], 0.0))
-        count = count + ongoing
-        ended = ended | (ongoing & columns["terminations"][at])
+        index = (row + j).clamp(max=len(row) - 1)
+        inside = ~terminated & (row + j < stop)
+        rewards.append(torch.where(inside, columns["rewards"][index], 0.0))
+        count = count + inside
+        terminated = terminated | (inside & columns["terminations"][index])
     last = row + count - 1
-    complete = ended | ((count == length) & columns["successor_known"][last])
-    return row[complete], last[complete], torch.stack(rewards, 1)[complete], (~ended[complete]).float()
+    complete = terminated | ((count == length) & columns["successor_known"][last])
+    return row[complete], last[complete], torch.stack(rewards, 1)[complete], (~terminated[complete]).float()

@@ -47,32 +47,32 @@ class TTActor(Actor):
         )  # fmt: skip
 
     def start(self, episodes: int) -> Carry:
-        wide, narrow = self.sizes
-        none = torch.zeros(episodes, 0, self.algorithm.dims, dtype=torch.int64)
-        now, ahead = none.new_zeros(episodes, wide + narrow), none.new_zeros(episodes, 0, narrow)
-        return PlanCarry(none, now, torch.zeros(episodes), ahead, 0)
+        observation_dim, action_dim = self.sizes
+        empty = torch.zeros(episodes, 0, self.algorithm.dims, dtype=torch.int64)
+        now, ahead = empty.new_zeros(episodes, observation_dim + action_dim), empty.new_zeros(episodes, 0, action_dim)
+        return PlanCarry(empty, now, torch.zeros(episodes), ahead, 0)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         return carry._replace(reward=rewards)
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        c, bins, device, (wide, _) = self.algorithm.config, self.bins, observations.device, self.sizes
+        c, bins, device, (observation_dim, _) = self.algorithm.config, self.bins, observations.device, self.sizes
         past = carry.past.to(device)
         if carry.t:
             reward = encode(carry.reward.to(device).unsqueeze(-1), bins.edges[-2:-1])
             step = torch.cat([carry.now, reward, torch.zeros_like(reward)], -1)
             past = torch.cat([past, step.unsqueeze(1)], 1)[:, 1 - self.search.context :]
-        seen, ahead = encode(observations, bins.edges[:wide]), carry.ahead.to(device)
+        observation_tokens, ahead = encode(observations, bins.edges[:observation_dim]), carry.ahead.to(device)
         if not ahead.shape[1]:
             if not explore:
                 key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
-            plans, one_of = self.plan(torch.cat([past.flatten(1), seen], -1), key), 0 * seen[:, 0]
+            plans, beam = self.plan(torch.cat([past.flatten(1), observation_tokens], -1), key), 0 * observation_tokens[:, 0]
             if explore:
-                one_of = rng.randint(rng.fold_in(key, 0), (len(observations),), c.beam_width)
-            ahead = plans.actions[torch.arange(len(observations), device=device), one_of, : c.plan_every]
+                beam = rng.randint(rng.fold_in(key, 0), (len(observations),), c.beam_width)
+            ahead = plans.actions[torch.arange(len(observations), device=device), beam, : c.plan_every]
         now = ahead[:, 0]
-        action = decode(now, bins.values[wide:-2])
-        carry = PlanCarry(past, torch.cat([seen, now], -1), torch.zeros_like(observations[:, 0]), ahead[:, 1:], carry.t + 1)
+        action = decode(now, bins.values[observation_dim:-2])
+        carry = PlanCarry(past, torch.cat([observation_tokens, now], -1), torch.zeros_like(observations[:, 0]), ahead[:, 1:], carry.t + 1)
         return (action[:, 0].round().long() if self.algorithm.spec.discrete else action.clamp(-1.0, 1.0)), carry
 
     def plan(self, prefix: Tensor, key: Tensor) -> Plans:

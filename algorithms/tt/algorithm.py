@@ -155,8 +155,8 @@ class TT(Algorithm):
         line = np.linspace(-1.0, 1.0, n)
         number = quantiles.fit(line, n)
         action = quantiles.choices(s.num_actions, n) if s.discrete else number
-        wide, narrow = self.sizes
-        return quantiles.stack([*[number] * wide, *[action] * narrow, number, number])._asdict()
+        observation_dim, action_dim = self.sizes
+        return quantiles.stack([*[number] * observation_dim, *[action] * action_dim, number, number])._asdict()
 
     def trajectory_loss(self, params: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """-sum_i w_i log p(x_i | x_1, ..., x_{i-1}) over the tokens of states, actions, rewards and values (section 3.1), w by kind."""
@@ -171,18 +171,18 @@ class TT(Algorithm):
         dim = torch.arange(1, tokens.shape[-1], device=tokens.device) % self.dims
         first = 0
         for kind, count in zip(KINDS, counts, strict=True):
-            of_kind = batch["counted"][:, 1:] & (dim >= first) & (dim < first + count)
-            metrics[f"trajectory/{kind}"] = torch.where(of_kind, entropy, 0.0).sum() / of_kind.sum().clamp(min=1)
+            mask = batch["counted"][:, 1:] & (dim >= first) & (dim < first + count)
+            metrics[f"trajectory/{kind}"] = torch.where(mask, entropy, 0.0).sum() / mask.sum().clamp(min=1)
             first += count
         return loss, metrics
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        new, metrics = self.descend(state, "trajectory", self.trajectory_loss, batch, key)
+        new_state, metrics = self.descend(state, "trajectory", self.trajectory_loss, batch, key)
         # the same at each update: a state is handed the data in updates only
         device = state.step.device  # memory-mapped data stay on the CPU
         fitted = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
         extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in fitted.items()}
-        return new._replace(extra=extra), metrics
+        return new_state._replace(extra=extra), metrics
 
     def actor(self, state: TrainState) -> Actor:
         return TTActor(self, state)

@@ -52,10 +52,10 @@ def keep_likely(logits: Tensor, cdf: float = 0.0, top_k: int = 0) -> Tensor:
     probabilities = logits.softmax(-1)
     if cdf > 0.0:
         ordered = probabilities.sort(-1).values
-        below = ordered.cumsum(-1) < cdf
-        highest = torch.where(below, ordered, ordered[..., :1]).amax(-1, keepdim=True)
-        kept = (probabilities > highest) | (probabilities == ordered[..., -1:])
-        logits = torch.where(kept, logits, -torch.inf)
+        tail = ordered.cumsum(-1) < cdf
+        threshold = torch.where(tail, ordered, ordered[..., :1]).amax(-1, keepdim=True)
+        likely = (probabilities > threshold) | (probabilities == ordered[..., -1:])
+        logits = torch.where(likely, logits, -torch.inf)
     if 0 < top_k < logits.shape[-1]:
         logits = torch.where(logits >= logits.topk(top_k).values[..., -1:], logits, -torch.inf)
     return logits
@@ -71,14 +71,14 @@ class _Drawing:
     def __call__(self, logits: Tensor, dim: int, over: Tensor, ends: bool, top_k: int, cdf: float = 0.0) -> Tensor:
         """Tokens [R] of dimension `dim` from logits [R, N + 1], from tokens that occur in the data; the stop token where the
         episode is `over` [R], and else only if it may end here."""
-        allowed = torch.cat([self.seen[dim], torch.tensor([ends], device=logits.device)])
-        likely = keep_likely(torch.where(allowed, logits, -torch.inf), cdf, top_k)
+        mask = torch.cat([self.seen[dim], torch.tensor([ends], device=logits.device)])
+        logits = keep_likely(torch.where(mask, logits, -torch.inf), cdf, top_k)
         if top_k != 1:
             self.count += 1
             shape = (len(logits) // self.episodes, logits.shape[-1])
             uniform = rng.uniform(rng.fold_in(self.key, self.count), shape).clamp(2.0**-25, 1.0 - 2.0**-24)
-            likely = (likely.unflatten(0, (self.episodes, -1)) - torch.log(-torch.log(uniform))).flatten(0, 1)
-        return torch.where(over, self.stop, likely.argmax(-1))
+            logits = (logits.unflatten(0, (self.episodes, -1)) - torch.log(-torch.log(uniform))).flatten(0, 1)
+        return torch.where(over, self.stop, logits.argmax(-1))
 
 
 def beam_search(
@@ -94,39 +94,39 @@ def beam_search(
     dims = width_o + width_a + 2
     draw = _Drawing(seen, key, episodes)
     device = prefix.device
-    first_of = torch.arange(episodes, device=device)
+    index = torch.arange(episodes, device=device)
     logits, past = decode(prefix, None)
-    tokens, earned = prefix, torch.zeros(episodes, device=device)
+    tokens, total = prefix, torch.zeros(episodes, device=device)
     over = torch.zeros(episodes, dtype=torch.bool, device=device)
     actions = prefix.new_zeros(episodes, 0, width_a)
     trace = torch.zeros(episodes, dtype=torch.int64, device=device)  # a number that tells what was drawn so far
-    beams, score = 1, earned.unsqueeze(-1)
+    beams, score = 1, total.unsqueeze(-1)
     for t in range(search.horizon):
         copies = search.width * search.expand // beams
         rows = torch.arange(len(tokens), device=device).repeat_interleave(copies)
-        tokens, earned, over, actions, trace, logits, past = _take((tokens, earned, over, actions, trace, logits, past), rows)
-        chosen = []
+        tokens, total, over, actions, trace, logits, past = _take((tokens, total, over, actions, trace, logits, past), rows)
+        action_tokens = []
         for a in range(width_a):
-            chosen.append(draw(logits, width_o + a, over, False, search.action_top_k, search.action_cdf))
-            trace = rng.fold_in(trace, chosen[-1])
-            logits, past = decode(chosen[-1].unsqueeze(-1), past)
+            action_tokens.append(draw(logits, width_o + a, over, False, search.action_top_k, search.action_cdf))
+            trace = rng.fold_in(trace, action_tokens[-1])
+            logits, past = decode(action_tokens[-1].unsqueeze(-1), past)
         reward = _expected(logits, values[0], over)
-        gained = draw(logits, dims - 2, over, False, 1)
-        logits, past = decode(gained.unsqueeze(-1), past)
+        reward_token = draw(logits, dims - 2, over, False, 1)
+        logits, past = decode(reward_token.unsqueeze(-1), past)
         value = _expected(logits, values[1], over)
-        promised = draw(logits, dims - 1, over, False, 1)
-        earned = earned + search.discount**t * reward
-        score = (earned + search.discount ** (t + 1) * value).view(episodes, -1)
-        best = torch.where(_again(trace.view(episodes, -1)), -torch.inf, score).topk(search.width, -1).indices
+        value_token = draw(logits, dims - 1, over, False, 1)
+        total = total + search.discount**t * reward
+        score = (total + search.discount ** (t + 1) * value).view(episodes, -1)
+        best = torch.where(_duplicates(trace.view(episodes, -1)), -torch.inf, score).topk(search.width, -1).indices
         score = score.gather(-1, best)
         beams = search.width
-        acted = torch.stack(chosen, -1)
+        action = torch.stack(action_tokens, -1)
         # after an end that does not come true there is still something to do
-        done = torch.where(over.unsqueeze(-1), actions[:, -1], acted) if t else acted
-        actions = torch.cat([actions, done.unsqueeze(-2)], -2)
-        tokens = torch.cat([tokens, acted, gained.unsqueeze(-1), promised.unsqueeze(-1)], -1)
-        kept = (first_of.unsqueeze(-1) * (search.width * search.expand) + best).flatten()
-        tokens, earned, over, actions, trace, past = _take((tokens, earned, over, actions, trace, past), kept)
+        step_action = torch.where(over.unsqueeze(-1), actions[:, -1], action) if t else action
+        actions = torch.cat([actions, step_action.unsqueeze(-2)], -2)
+        tokens = torch.cat([tokens, action, reward_token.unsqueeze(-1), value_token.unsqueeze(-1)], -1)
+        survivors = (index.unsqueeze(-1) * (search.width * search.expand) + best).flatten()
+        tokens, total, over, actions, trace, past = _take((tokens, total, over, actions, trace, past), survivors)
         if t < search.horizon - 1:
             if tokens.shape[-1] // dims < search.longest:
                 logits, past = decode(tokens[:, -1:], past)
@@ -145,10 +145,10 @@ def _take(tree: Any, rows: Tensor) -> Any:
     return pytree.tree_map(lambda x: x[rows], tree)
 
 
-def _again(trace: Tensor) -> Tensor:
+def _duplicates(trace: Tensor) -> Tensor:
     """True for the candidates [E, C] that are the same as an earlier one."""
-    same = trace.unsqueeze(-1) == trace.unsqueeze(-2)
-    return same.tril(-1).any(-1)
+    equal = trace.unsqueeze(-1) == trace.unsqueeze(-2)
+    return equal.tril(-1).any(-1)
 
 
 def _expected(logits: Tensor, values: Tensor, over: Tensor) -> Tensor:

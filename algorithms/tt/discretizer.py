@@ -47,54 +47,54 @@ def fit(column: np.ndarray, bins: int, method: str = "quantile", meaning: str = 
         number = np.minimum(((u.astype(np.float64) - u[0]) / width).astype(np.int64), bins - 1)
         return _uniform(u, counts, number, bins, width, meaning)
     else:
-        first = _begins(u, counts, bins, alone)
+        first = _bin_starts(u, counts, bins, alone)
     end = np.append(first[1:], len(u))
-    wide = u.astype(np.float64)
+    doubles = u.astype(np.float64)
     if meaning == "mean":
-        values = np.add.reduceat(wide * counts, first) / np.add.reduceat(counts, first)
+        values = np.add.reduceat(doubles * counts, first) / np.add.reduceat(counts, first)
     else:
-        values = 0.5 * (wide[first] + wide[end - 1])
+        values = 0.5 * (doubles[first] + doubles[end - 1])
     # half-way between neighbours: a number that was rounded a little differently than the samples is still in its bin
-    edges = _between(u[first[1:] - 1], u[first[1:]])
+    edges = _midpoints(u[first[1:] - 1], u[first[1:]])
     return _padded(edges, values, np.ones(len(first), bool), bins)
 
 
-def _begins(u: np.ndarray, counts: np.ndarray, bins: int, alone: Sequence[float]) -> np.ndarray:
+def _bin_starts(u: np.ndarray, counts: np.ndarray, bins: int, alone: Sequence[float]) -> np.ndarray:
     """Indices of the sorted distinct values that are the smallest of a bin: int64, at most N."""
     weight = counts.astype(np.int64)
     for value in alone:
-        at = np.flatnonzero(u == np.float32(value))
-        if len(at) and bins > 2:  # as many as fill two bins, so that the rule below applies
-            weight[at] = np.maximum(weight[at], -(-2 * (weight.sum() - weight[at]) // (bins - 2)))
+        index = np.flatnonzero(u == np.float32(value))
+        if len(index) and bins > 2:  # as many as fill two bins, so that the rule below applies
+            weight[index] = np.maximum(weight[index], -(-2 * (weight.sum() - weight[index]) // (bins - 2)))
     ends = np.cumsum(weight)
     slots = np.searchsorted(ends, np.arange(bins) * ends[-1] // bins, side="right")  # the distinct value that each bin begins with
     first, times = np.unique(slots, return_counts=True)
-    full = first[times > 1] + 1  # a value that fills a bin: the next value begins the next one
-    return np.union1d(first, full[full < len(u)])
+    fillers = first[times > 1] + 1  # a value that fills a bin: the next value begins the next one
+    return np.union1d(first, fillers[fillers < len(u)])
 
 
 def _uniform(u: np.ndarray, counts: np.ndarray, number: np.ndarray, bins: int, width: float, meaning: str) -> Bins:
     values = float(u[0]) + width * (np.arange(bins) + 0.5)
-    there = np.bincount(number, minlength=bins) > 0
+    occupied = np.bincount(number, minlength=bins) > 0
     if meaning == "mean":
         total = np.bincount(number, weights=counts, minlength=bins)
         sums = np.bincount(number, weights=counts * u.astype(np.float64), minlength=bins)
-        values = np.where(there, sums / np.maximum(total, 1.0), values)
-    return _padded(float(u[0]) + width * np.arange(1, bins), values, there, bins)
+        values = np.where(occupied, sums / np.maximum(total, 1.0), values)
+    return _padded(float(u[0]) + width * np.arange(1, bins), values, occupied, bins)
 
 
-def _between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def _midpoints(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """float32 numbers half-way, above `low` and at most `high`, also where they are neighbours."""
     middle = (0.5 * (low.astype(np.float64) + high.astype(np.float64))).astype(np.float32)
     return np.where(middle > low, middle, high)
 
 
 def _padded(edges: np.ndarray, values: np.ndarray, seen: np.ndarray, bins: int) -> Bins:
-    more = bins - len(values)
+    missing = bins - len(values)
     return Bins(
-        torch.from_numpy(np.pad(edges, (0, more), constant_values=np.inf).astype(np.float32)).unsqueeze(0),
-        torch.from_numpy(np.pad(values, (0, more), mode="edge").astype(np.float32)).unsqueeze(0),
-        torch.from_numpy(np.pad(seen, (0, more))).unsqueeze(0),
+        torch.from_numpy(np.pad(edges, (0, missing), constant_values=np.inf).astype(np.float32)).unsqueeze(0),
+        torch.from_numpy(np.pad(values, (0, missing), mode="edge").astype(np.float32)).unsqueeze(0),
+        torch.from_numpy(np.pad(seen, (0, missing))).unsqueeze(0),
     )
 
 

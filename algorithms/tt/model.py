@@ -43,8 +43,8 @@ class TokenModel(nn.Module):
         before = past[0][0].shape[-2] if past else 0
         end = before + tokens.shape[-1]
         index = torch.arange(before, end, device=tokens.device)
-        of = index % self.dims
-        row = torch.where(tokens == self.bins, self.dims * self.bins, tokens + of * self.bins)
+        dim = index % self.dims
+        row = torch.where(tokens == self.bins, self.dims * self.bins, tokens + dim * self.bins)
         x = self.embed(row) + self.position[before:end]
         mask = self.mask(index, end)
         if past is not None:
@@ -73,5 +73,5 @@ def weighted_loss(logits: Tensor, tokens: Tensor, weights: Tensor, counted: Tens
     """
     target = tokens[:, 1:]
     entropy = -logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    each = weights.repeat(tokens.shape[-1] // len(weights))[1:]
-    return (entropy * each * counted[:, 1:]).mean(), entropy
+    token_weights = weights.repeat(tokens.shape[-1] // len(weights))[1:]
+    return (entropy * token_weights * counted[:, 1:]).mean(), entropy

@@ -46,10 +46,10 @@ class TokenSampler(SequenceSampler):
         device = dataset.device
         drawn = drawn_episodes(dataset)
         lengths = (dataset.episode_end - dataset.episode_start)[drawn]
-        first = torch.cumsum(lengths, 0) - lengths
-        steps = torch.arange(int(lengths.sum()), device=device) - torch.repeat_interleave(first, lengths)
+        starts = torch.cumsum(lengths, 0) - lengths
+        steps = torch.arange(int(lengths.sum()), device=device) - torch.repeat_interleave(starts, lengths)
         rows = torch.repeat_interleave(dataset.episode_start[drawn], lengths) + steps
-        last = torch.repeat_interleave(first + lengths - 1, lengths)
+        last = torch.repeat_interleave(starts + lengths - 1, lengths)
         rewards, values = self.targets(dataset)
         rewards, values = rewards[rows], values[rows]
         bins = self.fit(dataset, rows, rewards, values)
@@ -59,7 +59,7 @@ class TokenSampler(SequenceSampler):
             numbers = torch.cat([*self.columns(dataset, rows[block]), rewards[block, None], values[block, None]], -1)
             table[block] = encode(numbers, bins.edges.to(device)).to(kind)
         made = {"tokens": table, "ends": dataset.columns["terminations"][rows[last]]}
-        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, drawn, lengths, first))
+        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, drawn, lengths, starts))
         return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
 
     def targets(self, dataset: Dataset) -> tuple[Tensor, Tensor]:
@@ -81,13 +81,13 @@ class TokenSampler(SequenceSampler):
         """The bins of all dimensions, on the CPU."""
         sample = rows[torch.linspace(0, len(rows) - 1, min(len(rows), FITTED), dtype=torch.float64, device=rows.device).long()]
         observations, actions = (x.cpu().numpy() for x in self.columns(dataset, sample))
-        fitted = [self.bins_of(column) for column in observations.T]
+        bins = [self.bins_of(column) for column in observations.T]
         if self.spec.discrete:
-            fitted.append(discretizer.choices(self.spec.num_actions, self.bins, actions[:, 0].astype(np.int64)))
+            bins.append(discretizer.choices(self.spec.num_actions, self.bins, actions[:, 0].astype(np.int64)))
         else:
-            fitted += [self.bins_of(column) for column in actions.T]
+            bins += [self.bins_of(column) for column in actions.T]
         alone = () if self.terminal_reward is None else (self.terminal_reward,)
-        return discretizer.stack([*fitted, self.bins_of(rewards.cpu().numpy(), alone), self.bins_of(values.cpu().numpy(), alone)])
+        return discretizer.stack([*bins, self.bins_of(rewards.cpu().numpy(), alone), self.bins_of(values.cpu().numpy(), alone)])
 
     def bins_of(self, column: np.ndarray, alone: Sequence[float] = ()) -> Bins:
         """The bins of one dimension."""
