@@ -117,7 +117,7 @@ class COMBO(SoftActorCritic):
             sampled,
             c,
             rng.fold_in(key, 3),
-            joint=self.kit_joint if c.kit_compat else conservative.over_all,
+            joint=self.kit_joint if c.kit_compat else conservative.logsumexp_over_actions,
         )
         if c.penalised_states == "mix":
             q_data = soft.q_data[:, :real_rows]

@@ -19,10 +19,10 @@ from offrl.families.goal_conditioned import (
     GoalValueSettings,
     awr_loss,
     chosen_learner,
+    concatenate,
     ddpg_bc_loss,
     learner_field,
     make_values,
-    together,
 )
 from offrl.nn.residual import BLOCK, Encoders, ResidualEnsemble
 from offrl.optim import Params
@@ -119,7 +119,7 @@ class CRL(GoalConditioned):
 
     def energy(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """The smaller of the critics' energies, [B]."""
-        return self.row_energies("critic", state.params["critic"], together(observations, self.spec.encode(actions)), goals).amin(0)
+        return self.row_energies("critic", state.params["critic"], concatenate(observations, self.spec.encode(actions)), goals).amin(0)
 
     def floored(self, energies: Tensor) -> Tensor:
         """Pairs that are hardly ever of one trajectory are all alike to the actor, and have no gradient."""
@@ -146,7 +146,7 @@ class CRL(GoalConditioned):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         observations, goals = batch["observations"], batch[VALUE_GOALS]
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
-        pairs = together(observations, self.spec.encode(batch["actions"]))
+        pairs = concatenate(observations, self.spec.encode(batch["actions"]))
         state, critic = self.descend(state, "critic", self.contrastive_loss, "critic", pairs, goals)
         if self.learner != "awr":
             return state, {**critic, **actor}
@@ -154,5 +154,5 @@ class CRL(GoalConditioned):
         return state, {**critic, **value, **actor}
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
-        mean = self.policy.mode(self.apply("actor", state.params["actor"], together(observations, goals)))
+        mean = self.policy.mode(self.apply("actor", state.params["actor"], concatenate(observations, goals)))
         return -self.energy(state, observations, goals, mean)

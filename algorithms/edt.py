@@ -158,7 +158,7 @@ class EDTActor(SequenceActor):
         window = with_last(window, RETURNS, target)
         dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS], valid, None)
         actions = self.choose(tuple(x[:, -1] for x in dist), choose, explore)
-        return actions, self.acted(carry, window, actions)
+        return actions, self.with_actions(carry, window, actions)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         return dataclasses.replace(carry, window=with_last(carry.window, "rewards", rewards))

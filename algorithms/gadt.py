@@ -173,16 +173,16 @@ class GADTActor(SequenceActor):
     def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
         return dataclasses.replace(carry, goals=goals)
 
-    def now(self, carry: History, observations: Tensor) -> Batch:
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
         assert isinstance(carry, GoalHistory)
         goals = required_goals(self.algorithm, carry.goals)
         prompts = self.algorithm.subgoals.choose(self.high, observations, goals, self.candidates)
-        return {**super().now(carry, observations), PROMPTS: prompts}
+        return {**super().current_step(carry, observations), PROMPTS: prompts}
 
 
 def check_values(run: Pretrained) -> None:
     """Raise UserError for a run without subgoals."""
-    Subgoals.of(run)
+    Subgoals.of_run(run)
 
 
 def hiql_settings(config: GADTConfig) -> dict[str, Any]:

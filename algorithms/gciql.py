@@ -15,12 +15,12 @@ from offrl.families.goal_conditioned import (
     GoalTargetSettings,
     awr_loss,
     chosen_learner,
+    concatenate,
     ddpg_bc_loss,
     goal_rewards,
     learner_field,
     make_net,
     make_values,
-    together,
 )
 from offrl.optim import Params
 from offrl.registry import register
@@ -54,11 +54,11 @@ class GCIQL(GoalConditioned):
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
         """V(s, g) [B]."""
-        return self.apply("value", value, together(observations, goals)).squeeze(-1)
+        return self.apply("value", value, concatenate(observations, goals)).squeeze(-1)
 
     def twin_q(self, critic: Params, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """Twin Q(s, g, a) [2, B]."""
-        return self.apply("critic", critic, together(observations, goals, self.spec.encode(actions))).squeeze(-1)
+        return self.apply("critic", critic, concatenate(observations, goals, self.spec.encode(actions))).squeeze(-1)
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """The smaller Q(s, g, a) [B]."""

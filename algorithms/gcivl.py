@@ -10,7 +10,7 @@ from offrl import losses
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, goal_rewards, make_values, together
+from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, concatenate, goal_rewards, make_values
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -41,7 +41,7 @@ class GCIVL(GoalConditioned):
 
     def v(self, value: Params, observations: Tensor, goals: Tensor) -> Tensor:
         """Twin values [2, B]."""
-        return self.apply("value", value, together(observations, goals)).squeeze(-1)
+        return self.apply("value", value, concatenate(observations, goals)).squeeze(-1)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g)."""

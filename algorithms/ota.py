@@ -23,7 +23,7 @@ from offrl.data.samplers.goals import (
     GoalSampler,
 )
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, goal_rewards, together
+from offrl.families.goal_conditioned import GoalConditioned, concatenate, goal_rewards
 from offrl.families.hierarchical import (
     HierarchicalActor,
     SubgoalSettings,
@@ -108,7 +108,7 @@ class OTA(GoalConditioned):
         value, observations, subgoals = state.params["value"], batch["observations"], batch[LOW_GOALS]
         advantage = (self.v(value, batch["next_observations"], subgoals) - self.v(value, observations, subgoals)).mean(0)
         weight = losses.advantage_weight(advantage, self.config.low_temperature)
-        dist = self.apply("actor", actor, together(observations, self.represent(value, observations, subgoals)))
+        dist = self.apply("actor", actor, concatenate(observations, self.represent(value, observations, subgoals)))
         loss = -(weight * self.policy.log_prob(dist, batch["actions"])).mean()
         return loss, {"low/loss": loss, "low/advantage": advantage.mean(), "low/weight": weight.mean()}
 
@@ -118,7 +118,7 @@ class OTA(GoalConditioned):
         advantage = (self.v(value, batch[HIGH_TARGET_STATES], goals, "high") - self.v(value, observations, goals, "high")).mean(0)
         weight = losses.advantage_weight(advantage, self.config.high_temperature)
         subgoal = self.represent(value, observations, batch[HIGH_TARGETS])
-        dist = self.apply("high", high, together(observations, goals))
+        dist = self.apply("high", high, concatenate(observations, goals))
         loss = -(weight * self.networks["high"].log_prob(dist, subgoal)).mean()  # type: ignore[operator]
         metrics = {"high/loss": loss, "high/advantage": advantage.mean(), "high/weight": weight.mean()}
         if self.adjacency is None:
@@ -144,7 +144,7 @@ class OTA(GoalConditioned):
 
     def subgoals(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         """The latents [B, D] of the subgoals that the high level chooses, scaled back to the sphere on which phi lies."""
-        return on_sphere(self.apply("high", state.params["high"], together(observations, goals))[0])
+        return on_sphere(self.apply("high", state.params["high"], concatenate(observations, goals))[0])
 
     def actor(self, state: TrainState) -> Actor:
         return HierarchicalActor(self, state)

@@ -132,8 +132,11 @@ class VADTActor(SequenceActor):
         carry = super().start(episodes)
         return dataclasses.replace(carry, window={**carry.window, PROMPTS: torch.zeros(episodes, 0)})
 
-    def now(self, carry: History, observations: Tensor) -> Batch:
-        return {**super().now(carry, observations), PROMPTS: self.algorithm.teacher.value(self.state.extra["value"], observations).mean}
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        return {
+            **super().current_step(carry, observations),
+            PROMPTS: self.algorithm.teacher.value(self.state.extra["value"], observations).mean,
+        }
 
 
 def check_values(run: Pretrained) -> None:

@@ -60,10 +60,10 @@ class MetaDTActor(TargetReturnActor):
         window = {**carry.window, TASK: torch.zeros(episodes, 0, algorithm.embedding)}
         return TaskHistory(window, carry.remaining, carry.t, episode, {}, prompt)
 
-    def now(self, carry: History, observations: Tensor) -> Batch:
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
         assert isinstance(carry, TaskHistory)
         task = self.algorithm.model.task(self.state.extra["task_model"], *self.recent(carry.episode))
-        return {**super().now(carry, observations), TASK: task}
+        return {**super().current_step(carry, observations), TASK: task}
 
     def recent(self, episode: Batch) -> tuple[Tensor, ...]:
         """The last transitions as the encoder takes them, behind zeros where the episode is shorter."""
@@ -72,7 +72,7 @@ class MetaDTActor(TargetReturnActor):
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         window = self.enter(carry, observations)
-        dist = self.last({**window, **{PROMPT + name: column for name, column in carry.prompt.items()}})
+        dist = self.action_distribution({**window, **{PROMPT + name: column for name, column in carry.prompt.items()}})
         actions = self.choose(dist, key, explore)
         transition = {
             "observations": observations,

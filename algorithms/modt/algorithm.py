@@ -163,8 +163,8 @@ class MODTActor(TargetReturnActor):
         carry = super().start(episodes)
         return dataclasses.replace(carry, window={**carry.window, REGIONS: torch.zeros(episodes, 0, dtype=torch.int64)})
 
-    def now(self, carry: History, observations: Tensor) -> Batch:
-        return {**super().now(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        return {**super().current_step(carry, observations), REGIONS: torch.zeros(len(observations), dtype=torch.int64)}
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         window, (region_key, action_key) = self.enter(carry, observations), rng.split(key)
@@ -172,9 +172,9 @@ class MODTActor(TargetReturnActor):
         logits = regions[:, -1]
         stochastic = explore and self.algorithm.config.policy != "deterministic"
         window = with_last(window, REGIONS, rng.categorical(region_key, logits) if stochastic else logits.argmax(-1))
-        actions = self.choose(self.last(window), action_key, explore)
-        return actions, self.acted(carry, window, actions)
+        actions = self.choose(self.action_distribution(window), action_key, explore)
+        return actions, self.with_actions(carry, window, actions)
 
-    def last(self, window: Batch) -> tuple[Tensor, ...]:
+    def action_distribution(self, window: Batch) -> tuple[Tensor, ...]:
         dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
         return tuple(x[:, -1] for x in dist)

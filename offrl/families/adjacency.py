@@ -50,7 +50,7 @@ class Adjacency(nn.Module):
 
 
 def length(x: Tensor) -> Tensor:
-    """Euclidean, [B], of vectors [B, D]; it has a gradient at 0."""
+    """Euclidean length [B] of vectors [B, D]; it has a gradient at 0."""
     return (x.square().sum(-1) + 1e-12).sqrt()
 
 
@@ -84,10 +84,10 @@ class AdjacencyConstraint(Part):
         psi = self(params, "psi", observations)
         distances, error = [], torch.zeros((), device=psi.device)
         for states, latents in ((NEAR_STATES, near_latents), (ANY_STATES, any_latents)):
-            other = self(params, "psi", batch[states])
-            read = self(params, "reads", observations, latents)
-            distances.append(length(psi - other))
-            error = error + 0.5 * (read - other.detach()).square().sum(-1).mean()
+            psi_w = self(params, "psi", batch[states])
+            prediction = self(params, "reads", observations, latents)
+            distances.append(length(psi - psi_w))
+            error = error + 0.5 * (prediction - psi_w.detach()).square().sum(-1).mean()
         contrasts = 0.5 * (contrast(distances[0], torch.ones_like(adjacent)) + contrast(distances[1], adjacent))
         loss = contrasts + error
         metrics = {"adjacency/loss": loss, "adjacency/contrast": contrasts, "adjacency/missed": error}

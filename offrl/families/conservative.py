@@ -104,17 +104,17 @@ class SampledActions(NamedTuple):
 
 def sampled_actions(sample_policy: SamplePolicy, batch: Batch, n: int, key: Tensor) -> SampledActions:
     """M = 3 n actions for each state of the batch: n uniform ones, n of the policy at s, and n of the policy at s'."""
-    uniform, present, following = rng.split(key, 3)
+    uniform_key, state_key, next_key = rng.split(key, 3)
     shape = (n, *batch["actions"].shape)
-    random = rng.uniform(uniform, shape, -1.0, 1.0)
-    density = torch.full(shape[:2], -shape[-1] * math.log(2.0), device=random.device)
-    now, log_now = sample_policy(batch["observations"], present, n)
-    later, log_later = sample_policy(batch["next_observations"], following, n)
-    return SampledActions(torch.cat([random, now, later]), torch.cat([density, log_now, log_later]))
+    uniform = rng.uniform(uniform_key, shape, -1.0, 1.0)
+    density = torch.full(shape[:2], -shape[-1] * math.log(2.0), device=uniform.device)
+    state_actions, state_density = sample_policy(batch["observations"], state_key, n)
+    next_actions, next_density = sample_policy(batch["next_observations"], next_key, n)
+    return SampledActions(torch.cat([uniform, state_actions, next_actions]), torch.cat([density, state_density, next_density]))
 
 
 class SoftMaximum(NamedTuple):
-    """The soft maximum of Q(s, .) over actions, and what it was made of."""
+    """The soft maximum of Q(s, .) over actions, and the values of Q in it."""
 
     level: Tensor  # [E, B]: temperature * log sum_a exp(Q(s, a) / temperature)
     q_data: Tensor  # [E, B]: Q at the data's action
@@ -128,7 +128,7 @@ def exact_soft_maximum(critic: Critic, params: Params, batch: Batch, temperature
     return SoftMaximum(temperature * (q / temperature).logsumexp(-1), q.gather(2, index).squeeze(2), q)
 
 
-def over_all(scores: Tensor) -> Tensor:
+def logsumexp_over_actions(scores: Tensor) -> Tensor:
     """The logsumexp of scores [E, M, B] over the M actions: [E, B]."""
     return scores.logsumexp(1)
 
@@ -142,56 +142,56 @@ def soft_maximum(
     key: Tensor,
     *,
     bound: Callable[[Tensor], Tensor] = lambda q: q,
-    joint: Callable[[Tensor], Tensor] = over_all,
+    joint: Callable[[Tensor], Tensor] = logsumexp_over_actions,
 ) -> SoftMaximum:
     """The soft maximum, each action's exp(Q) divided by the density that it was drawn with (appendix F of the paper).
 
     The temperature divides what the densities have been subtracted from, as in the implementation followed. Without `importance` actions
     count alike, and the data's is one of them. With `gradient_samples` the value is the same, and the gradient `sampled_gradient`'s.
 
-    bound: of the values [E, M, B], what the penalty takes for them (Cal-QL). joint: what scores come to (COMBO).
+    bound: from the values [E, M, B] to those that enter the penalty (Cal-QL). joint: the reduction of scores over actions (COMBO).
     """
     observations, temperature = batch["observations"], config.cql_temperature
     q_data = critic.q(params, observations, batch["actions"])
     constant = {k: v.detach() for k, v in params.items()} if config.gradient_samples else params
     q = critic.q(constant, observations, sampled.actions)
     values, actions = bound(q), sampled.actions
-    free = values == q  # where a change of Q changes what the penalty takes for it
+    differentiable = values == q  # where a change of Q changes the value in the penalty
     if config.importance:
         scores = (values - sampled.log_density) / temperature
     else:
-        last = q_data.detach() if config.gradient_samples else q_data
+        data_scores = q_data.detach() if config.gradient_samples else q_data
         actions = torch.cat([actions, batch["actions"].unsqueeze(0)])
-        free = torch.cat([free, free.new_ones(last.shape).unsqueeze(1)], 1)
-        scores = torch.cat([values, last.unsqueeze(1)], 1) / temperature
+        differentiable = torch.cat([differentiable, differentiable.new_ones(data_scores.shape).unsqueeze(1)], 1)
+        scores = torch.cat([values, data_scores.unsqueeze(1)], 1) / temperature
     level = temperature * joint(scores)
     if config.gradient_samples:
-        level = level + sampled_gradient(critic, params, observations, actions, scores, free, config.gradient_samples, key)
+        level = level + sampled_gradient(critic, params, observations, actions, scores, differentiable, config.gradient_samples, key)
     return SoftMaximum(level, q_data, q)
 
 
 def sampled_gradient(
-    critic: Critic, params: Params, observations: Tensor, actions: Tensor, scores: Tensor, free: Tensor, n: int, key: Tensor
+    critic: Critic, params: Params, observations: Tensor, actions: Tensor, scores: Tensor, differentiable: Tensor, n: int, key: Tensor
 ) -> Tensor:
     """Zeros [E, B] whose gradient is in expectation that of the logsumexp of scores [E, M, B] over actions [M, B, A].
 
     That gradient is the mean of Q's over actions drawn from the softmax of the scores, so it is enough to differentiate the n that are
-    drawn. free [E, M, B]: whether Q has a gradient there.
+    drawn. differentiable [E, M, B]: True where Q has a gradient.
     """
     size, _, rows = scores.shape
-    drawn = rng.categorical(key, scores.detach().transpose(1, 2).expand(n, size, rows, -1))  # [n, E, B]
-    index = drawn.transpose(0, 1)  # [E, n, B]
-    picked = actions.expand(size, *actions.shape).gather(1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1]))
-    inputs = torch.cat([observations.expand(size, n, *observations.shape), picked], -1)
+    sample = rng.categorical(key, scores.detach().transpose(1, 2).expand(n, size, rows, -1))  # [n, E, B]
+    index = sample.transpose(0, 1)  # [E, n, B]
+    sample_actions = actions.expand(size, *actions.shape).gather(1, index.unsqueeze(-1).expand(-1, -1, -1, actions.shape[-1]))
+    inputs = torch.cat([observations.expand(size, n, *observations.shape), sample_actions], -1)
     q = critic.head.mean(critic(params, inputs.flatten(1, 2))).reshape(size, n, rows)
-    return ((q - q.detach()) * free.gather(1, index)).mean(1)
+    return ((q - q.detach()) * differentiable.gather(1, index)).mean(1)
 
 
 def simultaneous(state: TrainState, steps: Mapping[str, tuple[TrainState, Metrics]]) -> tuple[TrainState, Metrics]:
     """The state after one step of each module, all of them made from `state`; the critic's step may have changed `extra` too."""
-    after = state._replace(
+    next_state = state._replace(
         params={name: steps[name][0].params[name] for name in state.params},
         opt={name: steps[name][0].opt[name] for name in state.opt},
         extra=steps["critic"][0].extra,
     )
-    return after, {k: v for _, metrics in steps.values() for k, v in metrics.items()}
+    return next_state, {k: v for _, metrics in steps.values() for k, v in metrics.items()}

@@ -111,7 +111,7 @@ class Critic(Part):
     config: CriticSettings
 
     def __init__(self, config: Any, spec: DataSpec, size: int | None = None) -> None:
-        """spec: of the observations and actions that are judged. size: critics; None: as many as the settings say. Raises UserError."""
+        """spec: of the critics' observations and actions. size: critics; None: as many as the settings say. Raises UserError."""
         super().__init__(config, spec)
         if config.target_critics > config.critics:
             raise UserError(f"algo.target_critics={config.target_critics} is more than algo.critics={config.critics}")
@@ -150,15 +150,15 @@ class Critic(Part):
         actions [M, B, A] instead of [B, A]: M actions for each observation in one batch, [E, M, B, out_dim].
         """
         if self.spec.discrete:
-            each = self.logits_of_all(params, observations, key)
-            index = actions.view(1, -1, 1, 1).expand(each.shape[0], -1, 1, each.shape[-1])
-            return each.gather(2, index).squeeze(2)
+            outputs = self.logits_of_all(params, observations, key)
+            index = actions.view(1, -1, 1, 1).expand(outputs.shape[0], -1, 1, outputs.shape[-1])
+            return outputs.gather(2, index).squeeze(2)
         if actions.ndim == 2:
             return self(params, torch.cat([observations, actions], -1), key)
-        several, rows = actions.shape[:2]
-        inputs = torch.cat([observations.expand(several, *observations.shape), actions], -1)
-        out = self(params, inputs.reshape(several * rows, -1), key)
-        return out.reshape(out.shape[0], several, rows, out.shape[-1])
+        count, rows = actions.shape[:2]
+        inputs = torch.cat([observations.expand(count, *observations.shape), actions], -1)
+        out = self(params, inputs.reshape(count * rows, -1), key)
+        return out.reshape(out.shape[0], count, rows, out.shape[-1])
 
     def logits_of_all(self, params: Params, observations: Tensor, key: Tensor | None = None) -> Tensor:
         """Outputs of every critic for every discrete action: [E, B, K, out_dim]."""
@@ -187,13 +187,13 @@ class Critic(Part):
         Its outputs, if the head needs them, are the policy's mixture of the distributions of the smallest critics, as log probabilities
         [B, bins]. reduce: see `reduce_ensemble`.
         """
-        each = self.logits_of_all(params, observations)  # [E, B, K, out_dim]
-        values = self.head.mean(each)
+        outputs = self.logits_of_all(params, observations)  # [E, B, K, out_dim]
+        values = self.head.mean(outputs)
         value = (log_p.exp() * self.reduce_ensemble(values, reduce)).sum(-1)
         if not self.head.distributional:
             return Values(value)
-        index = values.argmin(0)[None, ..., None].expand(1, *each.shape[1:])
-        return Values(value, (each.log_softmax(-1).gather(0, index).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2))
+        index = values.argmin(0)[None, ..., None].expand(1, *outputs.shape[1:])
+        return Values(value, (outputs.log_softmax(-1).gather(0, index).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2))
 
     @staticmethod
     def reduce_ensemble(values: Tensor, reduce: str = "min") -> Tensor:
@@ -201,12 +201,12 @@ class Critic(Part):
         return values.mean(0) if reduce == "mean" else values.amin(0)
 
     def target_critics(self, state: TrainState, key: Tensor) -> Params:
-        """The target critics that a target asks: all, or a random subset (REDQ, arXiv 2101.05982)."""
+        """The target critics of a TD target: all, or a random subset (REDQ, arXiv 2101.05982)."""
         c, target = self.config, state.target["critic"]
         if c.target_critics in (0, c.critics):
             return target
-        chosen = rng.uniform(key, (c.critics,)).topk(c.target_critics).indices
-        return {k: v[chosen] for k, v in target.items()}
+        indices = rng.uniform(key, (c.critics,)).topk(c.target_critics).indices
+        return {k: v[indices] for k, v in target.items()}
 
     def td_target(self, batch: Batch, next_value: Values, discount: float | Tensor | None = None) -> Target:
         """r + discount (1 - terminated) V(s'). discount: of what follows a transition; None: the settings'."""
@@ -215,7 +215,7 @@ class Critic(Part):
         return Target(y, self.bootstrap(next_value, gamma * batch["masks"]))
 
     def bootstrap(self, next_value: Values, scale: Tensor) -> Bootstrap | None:
-        """The next value's distribution, which counts `scale` [B] in the target; None for a head that looks at no distribution."""
+        """The next value's distribution, which counts `scale` [B] in the target; None for a head without a distribution."""
         if not self.head.distributional or next_value.logits is None:
             return None
         return Bootstrap(next_value.logits, scale)
@@ -259,18 +259,18 @@ class Critic(Part):
         gradient (arXiv 2302.01244, the robust regularisation with one step of FGSM)."""
         constant = {k: v.detach() for k, v in params.items()}
 
-        def values(p: Params, each: Tensor) -> Tensor:  # of each critic at observations [E, B, O] of its own
+        def values(p: Params, inputs: Tensor) -> Tensor:  # of each critic at observations [E, B, O] of its own
             if self.spec.discrete:
-                out = self(p, each)
+                out = self(p, inputs)
                 q = self.head.mean(out.reshape(*out.shape[:2], self.spec.num_actions, self.head.out_dim))
                 return q.gather(2, actions.view(1, -1, 1).expand(q.shape[0], -1, 1)).squeeze(2)
-            return self.head.mean(self(p, torch.cat([each, actions.expand(each.shape[0], *actions.shape)], -1)))
+            return self.head.mean(self(p, torch.cat([inputs, actions.expand(inputs.shape[0], *actions.shape)], -1)))
 
-        each = observations.expand(self.config.critics, *observations.shape)
+        inputs = observations.expand(self.config.critics, *observations.shape)
         # the sum over critics has each critic's slope apart, for each has observations of its own
-        slope = grad(lambda x: values(constant, x).sum())(each)
-        moved = values(params, each + self.config.lipschitz_radius * slope.detach().sign())
-        return (moved - values(params, each)).square().mean(-1).sum()
+        slope = grad(lambda x: values(constant, x).sum())(inputs)
+        shifted_values = values(params, inputs + self.config.lipschitz_radius * slope.detach().sign())
+        return (shifted_values - values(params, inputs)).square().mean(-1).sum()
 
     def regularised(self, state: TrainState) -> TrainState:
         """The state after an update of the critics: their singular values within `spectral_norm`, where it is set."""
@@ -283,9 +283,9 @@ class Critic(Part):
             for name, v in state.extra["spectral"].items():
                 w = critic[name]  # [E, in, out]
                 u = nn.functional.normalize(torch.einsum("eio,eo->ei", w, v), dim=-1)
-                after = torch.einsum("eio,ei->eo", w, u)
+                product = torch.einsum("eio,ei->eo", w, u)
                 # a layer of zeros has no direction: the old one is kept, lest the bound be off for ever
-                vectors[name] = torch.where(after.norm(dim=-1, keepdim=True) > 1e-12, nn.functional.normalize(after, dim=-1), v)
+                vectors[name] = torch.where(product.norm(dim=-1, keepdim=True) > 1e-12, nn.functional.normalize(product, dim=-1), v)
                 sigma = torch.einsum("eio,ei,eo->e", w, u, vectors[name])
                 critic[name] = w * (self.config.spectral_norm / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})

@@ -108,12 +108,12 @@ class ZeroShot(Algorithm):
     def draw_z(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """The tasks [B, D] of a batch: uniform on the sphere of radius sqrt(D), or B of the batch's states, shuffled. Constants."""
         count = len(batch["rewards"])
-        draw, mix, shuffle = rng.split(key, 3)
-        z = on_sphere(rng.normal(draw, (count, self.config.z_dim)))
-        order = rng.permuted(shuffle, torch.arange(count, device=key.device), count)
+        sphere_key, mix_key, shuffle_key = rng.split(key, 3)
+        z = on_sphere(rng.normal(sphere_key, (count, self.config.z_dim)))
+        order = rng.permuted(shuffle_key, torch.arange(count, device=key.device), count)
         goals = self.backward_map(state.params["representation"], batch["observations"][order])
-        reached = rng.uniform(mix, (count, 1)) < self.config.goal_share
-        return torch.where(reached, goals.to(z.dtype), z)
+        from_goals = rng.uniform(mix_key, (count, 1)) < self.config.goal_share
+        return torch.where(from_goals, goals.to(z.dtype), z)
 
     def target_measure(self, state: TrainState, batch: Batch, actions: Tensor, z: Tensor) -> Tensor:
         """The smaller of the target networks' F(s', a', z) . B(s'_j): [B, B]."""
@@ -163,8 +163,8 @@ class ZeroShotActor(Actor):
 
     def infer_task(self, next_observations: Tensor, rewards: Tensor) -> Actor:
         config = dataclasses.replace(self.algorithm.config, task="reward", inference_samples=len(rewards))
-        other = with_config(self.algorithm, config)
-        return other.actor(self.state._replace(extra={**self.state.extra, "states": next_observations, "rewards": rewards}))
+        algorithm = with_config(self.algorithm, config)
+        return algorithm.actor(self.state._replace(extra={**self.state.extra, "states": next_observations, "rewards": rewards}))
 
 
 def measure(f: Tensor, b: Tensor) -> Tensor:

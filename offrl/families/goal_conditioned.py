@@ -81,7 +81,7 @@ class GoalActor(Actor):
         return goals
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        dist = self.apply("actor", together(observations, required_goals(self.algorithm, carry)))
+        dist = self.apply("actor", concatenate(observations, required_goals(self.algorithm, carry)))
         return self.choose(dist, key, explore), carry
 
 
@@ -124,7 +124,7 @@ class GoalConditioned(Algorithm):
 
     def imitation(self, actor: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
         """The policy's distribution at the actor's goals, and the log density [B] of the data's actions."""
-        dist = self.apply("actor", actor, together(batch["observations"], batch[ACTOR_GOALS]))
+        dist = self.apply("actor", actor, concatenate(batch["observations"], batch[ACTOR_GOALS]))
         return dist, self.policy.log_prob(dist, batch["actions"])
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
@@ -141,7 +141,7 @@ def make_values(config: Any, size: int, inputs: int, outputs: int = 1) -> Ensemb
 
 
 def make_net(config: Any, inputs: int, outputs: int) -> MLP:
-    """One such network."""
+    """A single network of that form, without an ensemble."""
     return MLP(inputs, config.hidden, outputs, activation="gelu_tanh", layer_norm=config.layer_norm, init="xavier")
 
 
@@ -149,7 +149,7 @@ def make_net(config: Any, inputs: int, outputs: int) -> MLP:
 
 
 def learner_field() -> Any:
-    """The setting that chooses between the two."""
+    """The setting `learner`, which chooses between the two."""
     return setting(
         "auto",
         "how values improve the policy: ddpg_bc, by their gradient; awr, by weights of imitation; auto: ddpg_bc, for discrete actions awr",
@@ -180,8 +180,8 @@ def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> tupl
     return loss, {"actor/loss": loss, "actor/q": q.mean(), "actor/log_prob": log_prob.mean()}
 
 
-def together(*parts: Tensor) -> Tensor:
-    """Side by side as one network input: [B, ...] each -> [B, sum of widths]."""
+def concatenate(*parts: Tensor) -> Tensor:
+    """Tensors side by side as one network input: [B, ...] each -> [B, sum of widths]."""
     return torch.cat([p.flatten(1) for p in parts], -1)
 
 

@@ -19,7 +19,7 @@ from offrl.data.samplers.adjacency import AdjacentSampler
 from offrl.data.samplers.goals import GoalSampler
 from offrl.errors import UserError
 from offrl.families.adjacency import AdjacencyConstraint
-from offrl.families.goal_conditioned import GoalActor, GoalTargetSettings, make_net, make_values, required_goals, together
+from offrl.families.goal_conditioned import GoalActor, GoalTargetSettings, concatenate, make_net, make_values, required_goals
 from offrl.nn import MLP, EnsembleMLP
 from offrl.nn.policies import UnitGaussian
 from offrl.optim import Params
@@ -54,7 +54,7 @@ def on_sphere(x: Tensor) -> Tensor:
 
 
 class GoalValue(nn.Module):
-    """Twin V(s, phi(s, g)), and more such heads: phi, which is trained by the values alone, is what the levels call a goal."""
+    """Twin V(s, phi(s, g)), and more such heads: phi, which is trained by the values alone, is the goal of both levels."""
 
     def __init__(self, represent: MLP, heads: dict[str, EnsembleMLP]) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class GoalValue(nn.Module):
 
     def forward(self, part: str, observations: Tensor, goals: Tensor) -> Tensor:
         """`part`: "represent", phi [B, D]; or a head's name, its values [2, B]."""
-        goal = on_sphere(self.represent(together(observations, goals)))
-        return goal if part == "represent" else self.heads[part](together(observations, goal)).squeeze(-1)
+        goal = on_sphere(self.represent(concatenate(observations, goals)))
+        return goal if part == "represent" else self.heads[part](concatenate(observations, goal)).squeeze(-1)
 
 
 def make_goal_value(config: Any, spec: DataSpec, goal_dim: int, heads: Sequence[str]) -> GoalValue:
@@ -78,7 +78,7 @@ def make_high_level(config: Any, spec: DataSpec, goal_dim: int) -> UnitGaussian:
 
 
 def make_adjacency(config: Any, spec: DataSpec) -> AdjacencyConstraint | None:
-    """HRAC's constraint, where `adjacency_weight` asks for it. Raises UserError."""
+    """HRAC's constraint, where `adjacency_weight` is above 0. Raises UserError."""
     if config.adjacency_dims > spec.observation_dim:
         raise UserError(f"algo.adjacency_dims={config.adjacency_dims} is more than the {spec.observation_dim} entries of an observation")
     return AdjacencyConstraint(config, spec) if config.adjacency_weight else None
@@ -94,8 +94,8 @@ def subgoal_sampler(sampler: GoalSampler, config: Any) -> GoalSampler:
 
 def value_targets(state: TrainState) -> Params:
     """Parameters of V': the heads' Polyak copies over the online phi, for in OGBench's code V and its target share one phi."""
-    shared = {k: p for k, p in state.params["value"].items() if k.startswith("represent.")}
-    return {**state.target["value"], **shared}
+    representation = {k: p for k, p in state.params["value"].items() if k.startswith("represent.")}
+    return {**state.target["value"], **representation}
 
 
 class HierarchicalActor(GoalActor):
@@ -105,4 +105,4 @@ class HierarchicalActor(GoalActor):
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         subgoal = self.algorithm.subgoals(self.state, observations, required_goals(self.algorithm, carry))
-        return self.choose(self.apply("actor", together(observations, subgoal)), key, explore), carry
+        return self.choose(self.apply("actor", concatenate(observations, subgoal)), key, explore), carry

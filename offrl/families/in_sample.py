@@ -83,7 +83,7 @@ def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
 
 
 def value_batch(config: Any, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor) -> tuple[Batch, Tensor]:
-    """Observations and Q [B'] for V's loss: at the data's actions, with noise where it is asked for, and then at random ones.
+    """Observations and Q [B'] for V's loss: at the data's actions, with noise where `action_noise` is above 0, and then at random ones.
 
     params: of the critics that gave q [B] at the data's actions.
     """
@@ -118,12 +118,12 @@ def huber_objective(config: Any, critic: Critic) -> Objective | None:
 
 
 def value_metrics(rows: Tensor, q: Tensor, v: Tensor) -> Metrics:
-    """Metrics of a steep loss of V, [B] each: beside its mean what a spike shows in, one row's part of it and how far V is from Q."""
+    """Metrics of a steep loss of V, [B] each: beside its mean, to show spikes, a row's largest loss and V's largest distance from Q."""
     gap = (q - v).detach().abs()
     return {"value/loss": rows.mean(), "value/v": v.mean(), "value/largest": rows.amax(), "value/gap": gap.amax()}
 
 
-def gradient_norm(before: OptState, after: OptState, adam: Adam) -> Tensor:
+def gradient_norm(previous: OptState, current: OptState, adam: Adam) -> Tensor:
     """Norm [] of the gradient that Adam was given between two of its states: its first moment keeps it."""
-    old, new = cast(Params, before["mu"]), cast(Params, after["mu"])
-    return global_norm({k: (new[k] - adam.beta1 * old[k]) / (1.0 - adam.beta1) for k in new})
+    old_mu, new_mu = cast(Params, previous["mu"]), cast(Params, current["mu"])
+    return global_norm({k: (new_mu[k] - adam.beta1 * old_mu[k]) / (1.0 - adam.beta1) for k in new_mu})

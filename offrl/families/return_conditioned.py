@@ -41,11 +41,11 @@ def fit_target_return(config: Any, dataset: Dataset) -> Any:
     Returns, as in `SequenceSampler`, are in the units of the recorded rewards.
     """
     returns = dataset.raw_returns[drawn_episodes(dataset).cpu()]
-    best, largest = float(returns.max()), float(returns.abs().max())
+    best, magnitude = float(returns.max()), float(returns.abs().max())
     if config.target_return is None:
         config = dataclasses.replace(config, target_return=round_digits(best))
     if config.return_scale is None:
-        config = dataclasses.replace(config, return_scale=round_digits(largest) or 1.0)
+        config = dataclasses.replace(config, return_scale=round_digits(magnitude) or 1.0)
     return config
 
 
@@ -55,7 +55,7 @@ def recorded(rewards: Tensor, spec: DataSpec) -> Tensor:
 
 
 def round_digits(value: float, digits: int = 5) -> float:
-    """A number with `digits` significant digits: the same on machines that add up in another order, for it is part of what a run is."""
+    """A number with `digits` significant digits: the same on machines that add up in another order, for it is part of a run's identity."""
     return 0.0 if value == 0.0 else round(value, digits - 1 - math.floor(math.log10(abs(value))))
 
 
@@ -96,7 +96,7 @@ class OutcomeActor(Actor):
         return self.choose(dist, key, explore), carry
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
-        # an average stays the target, as in the authors' evaluation: what was earned is not taken off it
+        # an average stays the target, as in the authors' evaluation: the rewards earned are not subtracted
         return carry if self.algorithm.config.condition == "average" else carry - recorded(rewards, self.algorithm.spec)
 
 
@@ -136,8 +136,8 @@ class OutcomeConditioned(Algorithm):
         share = returns / self.config.return_scale
         if self.config.condition != "average":
             return share
-        remaining = (self.config.longest - timesteps).clamp(min=1)
-        return share * self.config.longest / remaining
+        steps_to_go = (self.config.longest - timesteps).clamp(min=1)
+        return share * self.config.longest / steps_to_go
 
     def actor(self, state: TrainState) -> Actor:
         return OutcomeActor(self, state)

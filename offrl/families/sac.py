@@ -83,7 +83,7 @@ class SoftActorCritic(Algorithm):
         return critics.optimizer(c, "actor" if name == "entropy" else name)
 
     @property
-    def wanted_entropy(self) -> float:
+    def target_entropy(self) -> float:
         """The entropy that the policy is held at: `target_entropy`, or -A; for K discrete actions a tenth of log K.
 
         arXiv 1910.07207 holds discrete policies near log K, for exploration; learnt from data alone that is a policy of mostly random
@@ -92,8 +92,8 @@ class SoftActorCritic(Algorithm):
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         s = self.spec
-        usual = 0.1 * math.log(s.num_actions) if s.discrete else -float(s.action_dim)
-        return self.config.target_entropy_scale * usual
+        default = 0.1 * math.log(s.num_actions) if s.discrete else -float(s.action_dim)
+        return self.config.target_entropy_scale * default
 
     def sample(self, actor: Params, observations: Tensor, key: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
         """Reparametrised actions [B, A] and their log densities [B]; with `count` [count, B, A] and [count, B]."""
@@ -113,7 +113,7 @@ class SoftActorCritic(Algorithm):
         """-log alpha * (log pi + target entropy), the usual form; negative_entropy [B]: log densities, or minus the entropies."""
         weight = self.apply("entropy", entropy)
         # not weight.log(): where the entropy stays above its target the weight falls for good, and in the end to 0
-        loss = -(entropy["log"] * (negative_entropy + self.wanted_entropy)).mean()
+        loss = -(entropy["log"] * (negative_entropy + self.target_entropy)).mean()
         return loss, {"entropy/weight": weight, "entropy/policy": -negative_entropy.mean()}
 
     def weight(self, state: TrainState) -> Tensor:
@@ -163,19 +163,19 @@ class SoftActorCritic(Algorithm):
         if not self.critic.head.distributional:
             return self.critic.td_target(batch, Values(value))
         width = logits.shape[-1]
-        chosen = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(1)  # [E, B, out_dim]
-        return self.critic.td_target(batch, Values(value, self.critic.smallest(chosen).logits))
+        best_logits = logits.gather(1, best.view(1, 1, -1, 1).expand(logits.shape[0], 1, -1, width)).squeeze(1)  # [E, B, out_dim]
+        return self.critic.td_target(batch, Values(value, self.critic.smallest(best_logits).logits))
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma (min_j Q'_j(s', a') - alpha log pi(a'|s')) - Q_i(s, a))^2, summed over critics i."""
         return self.critic.loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        now, after = rng.split(key)
-        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], now)
+        actor_key, critic_key = rng.split(key)
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["observations"], actor_key)
         state, entropy = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, now)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, after)
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**entropy, **actor, **critic}
 
@@ -203,14 +203,14 @@ def action_gradients(critic: Critic, params: Params, observations: Tensor, actio
     """
     size = next(iter(params.values())).shape[0]
 
-    def value(each: Tensor) -> tuple[Tensor, Tensor]:
-        logits = critic(params, torch.cat([observations.expand(size, *observations.shape), each], -1))
+    def value(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = critic(params, torch.cat([observations.expand(size, *observations.shape), inputs], -1))
         return critic.head.mean(logits), logits
 
     # an action of its own for each critic: the sum of their values then has each critic's gradient apart
     result: Any = vjp(value, actions.expand(size, *actions.shape), has_aux=True)
-    values, pull, logits = result
-    return logits, pull(torch.ones_like(values))[0]
+    values, pullback, logits = result
+    return logits, pullback(torch.ones_like(values))[0]
 
 
 def alignment(gradients: Tensor) -> Tensor:

@@ -90,9 +90,9 @@ class Steps(nn.Module):
             mask = visible(rows, x.shape[-2])
             if self.hidden:
                 first = valid & (valid.cumsum(-1) == 1)
-                shown = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
+                keys = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
                 # padding goes on seeing itself, so that no row of weights is empty
-                mask = mask & (shown.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
+                mask = mask & (keys.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
         return self.outputs(x, mask, key, 0, read)
 
     def outputs(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, read: str | None) -> dict[str, Tensor]:
@@ -148,10 +148,10 @@ class SequenceModel(Algorithm):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         config = super().fit_config(config, dataset, grid)
         if config.max_timestep is None:
-            longest = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
+            length = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
             task = dataset.spec.task
             limit = (task.max_episode_steps or 0) if task is not None else 0
-            config = dataclasses.replace(config, max_timestep=max(longest, limit))
+            config = dataclasses.replace(config, max_timestep=max(length, limit))
         return config
 
     @abstractmethod
@@ -195,16 +195,16 @@ class SequenceActor(Actor):
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         window = self.enter(carry, observations)
-        actions = self.choose(self.last(window), key, explore)
-        return actions, self.acted(carry, window, actions)
+        actions = self.choose(self.action_distribution(window), key, explore)
+        return actions, self.with_actions(carry, window, actions)
 
     def enter(self, carry: History, observations: Tensor) -> Batch:
         """The window once the episodes are at `observations` [E, O], where no action is chosen yet."""
-        back = self.algorithm.config.context - 1
-        before = {name: column[:, max(0, column.shape[1] - back) :] for name, column in carry.window.items()}
-        return {name: torch.cat([before[name], x.unsqueeze(1)], 1) for name, x in self.now(carry, observations).items()}
+        count = self.algorithm.config.context - 1
+        past = {name: column[:, max(0, column.shape[1] - count) :] for name, column in carry.window.items()}
+        return {name: torch.cat([past[name], x.unsqueeze(1)], 1) for name, x in self.current_step(carry, observations).items()}
 
-    def now(self, carry: History, observations: Tensor) -> Batch:
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
         """The current step's entry in each column of the window, [E, ...]."""
         actions, episodes = carry.window["actions"], len(observations)
         return {
@@ -215,12 +215,12 @@ class SequenceActor(Actor):
             STEPS: torch.full((episodes,), carry.t),
         }
 
-    def last(self, window: Batch) -> tuple[Tensor, ...]:
+    def action_distribution(self, window: Batch) -> tuple[Tensor, ...]:
         """The distribution of the action at the window's last step, [E, ...]."""
         dist = self.apply("actor", self.algorithm.tokens(window), window[STEPS])
         return tuple(x[:, -1] for x in dist)
 
-    def acted(self, carry: History, window: Batch, actions: Tensor) -> History:
+    def with_actions(self, carry: History, window: Batch, actions: Tensor) -> History:
         """The memory once `actions` were taken at the window's last step."""
         return dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1)
 

@@ -1,6 +1,6 @@
 """Subgoals from a trained goal-conditioned run, as vectors or as words: states to reach next on the way to a goal.
 
-    provider = Subgoals.of(run)  # a `Pretrained`
+    provider = Subgoals.of_run(run)  # a `Pretrained`
     wanted = provider.choose(run.state, observations, goals)            # [B, D]
 
 Of a hierarchical algorithm (hiql, ota) a subgoal is the latent phi(s, w) that the high level chooses. An algorithm with V(s, g) alone
@@ -44,13 +44,13 @@ class Subgoals:
     steps: int
 
     @classmethod
-    def of(cls, run: Pretrained, steps: int = 25) -> Subgoals:
+    def of_run(cls, run: Pretrained, steps: int = 25) -> Subgoals:
         """The subgoals of a trained run; of a hierarchical one the steps are the run's own. Raises UserError for a run that has none."""
         return cls.from_algorithm(run.algorithm, steps)
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, steps: int = 25) -> Subgoals:
-        """The subgoals of a goal-conditioned algorithm; see `of`."""
+        """The subgoals of a goal-conditioned algorithm; see `of_run`."""
         kind = getattr(algorithm, "subgoal_kind", "")
         if not kind:
             raise UserError(f"{algorithm.config.name} has no V(s, g), of which subgoals are made; use a run of hiql, ota, gcivl or gciql")
@@ -94,14 +94,14 @@ class Subgoals:
             return algorithm.subgoals(state, observations, goals)
         if candidates is None:
             raise ValueError("without a high level, subgoals are chosen among candidates")
-        near = self._pairs(state, observations.unsqueeze(1), candidates.goals.unsqueeze(0))
-        onward = self._pairs(state, candidates.states.unsqueeze(0), goals.unsqueeze(1))
-        near = torch.cat([near, self.value(state, observations, goals).unsqueeze(1)], 1)  # [B, N + 1]
-        onward = torch.cat([onward, torch.zeros_like(onward[:, :1])], 1)
+        value_to_subgoal = self._pairs(state, observations.unsqueeze(1), candidates.goals.unsqueeze(0))
+        value_to_goal = self._pairs(state, candidates.states.unsqueeze(0), goals.unsqueeze(1))
+        value_to_subgoal = torch.cat([value_to_subgoal, self.value(state, observations, goals).unsqueeze(1)], 1)  # [B, N + 1]
+        value_to_goal = torch.cat([value_to_goal, torch.zeros_like(value_to_goal[:, :1])], 1)
         discount = float(algorithm.config.discount)
         reach = -float(self.steps) if discount == 1.0 else -(1.0 - discount**self.steps) / (1.0 - discount)  # V of a goal so far away
-        within = near >= reach
-        score = torch.where(within.any(1, keepdim=True), torch.where(within, onward, -torch.inf), near)
+        reachable = value_to_subgoal >= reach
+        score = torch.where(reachable.any(1, keepdim=True), torch.where(reachable, value_to_goal, -torch.inf), value_to_subgoal)
         best = score.argmax(1, keepdim=True)
         options = torch.cat([candidates.goals.expand(len(goals), -1, -1), goals.unsqueeze(1)], 1)
         return options.gather(1, best.unsqueeze(-1).expand(-1, 1, options.shape[-1])).squeeze(1)
@@ -117,8 +117,8 @@ def nearest(provider: Subgoals, state: Any, observations: Tensor, subgoals: Tens
     """Number of the candidate that each subgoal [B, D] stands for, seen from observations [B, O]: int64 [B]."""
     numbers = []
     for observation, subgoal in zip(observations, subgoals, strict=True):
-        described = provider.describe(state, observation.expand(len(candidates.goals), -1), candidates.goals)
-        numbers.append((described - subgoal).square().sum(-1).argmin())
+        vectors = provider.describe(state, observation.expand(len(candidates.goals), -1), candidates.goals)
+        numbers.append((vectors - subgoal).square().sum(-1).argmin())
     return torch.stack(numbers)
 
 

@@ -66,7 +66,7 @@ def test_the_reference_s_logsumexp_is_smaller_by_log_of_the_actions(tmp_path: Pa
     """Where all values and densities are alike; so its penalty is as well."""
     algorithm, _, _ = make(tmp_path, kit_compat=True)
     scores = torch.full((2, 3 * N, 5), 1.5)
-    plain, kit = (float(joint(scores)[0, 0]) for joint in (conservative.over_all, algorithm.kit_joint))
+    plain, kit = (float(joint(scores)[0, 0]) for joint in (conservative.logsumexp_over_actions, algorithm.kit_joint))
     assert plain - kit == pytest.approx(np.log(N), rel=1e-5) and kit == pytest.approx(1.5 + np.log(3), rel=1e-5)
 
 

@@ -134,7 +134,7 @@ def test_subgoals_for_others(tmp_path: Path) -> None:
     """What a latent means, and what words say of it."""
     dataset = data()
     run = trained(tmp_path, dataset, "hiql").pretrained["values"]
-    provider, rows = Subgoals.of(run), torch.from_numpy(OBSERVATIONS)
+    provider, rows = Subgoals.of_run(run), torch.from_numpy(OBSERVATIONS)
     assert provider.latent and provider.steps == K and provider.width == 4
     meant = provider.describe(run.state, rows[:3], rows[[5, 1, 7]])
     assert nearest(provider, run.state, rows[:3], meant, Candidates(rows, rows)).tolist() == [5, 1, 7]

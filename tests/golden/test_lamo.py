@@ -149,7 +149,7 @@ def test_actions_while_the_window_grows_and_slides() -> None:
     w, window = weights(algorithm, state), BATCH
     for t in range(1, K + 1):
         part = {k: v[:1, max(0, t - 3) : t] for k, v in window.items()}
-        found = algorithm.policy.mode(algorithm.actor(state).last(part))[0]
+        found = algorithm.policy.mode(algorithm.actor(state).action_distribution(part))[0]
         expected = policy(w, 0, max(0, t - 3), t)[-1]
         np.testing.assert_allclose(found.numpy(), expected.clip(-1, 1), atol=1e-4)
 

@@ -111,8 +111,8 @@ def test_the_weight_of_the_entropy() -> None:
     assert float(loss) == pytest.approx(-(np.log(WEIGHT) * (log_p - A)).mean(), rel=1e-4)  # the target is -A
     assert float(metrics["entropy/policy"]) == pytest.approx(-log_p.mean(), rel=1e-4)
     scaled, _ = make(target_entropy_scale=0.5)
-    assert algorithm.wanted_entropy == -2.0 and scaled.wanted_entropy == -1.0
-    assert make(target_entropy=-3.0, target_entropy_scale=0.5)[0].wanted_entropy == -3.0
+    assert algorithm.target_entropy == -2.0 and scaled.target_entropy == -1.0
+    assert make(target_entropy=-3.0, target_entropy_scale=0.5)[0].target_entropy == -3.0
 
 
 def test_a_weight_that_fell_to_nothing_can_still_learn() -> None:
@@ -221,7 +221,7 @@ def test_discrete_expectations_are_exact() -> None:
         ((q - y) ** 2).mean(1).sum(), rel=1e-4
     )
     new, metrics = algorithm.update(state, batch, KEY, phase=0)
-    assert algorithm.wanted_entropy == pytest.approx(0.1 * np.log(K)) and float(metrics["entropy/policy"]) == pytest.approx(
+    assert algorithm.target_entropy == pytest.approx(0.1 * np.log(K)) and float(metrics["entropy/policy"]) == pytest.approx(
         -negative.mean(), rel=1e-4
     )
     up = -negative.mean() < 0.1 * np.log(K)  # too little entropy raises its weight
