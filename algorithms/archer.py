@@ -15,7 +15,7 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
 from offrl.lm.sampler import KNOWN
-from offrl.lm.settings import ValueHeadSettings, ranged
+from offrl.lm.settings import ValueHeadSettings, with_value_range
 from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
 from offrl.lm.utterances import EACH, trim, utterance_sampler, with_rates
 from offrl.optim import Adam, Params
@@ -48,7 +48,7 @@ class ArCHer(TextAlgorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return ranged(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
+        return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
         self.critic = UtteranceCritic(self.config, self.spec)

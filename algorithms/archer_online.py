@@ -23,11 +23,11 @@ from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.causal_lm import LMWithHeads
 from offrl.lm.models.configured import language_model
 from offrl.lm.models.decoding import uniform_noise
-from offrl.lm.rollouts import episode_means, played
+from offrl.lm.rollouts import episode_means, play_episodes
 from offrl.lm.sampler import ACTION, IDS, KNOWN, SHARE, token_log_probs
-from offrl.lm.settings import ValueHeadSettings, ranged
+from offrl.lm.settings import ValueHeadSettings, with_value_range
 from offrl.lm.utterance_critic import UtteranceCritic, UtteranceCriticSettings
-from offrl.lm.utterances import EACH, answered, first_of, trim, utterance_sampler, with_rates
+from offrl.lm.utterances import EACH, first_of, trim, utterance_sampler, with_actions, with_rates
 from offrl.optim import Adam, Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
@@ -90,7 +90,7 @@ class ArCHerOnline(TextAlgorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return ranged(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
+        return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
@@ -128,8 +128,8 @@ class ArCHerOnline(TextAlgorithm):
         """Play episodes and add their turns to the ring."""
         c, ring = self.config, state.buffers["ring"]
         if step == 0 and c.from_data:
-            ring = rings.filled(ring, source)
-        episodes = played(self, state, played_in(c, self.spec), c.rollouts, key, c.parallel, c.max_turns)
+            ring = rings.fill(ring, source)
+        episodes = play_episodes(self, state, played_in(c, self.spec), c.rollouts, key, c.parallel, c.max_turns)
         ring = rings.push(ring, rings.of_episodes(self, episodes, self.width, ring["at"].device))
         means = {name: torch.tensor(mean, device=ring["at"].device) for name, mean in episode_means(episodes).items()}
         return state._replace(buffers={**state.buffers, "ring": ring}), means
@@ -139,7 +139,7 @@ class ArCHerOnline(TextAlgorithm):
         draw_key, write_key = rng.split(rng.fold_in(key, 401))
         from_data = round(len(batch[IDS]) * c.data_share)
         memory = rings.draw(state.buffers["ring"], draw_key, len(batch[IDS]) - from_data)
-        turn = trim(rings.joined({name: column[:from_data] for name, column in batch.items()}, memory))
+        turn = trim(rings.join({name: column[:from_data] for name, column in batch.items()}, memory))
         rewritten = self.rewritten(state, turn, write_key)
         if phase >= c.critic_steps and int(state.step) >= c.warmup_iterations * self.every:
             return self.descend(state, "policy", self.actor_loss, rewritten)
@@ -152,7 +152,7 @@ class ArCHerOnline(TextAlgorithm):
         lengths, ids = first_of(batch).tolist(), batch[IDS].cpu().numpy()
         prompts = [ids[row, :end] for row, end in enumerate(lengths)]
         with torch.no_grad():
-            return answered(batch, TextActor(self, state).write(prompts, uniform_noise(key, range(len(prompts)), batch[IDS].device)))
+            return with_actions(batch, TextActor(self, state).write(prompts, uniform_noise(key, range(len(prompts)), batch[IDS].device)))
 
     # ---- learning
 

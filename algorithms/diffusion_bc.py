@@ -65,13 +65,13 @@ class DiffusionBC(Algorithm):
         choose, draw = rng.split(key)
         step = rng.randint(choose, (actions.shape[0],), self.config.denoising_steps)
         noise = rng.normal(draw, tuple(actions.shape))
-        noisy = diffusion.blur(actions, noise, step, self.config.denoising_steps)
+        noisy = diffusion.add_noise(actions, noise, step, self.config.denoising_steps)
         loss = (self.apply("actor", actor, noisy, step, batch["observations"]) - noise).square().mean()
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         state, metrics = self.descend(state, "actor", self.actor_loss, batch, key)
-        average = diffusion.follow(state.extra["average"], state.params["actor"], state.step, self.config.polyak)
+        average = diffusion.update_average(state.extra["average"], state.params["actor"], state.step, self.config.polyak)
         return state._replace(extra={**state.extra, "average": average}), metrics
 
     # ---- acting
@@ -91,7 +91,7 @@ class DiffusionBC(Algorithm):
         def guess(noisy: Tensor, step: Tensor) -> Tensor:
             return self.apply("actor", actor, noisy, step, observations)
 
-        return diffusion.way_back(guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps)
+        return diffusion.reverse_process(guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps)
 
 
 class DiffusionActor(Actor):

@@ -115,14 +115,14 @@ class EDT(SequenceModel):
             "reward": batch["rewards"].unsqueeze(-1),
         }
 
-    def place(self, returns: Tensor) -> Tensor:
+    def normalised(self, returns: Tensor) -> Tensor:
         """Returns as a share of their range, 0 to 1."""
         low, high = self.config.return_range
         return ((returns - low) / (high - low)).clamp(0.0, 1.0)
 
     def bin_of(self, returns: Tensor) -> Tensor:
         """The bin of each return, int64."""
-        return (self.place(returns) * (self.config.return_bins - 1)).round().long()
+        return (self.normalised(returns) * (self.config.return_bins - 1)).round().long()
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
@@ -130,7 +130,7 @@ class EDT(SequenceModel):
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
         dist, best, bins, next_observations = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
-        error = 2.0 * self.place(returns) - 1.0 - best
+        error = 2.0 * self.normalised(returns) - 1.0 - best
         promise = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
         log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
         entropy = masked_mean(-log_p, valid)

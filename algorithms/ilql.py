@@ -17,8 +17,8 @@ from offrl.data.samplers.transitions import Batch
 from offrl.lm import reference_policy
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
-from offrl.lm.sampler import IDS, SHARE, chosen, cross_entropy, trimmed
-from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, ranged_by_tokens
+from offrl.lm.sampler import IDS, SHARE, cross_entropy, states_and_tokens, trim_padding
+from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, with_token_value_range
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -43,7 +43,7 @@ class ILQL(TextAlgorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return ranged_by_tokens(super().fit_config(config, dataset, grid), dataset)
+        return with_token_value_range(super().fit_config(config, dataset, grid), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
         lm = language_model(self.config)
@@ -61,7 +61,7 @@ class ILQL(TextAlgorithm):
     def v_loss(self, v: Tensor, state: TrainState, batch: Batch) -> Tensor:
         """1/2 E |tau - 1(Qbar < V)| (Qbar - V(h))^2, Qbar the smaller target Q of h and a. v: outputs of the head [M, K]."""
         with torch.no_grad():
-            states, tokens = chosen(self.values(state.target["value"], "hidden", batch[IDS]), batch)
+            states, tokens = states_and_tokens(self.values(state.target["value"], "hidden", batch[IDS]), batch)
             targets = self.values(state.target["value"], "outputs", states, "q1", "q2")
             q = torch.stack([self.values.head.mean(self.values.of_tokens(x, tokens)) for x in targets]).amin(0)
             weight = torch.where(q < self.values.v_head.mean(v), 1.0 - self.config.expectile, self.config.expectile)
@@ -75,7 +75,7 @@ class ILQL(TextAlgorithm):
         """L_Q + L_V + alpha L_CQL; with trunk=shared also -E log pi(a|h), the cloning loss of the same language model."""
         c, values, share = self.config, self.values, batch[SHARE][0]
         hidden = values(value, "hidden", batch[IDS])
-        states, tokens = chosen(hidden, batch)
+        states, tokens = states_and_tokens(hidden, batch)
         q1, q2, v = values(value, "outputs", states, "q1", "q2", "v")
         qs = values.of_tokens(q1, tokens), values.of_tokens(q2, tokens)
         q_loss, v_loss, cql = self.q_loss(qs, value, hidden, batch), self.v_loss(v, state, batch), self.cql_loss(q1, q2, tokens, batch)
@@ -88,7 +88,7 @@ class ILQL(TextAlgorithm):
         return loss, metrics
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        state, metrics = self.descend(state, "value", self.value_loss, trimmed(batch))
+        state, metrics = self.descend(state, "value", self.value_loss, trim_padding(batch))
         return self.polyak(state, "value", self.config.polyak), metrics
 
     def actor(self, state: TrainState) -> Actor:

@@ -12,7 +12,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import described, language_model
-from offrl.lm.sampler import IDS, OBSERVED, cross_entropy, trimmed
+from offrl.lm.sampler import IDS, OBSERVED, cross_entropy, trim_padding
 from offrl.lm.settings import TextSettings
 from offrl.optim import Params
 from offrl.registry import register
@@ -57,4 +57,4 @@ class LMBC(TextAlgorithm):
         return loss + self.config.observation_weight * observed, {**metrics, "observations/loss": observed}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "policy", self.policy_loss, trimmed(batch))
+        return self.descend(state, "policy", self.policy_loss, trim_padding(batch))

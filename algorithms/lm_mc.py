@@ -16,8 +16,8 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.lm import reference_policy
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models.configured import language_model
-from offrl.lm.sampler import IDS, RETURN, SHARE, action_mask, chosen, cross_entropy, trimmed
-from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, ranged_by_tokens
+from offrl.lm.sampler import IDS, RETURN, SHARE, action_mask, cross_entropy, states_and_tokens, trim_padding
+from offrl.lm.value_guided import TokenValues, ValueGuidedActor, ValueGuidedSettings, with_token_value_range
 from offrl.optim import Params
 from offrl.registry import register
 
@@ -38,7 +38,7 @@ class LMMC(TextAlgorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        return ranged_by_tokens(super().fit_config(config, dataset, grid), dataset)
+        return with_token_value_range(super().fit_config(config, dataset, grid), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
         lm = language_model(self.config)
@@ -55,7 +55,7 @@ class LMMC(TextAlgorithm):
         """1/2 E (R - Q(h, a))^2 - alpha E log softmax(Q(h))[a]; with trunk=shared also -E log pi(a|h), the cloning loss."""
         c, values, share = self.config, self.values, batch[SHARE][0]
         hidden = values(value, "hidden", batch[IDS])
-        states, tokens = chosen(hidden, batch)
+        states, tokens = states_and_tokens(hidden, batch)
         (logits,) = values(value, "outputs", states, "q1")
         q = values.of_tokens(logits, tokens)
         fit = (0.5 * values.head.loss(q, batch[RETURN][action_mask(batch)]) * share).sum()
@@ -68,7 +68,7 @@ class LMMC(TextAlgorithm):
         return loss, metrics
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        return self.descend(state, "value", self.value_loss, trimmed(batch))
+        return self.descend(state, "value", self.value_loss, trim_padding(batch))
 
     def actor(self, state: TrainState) -> Actor:
         return ValueGuidedActor(self, state, self.values, self.reference)

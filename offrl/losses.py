@@ -16,9 +16,9 @@ def expectile(difference: Tensor, expectile: float | Tensor) -> Tensor:
     return expectile_weight(difference, expectile) * difference.square()
 
 
-def advantage_weight(advantage: Tensor, temperature: float | Tensor, largest: float = 100.0) -> Tensor:
-    """min(exp(temperature * A), largest), elementwise (IQL, arXiv 2110.06169, equation 7). `temperature` multiplies (it is inverse)."""
-    return (temperature * advantage).exp().clamp(max=largest)
+def advantage_weight(advantage: Tensor, temperature: float | Tensor, max_weight: float = 100.0) -> Tensor:
+    """min(exp(temperature * A), max_weight), elementwise (IQL, arXiv 2110.06169, equation 7). `temperature` multiplies (it is inverse)."""
+    return (temperature * advantage).exp().clamp(max=max_weight)
 
 
 def td_target(rewards: Tensor, masks: Tensor, discount: float | Tensor, next_value: Tensor) -> Tensor:
@@ -36,15 +36,15 @@ def gumbel(difference: Tensor, temperature: float | Tensor, clip: float | Tensor
     z = (difference / temperature).clamp(max=clip)
     if not rescaled:
         return z.exp() - z - 1.0
-    top = z.detach().amax().clamp(min=-1.0)
-    return (z - top).exp() - (z + 1.0) * (-top).exp()
+    shift = z.detach().amax().clamp(min=-1.0)
+    return (z - shift).exp() - (z + 1.0) * (-shift).exp()
 
 
 def huber(error: Tensor, delta: float | Tensor) -> Tensor:
     """u**2 / 2 within +-delta and delta (|u| - delta / 2) beyond, elementwise."""
     size = error.abs()
-    inside = size.clamp(max=delta)
-    return 0.5 * inside.square() + delta * (size - inside)
+    clipped = size.clamp(max=delta)
+    return 0.5 * clipped.square() + delta * (size - clipped)
 
 
 def total_variation_dual(difference: Tensor, weight: float | Tensor) -> Tensor:

@@ -44,10 +44,10 @@ class Adam:
         """The learning rate of the update that comes after `count` updates ([] float32)."""
         factor = torch.ones_like(count)
         if self.schedule != "constant":
-            done = (count / self.decay_steps).clamp(max=1.0)
+            progress = (count / self.decay_steps).clamp(max=1.0)
             if self.schedule == "cosine_cycle":
-                done = ((count + 1.0 - self.warmup_steps) / self.decay_steps).clamp(min=0.0)
-            factor = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + torch.cos(math.pi * done))
+                progress = ((count + 1.0 - self.warmup_steps) / self.decay_steps).clamp(min=0.0)
+            factor = 1.0 - progress if self.schedule == "linear" else 0.5 * (1.0 + torch.cos(math.pi * progress))
             if self.floor:
                 factor = factor.clamp(min=self.floor)
         if self.warmup_steps:

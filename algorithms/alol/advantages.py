@@ -20,7 +20,7 @@ from offrl.data.samplers.transitions import Batch, Episodes, alias_table
 from offrl.errors import UserError
 from offrl.lm.models.causal_lm import value_mlp
 from offrl.lm.replay import of_episodes
-from offrl.lm.rollouts import played
+from offrl.lm.rollouts import play_episodes
 from offrl.lm.sampler import IDS, RETURN, REWARD
 from offrl.lm.utterances import ROW, UtteranceSampler, UtteranceSource, first_of, trim, turns
 from offrl.system import files as checkpoint
@@ -93,7 +93,7 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) 
     data_states = torch.cat([_read(algorithm, state, turns(source, item)) for item in indices.split(PART)])
     states, targets, note = data_states, credits, "the data's rewards"
     if task is not None:
-        episodes = played(algorithm, state, task, c.values_episodes, rng.make_key(0), c.parallel)
+        episodes = play_episodes(algorithm, state, task, c.values_episodes, rng.make_key(0), c.parallel)
         batch = of_episodes(algorithm, episodes, int(c.length + (c.action_tokens or 1)), credits.device, c.discount)
         chunks = [{k: v[i : i + PART] for k, v in batch.items()} for i in range(0, len(batch[IDS]), PART)]
         states = torch.cat([_read(algorithm, state, chunk) for chunk in chunks])

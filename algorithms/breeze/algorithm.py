@@ -114,7 +114,7 @@ class Breeze(ZeroShot):
         def predict(noisy: Tensor, step: Tensor) -> Tensor:
             return self.apply("actor", actor, noisy, step, condition)
 
-        return diffusion.way_back(predict, noise(steps), noise, steps, SCHEDULE).unflatten(0, (count, rows))
+        return diffusion.reverse_process(predict, noise(steps), noise, steps, SCHEDULE).unflatten(0, (count, rows))
 
     def best(self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared: bool = False) -> Tensor:
         """The action of the largest Q among `count` that are drawn for each row: [B, A]."""
@@ -177,7 +177,7 @@ class Breeze(ZeroShot):
         weight = losses.advantage_weight(advantage, c.temperature)
         step_key, noise_key = rng.split(key)
         step, noise = rng.randint(step_key, (len(actions),), c.denoising_steps), rng.normal(noise_key, tuple(actions.shape))
-        noisy = diffusion.blur(actions, noise, step, c.denoising_steps, SCHEDULE)
+        noisy = diffusion.add_noise(actions, noise, step, c.denoising_steps, SCHEDULE)
         prediction = self.apply("actor", actor, noisy, step, torch.cat([observations, z], -1))
         loss = (weight * (prediction - noise).square().sum(-1)).mean()
         return loss, {"actor/loss": loss, "actor/weight": weight.mean(), "actor/advantage": advantage.mean()}
@@ -194,7 +194,7 @@ class Breeze(ZeroShot):
         )
         state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
         state = self.polyak(state, "representation", self.config.polyak)
-        average = diffusion.follow(state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak)
+        average = diffusion.update_average(state.extra["average"], state.params["actor"], state.step, self.config.actor_polyak)
         return state._replace(extra={**state.extra, "average": average}), {**metrics, **value, **actor}
 
     def actor(self, state: TrainState) -> Actor:

@@ -33,7 +33,7 @@ class Mixing(nn.Module):
 
 
 class AttentiveForward(nn.Module):
-    """F(s, a, z) of BREEZE, twice: what was read of (s, z) and of (s, a) are two tokens that attend to each other in two blocks; both
+    """F(s, a, z) of BREEZE, twice: features of (s, z) and of (s, a) are two tokens that attend to each other in two blocks; both
     together go through two linear layers. -> [2, B, D]. Without the code's dropout."""
 
     def __init__(self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int]) -> None:

@@ -37,34 +37,34 @@ class TextActor(Actor):
 
         Drawn or the likeliest, as `decoding` says; with `explore` always drawn. An observation may bring `legal_actions`.
         """
-        running = [e for e, text in enumerate(observations) if text is not None]
-        histories = {e: (*carry[e], str(observations[e])) for e in running}
-        written: dict[int, str] = {}
-        for first in range(0, len(running), PROMPTS):
-            rows = running[first : first + PROMPTS]
+        indices = [e for e, text in enumerate(observations) if text is not None]
+        histories = {e: (*carry[e], str(observations[e])) for e in indices}
+        replies: dict[int, str] = {}
+        for start in range(0, len(indices), PROMPTS):
+            rows = indices[start : start + PROMPTS]
             legal = [getattr(observations[e], "legal_actions", None) for e in rows]
             texts = self.reply([histories[e] for e in rows], legal, rows, key, explore)
-            written |= dict(zip(rows, texts, strict=True))
-        actions = [written.get(e, "") for e in range(len(observations))]
+            replies |= dict(zip(rows, texts, strict=True))
+        actions = [replies.get(e, "") for e in range(len(observations))]
         return actions, [(*histories[e], actions[e]) if e in histories else carry[e] for e in range(len(observations))]
 
     def reply(self, histories: Sequence[Sequence[str]], legal: Sequence[Any], rows: Sequence[int], key: Tensor, explore: bool) -> list[str]:
         """An action for each history; `rows` number them, so that what is drawn does not depend on which others are written beside it."""
         c, tokenizer = self.algorithm.config, self.algorithm.tokenizer
-        sampled = explore or c.decoding == "sample"
+        stochastic = explore or c.decoding == "sample"
         prompts = [self.algorithm.prompt(texts) for texts in histories]
-        choosing = c.legal == "rerank"
-        listed = [i for i, actions in enumerate(legal) if choosing and actions]
-        free = [i for i, actions in enumerate(legal) if not (choosing and actions)]
+        rerank = c.legal == "rerank"
+        rerank_rows = [i for i, actions in enumerate(legal) if rerank and actions]
+        write_rows = [i for i, actions in enumerate(legal) if not (rerank and actions)]
         replies = [""] * len(prompts)
-        if listed:
-            noise = decoding.uniform_noise(key, [rows[i] for i in listed], self.device)(0) if sampled else None
-            picked = self.rerank([prompts[i] for i in listed], [list(legal[i]) for i in listed], noise)
-            for i, action in zip(listed, picked, strict=True):
+        if rerank_rows:
+            noise = decoding.uniform_noise(key, [rows[i] for i in rerank_rows], self.device)(0) if stochastic else None
+            choices = self.rerank([prompts[i] for i in rerank_rows], [list(legal[i]) for i in rerank_rows], noise)
+            for i, action in zip(rerank_rows, choices, strict=True):
                 replies[i] = action
-        if free:
-            drawn = decoding.uniform_noise(key, [rows[i] for i in free], self.device) if sampled else None
-            for i, ids in zip(free, self.write([prompts[i] for i in free], drawn), strict=True):
+        if write_rows:
+            source = decoding.uniform_noise(key, [rows[i] for i in write_rows], self.device) if stochastic else None
+            for i, ids in zip(write_rows, self.write([prompts[i] for i in write_rows], source), strict=True):
                 replies[i] = tokenizer.decode(ids)
         return replies
 
@@ -79,19 +79,19 @@ class TextActor(Actor):
     def rerank(self, prompts: Sequence[np.ndarray], legal: Sequence[Sequence[str]], noise: Tensor | None) -> list[str]:
         """One of the legal actions for each prompt, drawn in proportion to how likely the policy is to write it, or the likeliest."""
         tokenizer, c = self.algorithm.tokenizer, self.algorithm.config
-        picked = []
+        choices = []
         for row, (prompt, actions) in enumerate(zip(prompts, legal, strict=True)):
-            encoded = tokenizer.encode(actions)
+            tokens = tokenizer.encode(actions)
             if c.append_end:
-                encoded = [np.append(ids, np.int32(tokenizer.end or 0)) for ids in encoded]
-            ids, lengths = decoding.right_padded([np.append(prompt, action) for action in encoded], tokenizer.pad, self.device)
+                tokens = [np.append(ids, np.int32(tokenizer.end or 0)) for ids in tokens]
+            ids, lengths = decoding.right_padded([np.append(prompt, action) for action in tokens], tokenizer.pad, self.device)
             log_probs = self.scores(ids[:, :-1])[..., : tokenizer.size].log_softmax(-1)
-            each = log_probs.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
-            at = torch.arange(each.shape[1], device=self.device)
-            of_action = (at >= len(prompt) - 1) & (at < lengths.unsqueeze(-1) - 1)
-            total = (each * of_action).sum(-1).unsqueeze(0)
-            picked.append(actions[int(decoding.choose(total, None if noise is None else noise[row : row + 1], c.sampling_temperature))])
-        return picked
+            token_log_probs = log_probs.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+            position = torch.arange(token_log_probs.shape[1], device=self.device)
+            mask = (position >= len(prompt) - 1) & (position < lengths.unsqueeze(-1) - 1)
+            total = (token_log_probs * mask).sum(-1).unsqueeze(0)
+            choices.append(actions[int(decoding.choose(total, None if noise is None else noise[row : row + 1], c.sampling_temperature))])
+        return choices
 
     def reader(self) -> decoding.Read:
         """The function that reads tokens and gives the logits of the next one; it keeps a cache of its own."""

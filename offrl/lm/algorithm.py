@@ -45,18 +45,18 @@ class TextAlgorithm(Algorithm):
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
         """The reference policy, where one is wanted."""
-        return reference_policy.required(config)
+        return reference_policy.requirement(config)
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
-        return reference_policy.adopted(config, pretrained)
+        return reference_policy.with_reference_model(config, pretrained)
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """Find the language model and the tokenizer, how actions end and how long they may be. Raises UserError where they do not fit."""
         if not dataset.spec.text:
             raise UserError(f"{config.name} writes texts, and {dataset.spec.name} holds numbers; use iql, td3_bc or another algorithm")
-        return configured.fitted(reference_policy.matched(config), dataset)
+        return configured.fitted(reference_policy.with_reference_settings(config), dataset)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -77,8 +77,8 @@ class TextAlgorithm(Algorithm):
         reference = self.pretrained.get("policy")
         if reference is None:
             return state
-        alone = self.config.begins_anew
-        params = {n: p if n in alone else reference_policy.begun(p, reference) for n, p in state.params.items()}
+        new_starts = self.config.begins_anew
+        params = {n: p if n in new_starts else reference_policy.with_reference_weights(p, reference) for n, p in state.params.items()}
         return state._replace(params=params, target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets})
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
@@ -88,20 +88,22 @@ class TextAlgorithm(Algorithm):
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """One optimiser step on module `name`. The first of x is a batch, which is taken in `accumulate` parts: losses and metrics are sums
         over what a part holds, divided by what the whole batch holds (`share`), so they add up."""
-        batch, rest = x[0], x[1:]
+        batch, arguments = x[0], x[1:]
         leaves = {k: v.detach().requires_grad_() for k, v in state.params[name].items()}
         module = _LossGradient(placed(self.networks[name], leaves))
         grads: list[Tensor] | None = None
         metrics: Metrics = {}
         for part in split_batch(batch, self.config.accumulate):
             # the gradient is taken while the parameters are in place, for checkpointed activations are computed again on the way back
-            more, values = functional_call(module, {f"module.{k}": v for k, v in leaves.items()}, (leaves, loss_fn, state, (part, *rest)))
-            grads = more if grads is None else [a + b for a, b in zip(grads, more, strict=True)]
+            part_grads, values = functional_call(
+                module, {f"module.{k}": v for k, v in leaves.items()}, (leaves, loss_fn, state, (part, *arguments))
+            )
+            grads = part_grads if grads is None else [a + b for a, b in zip(grads, part_grads, strict=True)]
             metrics = {k: metrics[k] + v if k in metrics else v for k, v in values.items()}
-        named = dict(zip(leaves, cast(list[Tensor], grads), strict=True))
+        gradients = dict(zip(leaves, cast(list[Tensor], grads), strict=True))
         if self.runtime.reduce_gradients is not None:
-            named = self.runtime.reduce_gradients(named)
-        params, opt = self.optimizer(name).update(state.params[name], named, state.opt[name])
+            gradients = self.runtime.reduce_gradients(gradients)
+        params, opt = self.optimizer(name).update(state.params[name], gradients, state.opt[name])
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
 
     def log_probs(self, policy: Params, batch: Batch) -> Tensor:
@@ -117,21 +119,21 @@ class TextAlgorithm(Algorithm):
     def prompt(self, texts: Sequence[str]) -> np.ndarray:
         """The tokens int32 [T] that an action is chosen from; the beginning is cut off where they are too many."""
         c, tokenizer = self.config, self.tokenizer
-        seen = texts[-c.history :] if c.history else texts
-        if len(seen) > c.length:  # each text has a token or more, nearly always
-            seen = seen[-c.length :]
-        encoded = tokenizer.encode(seen)
+        recent = texts[-c.history :] if c.history else texts
+        if len(recent) > c.length:  # each text has a token or more, nearly always
+            recent = recent[-c.length :]
+        tokens = tokenizer.encode(recent)
         if c.append_end:
-            encoded = [
-                np.append(ids, np.int32(cast(int, tokenizer.end))) if (len(seen) - i) % 2 == 0 else ids for i, ids in enumerate(encoded)
+            tokens = [
+                np.append(ids, np.int32(cast(int, tokenizer.end))) if (len(recent) - i) % 2 == 0 else ids for i, ids in enumerate(tokens)
             ]
-        ids = np.concatenate([np.zeros(0, np.int32), *encoded])
-        room = c.length - 1
-        if len(ids) > room:
+        ids = np.concatenate([np.zeros(0, np.int32), *tokens])
+        limit = c.length - 1
+        if len(ids) > limit:
             if not self.cut_contexts:
                 warn(f"a history of {len(ids):,} tokens is cut at its beginning to algo.length={c.length} (further ones are, too)")
             self.cut_contexts += 1
-            ids = ids[-room:]
+            ids = ids[-limit:]
         return np.append(np.int32(tokenizer.start), ids)
 
     def lm(self) -> LM:

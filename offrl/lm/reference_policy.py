@@ -48,7 +48,7 @@ class ReferenceSettings(TextSettings):
         return True
 
 
-def required(config: TrainConfig) -> dict[str, Requirement]:
+def requirement(config: TrainConfig) -> dict[str, Requirement]:
     """The reference policy's run, where the settings want one. Raises UserError for one that is named in vain."""
     c = config.algo
     if not c.wants_reference:
@@ -62,7 +62,7 @@ def required(config: TrainConfig) -> dict[str, Requirement]:
     return {"policy": Requirement("lm_bc", settings, steps=steps, label="policy-lm_bc", take=lambda run: run.state.params["policy"])}
 
 
-def adopted(config: TrainConfig, pretrained: Mapping[str, Any]) -> TrainConfig:
+def with_reference_model(config: TrainConfig, pretrained: Mapping[str, Any]) -> TrainConfig:
     """The run's settings with the reference policy's language model: where that lies is no part of its settings."""
     if "policy" not in pretrained:
         return config
@@ -70,13 +70,13 @@ def adopted(config: TrainConfig, pretrained: Mapping[str, Any]) -> TrainConfig:
     return dataclasses.replace(config, algo=dataclasses.replace(config.algo, lm=lm))
 
 
-def matched(config: Any) -> Any:
+def with_reference_settings(config: Any) -> Any:
     """The settings with those of the reference policy's language model, where there is one."""
     reference = getattr(config, "policy_settings", {})
-    same = {name: reference[name] for name in SAME if name in reference}
+    shared = {name: reference[name] for name in SAME if name in reference}
     # the reference policy looks back no further
-    shorter = {n: min(getattr(config, n) or reference[n], reference[n]) for n in ("length", "action_tokens") if reference.get(n)}
-    return dataclasses.replace(config, **same, **shorter)
+    limits = {n: min(getattr(config, n) or reference[n], reference[n]) for n in ("length", "action_tokens") if reference.get(n)}
+    return dataclasses.replace(config, **shared, **limits)
 
 
 def frozen_reference(config: Any, pretrained: Mapping[str, Any]) -> LM | None:
@@ -85,23 +85,23 @@ def frozen_reference(config: Any, pretrained: Mapping[str, Any]) -> LM | None:
     if params is None:
         return None
     kind = registry.get("algo", "lm_bc")
-    known = {f.name for f in dataclasses.fields(kind.Config)}
-    settings = {k: v for k, v in config.policy_settings.items() if k in known}
+    names = {f.name for f in dataclasses.fields(kind.Config)}
+    settings = {k: v for k, v in config.policy_settings.items() if k in names}
     reference = language_model(kind.Config(**{**settings, "lm": config.lm}))
     reference.load_state_dict(params)
     return reference.requires_grad_(False)
 
 
-def begun(params: Params, reference: Params) -> Params:
+def with_reference_weights(params: Params, reference: Params) -> Params:
     """Parameters of a module that is a language model, or has one as `lm`, with the reference policy's weights in place."""
-    new = {}
+    result = {}
     for name, value in params.items():
         weight = reference.get(name.removeprefix("lm."))
-        new[name] = value
+        result[name] = value
         if weight is not None:
             rows = min(len(weight), len(value))  # only embeddings of positions may be more or fewer
-            new[name] = torch.cat([weight[:rows], value[rows:]])
-    return new
+            result[name] = torch.cat([weight[:rows], value[rows:]])
+    return result
 
 
 # ---- policy files of policies that act beside their reference
@@ -117,6 +117,6 @@ def pack(pretrained: Mapping[str, Any], identity: str) -> tuple[dict[str, Tensor
 
 def unpack(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """(the file's other tensors, what `Algorithm.pretrained` is); see `Algorithm.load_assets`."""
-    others = {name: tensor for name, tensor in tensors.items() if not name.startswith(BEHAVIOUR)}
+    remainder = {name: tensor for name, tensor in tensors.items() if not name.startswith(BEHAVIOUR)}
     reference = {name.removeprefix(BEHAVIOUR): tensor for name, tensor in tensors.items() if name.startswith(BEHAVIOUR)}
-    return others, {"policy": reference} if reference else {}
+    return remainder, {"policy": reference} if reference else {}

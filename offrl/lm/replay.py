@@ -26,44 +26,44 @@ def empty(capacity: int, width: int) -> Tree:
     """A ring for `capacity` turns of at most `width` tokens, state and action together."""
     number = torch.zeros((), dtype=torch.int64)
     count, tokens = torch.zeros(capacity, dtype=torch.int32), torch.zeros(capacity, width, dtype=torch.int32)
-    flag, real = torch.zeros(capacity, dtype=torch.bool), torch.zeros(capacity)
+    flag, reward = torch.zeros(capacity, dtype=torch.bool), torch.zeros(capacity)
     return {
-        IDS: tokens, FIRST: count, END: count.clone(), NEXT + IDS: tokens.clone(), NEXT + END: count.clone(), REWARD: real, DONE: flag,
+        IDS: tokens, FIRST: count, END: count.clone(), NEXT + IDS: tokens.clone(), NEXT + END: count.clone(), REWARD: reward, DONE: flag,
         KNOWN: flag.clone(), "at": number, "count": number.clone(),
     }  # fmt: skip
 
 
 def push(ring: Tree, batch: Batch) -> Tree:
-    """The ring with a batch of turns added, over the oldest ones where it is full. What has no place in it at all is left out."""
+    """The ring with a batch of turns added, over the oldest ones where it is full. Turns beyond its capacity are left out."""
     capacity, width = ring[IDS].shape
     rows = {
-        IDS: widened(batch[IDS], width), FIRST: first_of(batch), END: batch[VALID].sum(-1), NEXT + IDS: widened(batch[NEXT + IDS], width),
+        IDS: pad(batch[IDS], width), FIRST: first_of(batch), END: batch[VALID].sum(-1), NEXT + IDS: pad(batch[NEXT + IDS], width),
         NEXT + END: batch[NEXT + VALID].sum(-1), REWARD: batch[REWARD], DONE: batch[DONE], KNOWN: batch[KNOWN],
     }  # fmt: skip
     rows = {name: column[-capacity:] for name, column in rows.items()}
-    added = len(rows[END])
-    slots = (ring["at"] + torch.arange(added, device=ring["at"].device)) % capacity
-    new = {name: ring[name].index_copy(0, slots, column.to(ring[name].dtype)) for name, column in rows.items()}
-    return {**new, "at": (ring["at"] + added) % capacity, "count": (ring["count"] + added).clamp(max=capacity)}
+    count = len(rows[END])
+    slots = (ring["at"] + torch.arange(count, device=ring["at"].device)) % capacity
+    columns = {name: ring[name].index_copy(0, slots, column.to(ring[name].dtype)) for name, column in rows.items()}
+    return {**columns, "at": (ring["at"] + count) % capacity, "count": (ring["count"] + count).clamp(max=capacity)}
 
 
 def draw(ring: Tree, key: Tensor, count: int) -> Batch:
     """`count` turns of the ring, with the columns of `UtteranceSampler` but returns."""
-    return at(ring, rng.randint(key, (count,), ring["count"].clamp(min=1)))
+    return turns_at(ring, rng.randint(key, (count,), ring["count"].clamp(min=1)))
 
 
-def at(ring: Tree, item: Tensor) -> Batch:
+def turns_at(ring: Tree, item: Tensor) -> Batch:
     """The turns in places [B]."""
-    place = torch.arange(ring[IDS].shape[1], device=item.device)
-    first, end, later = (ring[name][item].unsqueeze(-1) for name in (FIRST, END, NEXT + END))
+    position = torch.arange(ring[IDS].shape[1], device=item.device)
+    first, end, next_end = (ring[name][item].unsqueeze(-1) for name in (FIRST, END, NEXT + END))
     return {
-        IDS: ring[IDS][item].long(), VALID: place < end, ACTION: (place >= first) & (place < end),
-        NEXT + IDS: ring[NEXT + IDS][item].long(), NEXT + VALID: place < later, REWARD: ring[REWARD][item],
+        IDS: ring[IDS][item].long(), VALID: position < end, ACTION: (position >= first) & (position < end),
+        NEXT + IDS: ring[NEXT + IDS][item].long(), NEXT + VALID: position < next_end, REWARD: ring[REWARD][item],
         DONE: ring[DONE][item], KNOWN: ring[KNOWN][item],
     }  # fmt: skip
 
 
-def filled(ring: Tree, source: UtteranceSource) -> Tree:
+def fill(ring: Tree, source: UtteranceSource) -> Tree:
     """The ring with the data's last turns in it."""
     count = len(source.sequences.begin)
     for begin in range(max(0, count - len(ring[END])), count, PART):
@@ -71,15 +71,15 @@ def filled(ring: Tree, source: UtteranceSource) -> Tree:
     return ring
 
 
-def joined(first: Batch, second: Batch) -> Batch:
+def join(first: Batch, second: Batch) -> Batch:
     """Two batches of turns one after the other; columns that only one has are left out."""
     names = (IDS, VALID, ACTION, NEXT + IDS, NEXT + VALID)
-    wide = max(b[n].shape[1] for b in (first, second) for n in names)
-    both = [{n: widened(c, wide) if n in names else c for n, c in b.items() if n != RETURN} for b in (first, second)]
-    return {n: torch.cat([both[0][n], both[1][n]]) for n in both[0] if n in both[1]}
+    width = max(b[n].shape[1] for b in (first, second) for n in names)
+    columns = [{n: pad(c, width) if n in names else c for n, c in b.items() if n != RETURN} for b in (first, second)]
+    return {n: torch.cat([columns[0][n], columns[1][n]]) for n in columns[0] if n in columns[1]}
 
 
-def widened(column: Tensor, width: int) -> Tensor:
+def pad(column: Tensor, width: int) -> Tensor:
     """[B, T] -> [B, width], with zeros."""
     return F.pad(column, (0, width - column.shape[1]))
 
@@ -90,37 +90,38 @@ def of_episodes(
     """The turns of episodes in the canonical form as a batch with the columns of `UtteranceSampler` but row; rewards in the units that the
     algorithm is trained in. Actions without a token are left out."""
     c, tokenizer, spec = algorithm.config, algorithm.tokenizer, algorithm.spec
-    states, actions, after, rewards, returns, done = [], [], [], [], [], []
+    states, actions, next_states, rewards, returns, done = [], [], [], [], [], []
     for episode in episodes:
         texts: list[str] = []
-        earned = [turn["reward"] * spec.reward_scale + spec.reward_shift for turn in episode["turns"]]
-        returns_from = list(itertools.accumulate(reversed(earned), lambda later, now: now + discount * later))[::-1]
+        episode_rewards = [turn["reward"] * spec.reward_scale + spec.reward_shift for turn in episode["turns"]]
+        returns_from = list(itertools.accumulate(reversed(episode_rewards), lambda total, reward: reward + discount * total))[::-1]
         for number, turn in enumerate(episode["turns"]):
             texts.append(turn["obs"])
             action = tokenizer.encode([turn["action"]])[0]
             if c.append_end:
                 action = np.append(action, np.int32(tokenizer.end or 0))
-            last = number + 1 == len(episode["turns"])
-            later = episode["final_obs"] if last else episode["turns"][number + 1]["obs"]
+            is_last = number + 1 == len(episode["turns"])
+            next_text = episode["final_obs"] if is_last else episode["turns"][number + 1]["obs"]
             if len(action):
                 action = action[: width - 2]
                 prompt = algorithm.prompt(texts)
                 states.append(np.append(prompt[:1], prompt[1:][-(width - 1 - len(action)) :]))
                 actions.append(action)
-                after.append(algorithm.prompt([*texts, turn["action"], later]))
-                rewards.append(earned[number])
+                next_states.append(algorithm.prompt([*texts, turn["action"], next_text]))
+                rewards.append(episode_rewards[number])
                 returns.append(returns_from[number])
-                done.append(last and bool(episode["terminated"]))
+                done.append(is_last and bool(episode["terminated"]))
             texts.append(turn["action"])
-    full = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
-    ids, next_ids = np.zeros((len(full), width), np.int64), np.zeros((len(full), width), np.int64)
-    for row, (now, then) in enumerate(zip(full, after, strict=True)):
-        ids[row, : len(now)], next_ids[row, : len(then)] = now, then
-    first, end, later_end = (torch.tensor([len(x) for x in rows], device=device).unsqueeze(-1) for rows in (states, full, after))
-    place = torch.arange(width, device=device)
+    sequences = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
+    ids, next_ids = np.zeros((len(sequences), width), np.int64), np.zeros((len(sequences), width), np.int64)
+    for row, (tokens, next_tokens) in enumerate(zip(sequences, next_states, strict=True)):
+        ids[row, : len(tokens)], next_ids[row, : len(next_tokens)] = tokens, next_tokens
+    first, end, next_end = (torch.tensor([len(x) for x in rows], device=device).unsqueeze(-1) for rows in (states, sequences, next_states))
+    position = torch.arange(width, device=device)
     return {
-        IDS: torch.from_numpy(ids).to(device), VALID: place < end, ACTION: (place >= first) & (place < end),
-        NEXT + IDS: torch.from_numpy(next_ids).to(device), NEXT + VALID: place < later_end,
+        IDS: torch.from_numpy(ids).to(device), VALID: position < end, ACTION: (position >= first) & (position < end),
+        NEXT + IDS: torch.from_numpy(next_ids).to(device), NEXT + VALID: position < next_end,
         REWARD: torch.tensor(rewards, dtype=torch.float32, device=device), DONE: torch.tensor(done, dtype=torch.bool, device=device),
-        KNOWN: torch.ones(len(full), dtype=torch.bool, device=device), RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
+        KNOWN: torch.ones(len(sequences), dtype=torch.bool, device=device),
+        RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
     }  # fmt: skip

@@ -51,8 +51,8 @@ class _Game:
         return bool(terminated), bool(truncated)
 
     def legal(self) -> list[str] | None:
-        known = self.info.get("legal_actions")
-        return None if known is None else list(known)
+        actions = self.info.get("legal_actions")
+        return None if actions is None else list(actions)
 
     def episode(self, terminated: bool) -> dict[str, Any]:
         """The episode in the canonical form. One that terminated did not time out as well."""
@@ -62,9 +62,9 @@ class _Game:
         success = success_of(self.info)
         if success is not None:
             meta["success"] = success
-        said = zip(self.history[0::2], self.history[1::2], self.rewards, strict=False)
+        steps = zip(self.history[0::2], self.history[1::2], self.rewards, strict=False)
         return {
-            "turns": [{"obs": o, "action": a, "reward": r} for o, a, r in said],
+            "turns": [{"obs": o, "action": a, "reward": r} for o, a, r in steps],
             "final_obs": self.history[-1],
             "terminated": terminated,
             "truncated": not terminated,
@@ -96,29 +96,29 @@ def rollouts(
         raise UserError(f"rollouts: episodes={episodes}, parallel={parallel}, max_steps={max_steps}: each must be 1 at least")
     done: dict[int, dict[str, Any]] = {}
     running: list[_Game] = []
-    free: list[_Game] = []
+    pool: list[_Game] = []
     envs: list[gym.Env] = []
-    begun = 0
+    count = 0
     try:
         while len(done) < episodes:
-            while begun < episodes and len(running) < parallel:
-                if not free:
+            while count < episodes and len(running) < parallel:
+                if not pool:
                     envs.append(env_factory())
-                    free.append(_Game(envs[-1]))
-                running.append(free.pop())
-                running[-1].begin(begun, seed, starts[begun % len(starts)] if starts else None)
-                begun += 1
+                    pool.append(_Game(envs[-1]))
+                running.append(pool.pop())
+                running[-1].begin(count, seed, starts[count % len(starts)] if starts else None)
+                count += 1
             actions = policy([list(g.history) for g in running], [g.legal() for g in running])
             _check(actions, len(running))
-            still = []
+            survivors = []
             for game, action in zip(running, actions, strict=True):
                 terminated, truncated = game.step(action)
                 if terminated or truncated or len(game.rewards) == max_steps:
                     done[game.number] = game.episode(terminated)
-                    free.append(game)
+                    pool.append(game)
                 else:
-                    still.append(game)
-            running = still
+                    survivors.append(game)
+            running = survivors
     finally:
         for env in envs:
             env.close()
@@ -127,28 +127,28 @@ def rollouts(
 
 def _check(actions: Sequence[str], count: int) -> None:
     if isinstance(actions, str) or len(actions) != count:
-        given = "one text" if isinstance(actions, str) else f"{len(actions)} actions"
-        raise UserError(f"rollouts: the policy gave {given} for {count} running episodes; it must give a list with one text for each")
+        answer = "one text" if isinstance(actions, str) else f"{len(actions)} actions"
+        raise UserError(f"rollouts: the policy gave {answer} for {count} running episodes; it must give a list with one text for each")
     for number, action in enumerate(actions):
         if not isinstance(action, str):
             raise UserError(f"rollouts: action {number} of the policy is of type {type(action).__name__}, not a text")
 
 
-def played(
+def play_episodes(
     algorithm: TextAlgorithm, state: TrainState, task: Task, episodes: int, key: Tensor, parallel: int = 32, max_steps: int | None = None
 ) -> list[dict[str, Any]]:
     """Episodes of a task, as `rollouts` gives them, in which the actions are drawn from an algorithm's policy. The key decides them."""
     calls = itertools.count()
-    begin, write = rng.split(key)
+    seed_key, action_key = rng.split(key)
     actor = TextActor(algorithm, state)
 
     def policy(histories: list[list[str]], legal: list[list[str] | None]) -> Sequence[str]:
         with torch.no_grad():
-            return actor.reply(histories, legal, range(len(histories)), rng.fold_in(write, next(calls)), True)
+            return actor.reply(histories, legal, range(len(histories)), rng.fold_in(action_key, next(calls)), True)
 
     limits = [n for n in (max_steps, task.max_episode_steps) if n is not None]
-    most, seed = min(limits, default=ENDLESS), int(begin) & 0x7FFFFFFF
-    return rollouts(lambda: make_env(task), policy, episodes, seed, parallel, starts=task.starts, max_steps=most)
+    max_turns, seed = min(limits, default=ENDLESS), int(seed_key) & 0x7FFFFFFF
+    return rollouts(lambda: make_env(task), policy, episodes, seed, parallel, starts=task.starts, max_steps=max_turns)
 
 
 def episode_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:

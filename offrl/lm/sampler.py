@@ -83,16 +83,16 @@ class TextSampler:
         def on_device(values: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
-        later = None if items.next_begin is None or items.next_end is None else (items.next_begin, items.next_end)
+        next_bounds = None if items.next_begin is None or items.next_end is None else (items.next_begin, items.next_end)
         return Sequences(
             {name: on_device(column) for name, column in flat.items()},
             on_device(items.begin),
             on_device(items.train),
             on_device(items.end),
-            None if later is None else on_device(later[0]),
-            None if later is None else on_device(later[1]),
+            None if next_bounds is None else on_device(next_bounds[0]),
+            None if next_bounds is None else on_device(next_bounds[1]),
             int((items.end - items.begin).max()),
-            0 if later is None else int((later[1] - later[0]).max()),
+            0 if next_bounds is None else int((next_bounds[1] - next_bounds[0]).max()),
             self.tokenizer.start,
             _weighted(dataset, items.owner, device),
             items.cut,
@@ -107,31 +107,31 @@ class TextSampler:
 def take(source: Sequences, item: Tensor) -> Batch:
     """The items of numbers [B]; see TextSampler."""
     begin, end = source.begin[item].unsqueeze(-1), source.end[item].unsqueeze(-1)
-    at = begin + torch.arange(-1, source.length, device=item.device)
-    inside = (at >= begin) & (at < end)
-    rows = torch.minimum(torch.maximum(at, begin), end - 1)
+    index = begin + torch.arange(-1, source.length, device=item.device)
+    inside = (index >= begin) & (index < end)
+    rows = torch.minimum(torch.maximum(index, begin), end - 1)
     batch = {
         name: torch.where(inside, column[rows], torch.zeros((), dtype=column.dtype, device=item.device))
         for name, column in source.flat.items()
     }
-    batch[IDS] = torch.where(at < begin, source.start, batch[IDS].long())
-    batch[VALID] = at < end
-    learnt = inside & (at >= source.train[item].unsqueeze(-1))
-    batch[OBSERVED] = learnt & ~batch[ACTION]
-    batch[ACTION] = learnt & batch[ACTION]
+    batch[IDS] = torch.where(index < begin, source.start, batch[IDS].long())
+    batch[VALID] = index < end
+    trainable = inside & (index >= source.train[item].unsqueeze(-1))
+    batch[OBSERVED] = trainable & ~batch[ACTION]
+    batch[ACTION] = trainable & batch[ACTION]
     batch[COUNT] = batch[ACTION].sum().float().expand(len(item)) / len(item)
     # position 0 is the start token, so the stream's index i is position i - begin + 1
-    later = batch[SUCCESSOR] - begin + 1
-    batch[SUCCESSOR] = later.clamp(0, source.length)
+    successor = batch[SUCCESSOR] - begin + 1
+    batch[SUCCESSOR] = successor.clamp(0, source.length)
     if source.next_begin is None or source.next_end is None:
         # an action whose next observation is too long to be shown with it; its end needs no value
-        batch[KNOWN] &= batch[DONE] | (later <= end - begin)
+        batch[KNOWN] &= batch[DONE] | (successor <= end - begin)
         return batch
-    first, last = source.next_begin[item].unsqueeze(-1), source.next_end[item].unsqueeze(-1)
-    at = first + torch.arange(-1, source.next_length, device=item.device)
-    rows = torch.minimum(torch.maximum(at, first), source.flat[IDS].new_tensor(len(source.flat[IDS]) - 1, dtype=torch.int64))
-    ids = torch.where(at < last, source.flat[IDS][rows].long(), 0)
-    batch[NEXT + IDS], batch[NEXT + VALID] = torch.where(at < first, source.start, ids), at < last
+    next_begin, next_end = source.next_begin[item].unsqueeze(-1), source.next_end[item].unsqueeze(-1)
+    index = next_begin + torch.arange(-1, source.next_length, device=item.device)
+    rows = torch.minimum(torch.maximum(index, next_begin), source.flat[IDS].new_tensor(len(source.flat[IDS]) - 1, dtype=torch.int64))
+    ids = torch.where(index < next_end, source.flat[IDS][rows].long(), 0)
+    batch[NEXT + IDS], batch[NEXT + VALID] = torch.where(index < next_begin, source.start, ids), index < next_end
     return batch
 
 
@@ -139,37 +139,37 @@ def _columns(s: Stream, dataset: Dataset, discount: float) -> dict[str, np.ndarr
     """Flat columns [K]."""
     rewards = dataset.columns["rewards"].cpu().numpy()
     terminal, known = (dataset.columns[n].cpu().numpy() for n in ("terminations", "successor_known"))
-    many = len(s.ids)
-    filled = s.action_end > s.action_begin  # an empty action has no token to carry its reward
-    at = s.action_end[filled] - 1
-    reward, done, can, ends = np.zeros(many, np.float32), np.zeros(many, bool), np.ones(many, bool), np.zeros(many, bool)
-    reward[at], ends[at] = rewards[filled], True
-    done[at] = terminal[filled]
-    can[at] = (terminal | known)[filled]
+    count = len(s.ids)
+    nonempty = s.action_end > s.action_begin  # an empty action has no token to carry its reward
+    last_token = s.action_end[nonempty] - 1
+    reward, done, known_target, ends = np.zeros(count, np.float32), np.zeros(count, bool), np.ones(count, bool), np.zeros(count, bool)
+    reward[last_token], ends[last_token] = rewards[nonempty], True
+    done[last_token] = terminal[nonempty]
+    known_target[last_token] = (terminal | known)[nonempty]
     # the state after an action's token is the one before the next token that a policy chooses: after the observation that follows
-    where = np.arange(many)
-    successor = where.copy()
+    index = np.arange(count)
+    successor = index.copy()
     last_of_episode = np.zeros(len(s.action_end), bool)
     last_of_episode[dataset.episode_end.cpu().numpy() - 1] = True
-    following = np.empty(len(s.action_end), np.int64)
-    following[~last_of_episode] = s.action_begin[1:][~last_of_episode[:-1]] - 1
-    following[last_of_episode] = s.final_end - 1
-    successor[at] = following[filled]
+    state_end = np.empty(len(s.action_end), np.int64)
+    state_end[~last_of_episode] = s.action_begin[1:][~last_of_episode[:-1]] - 1
+    state_end[last_of_episode] = s.final_end - 1
+    successor[last_token] = state_end[nonempty]
     return {
-        IDS: np.asarray(s.ids), ACTION: np.asarray(s.is_action), LAST: ends, REWARD: reward, DONE: done, KNOWN: can, SUCCESSOR: successor,
-        RETURN: returns(s, dataset, reward, discount),
+        IDS: np.asarray(s.ids), ACTION: np.asarray(s.is_action), LAST: ends, REWARD: reward, DONE: done, KNOWN: known_target,
+        SUCCESSOR: successor, RETURN: returns(s, dataset, reward, discount),
     }  # fmt: skip
 
 
 def returns(s: Stream, dataset: Dataset, reward: np.ndarray, discount: float) -> np.ndarray:
     """[K] float32: at each action token the sum of the rewards from it to the episode's end, discounted by each action token in between."""
-    chosen = np.flatnonzero(s.is_action)
-    owner = np.searchsorted(dataset.episode_end.cpu().numpy(), np.asarray(s.turn)[chosen], side="right")
+    positions = np.flatnonzero(s.is_action)
+    owner = np.searchsorted(dataset.episode_end.cpu().numpy(), np.asarray(s.turn)[positions], side="right")
     number = np.arange(dataset.num_episodes)
     start, end = np.searchsorted(owner, number, side="left"), np.searchsorted(owner, number, side="right")
-    some = end > start
+    nonempty = end > start
     result = np.zeros(len(s.ids), np.float32)
-    result[chosen] = returns_to_go(reward[chosen], np.zeros(len(chosen)), start[some], end[some], discount)
+    result[positions] = returns_to_go(reward[positions], np.zeros(len(positions)), start[nonempty], end[nonempty], discount)
     return result
 
 
@@ -201,14 +201,14 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
         while train < end:
             turn = int(np.searchsorted(ends, train, side="right"))
             # an action and what follows it stay together where they can: rather less of what was before, as when acting
-            whole = ends[turn] - actions[turn] <= length
-            begin = max(begin, int(ends[turn] if whole else s.action_end[first + turn]) - length)
+            fits_whole = ends[turn] - actions[turn] <= length
+            begin = max(begin, int(ends[turn] if fits_whole else s.action_end[first + turn]) - length)
             train = max(train, begin)
-            fits = int(np.searchsorted(ends, begin + length, side="right")) - 1
-            piece = int(ends[fits]) if fits >= turn else min(begin + length, end)  # longer than the sequence: cut where it must be
-            items.append((begin, train, piece, e))
+            fit = int(np.searchsorted(ends, begin + length, side="right")) - 1
+            split = int(ends[fit]) if fit >= turn else min(begin + length, end)  # longer than the sequence: cut where it must be
+            items.append((begin, train, split, e))
             cut += begin > int(s.obs_begin[first])
-            train, begin = piece, max(begin + 1, piece - length // 2)
+            train, begin = split, max(begin + 1, split - length // 2)
     table = np.array(items, np.int64)
     return Items(table[:, 0], table[:, 1], table[:, 2], table[:, 3], cut=cut)
 
@@ -220,20 +220,20 @@ def _windows(s: Stream, dataset: Dataset, history: int, length: int, following: 
     row = np.arange(len(owner))
     first = 2 * start + np.arange(len(start))  # number of each episode's first text, of all texts one after another
     begin_of, end_of = np.empty(2 * len(row) + len(start), np.int64), np.empty(2 * len(row) + len(start), np.int64)
-    now = first[owner] + 2 * (row - start[owner])  # of each turn's observation
-    begin_of[now], end_of[now] = s.obs_begin, s.action_begin
-    begin_of[now + 1], end_of[now + 1] = s.action_begin, s.action_end
+    text = first[owner] + 2 * (row - start[owner])  # of each turn's observation
+    begin_of[text], end_of[text] = s.obs_begin, s.action_begin
+    begin_of[text + 1], end_of[text + 1] = s.action_begin, s.action_end
     final = first + 2 * (stop - start)
     begin_of[final], end_of[final] = s.final_begin, s.final_end
-    keep = s.action_end > s.action_begin  # an empty action has no token to learn
-    now, owner = now[keep], owner[keep]
-    end = end_of[now + 2] if following else end_of[now + 1]
-    full = begin_of[np.maximum(now - (history - 1), first[owner])]
-    begin = np.maximum(full, end - length)
-    train = np.maximum(begin_of[now + 1], begin)
-    later_end = end_of[now + 2]
-    later = np.maximum(begin_of[np.maximum(now + 2 - (history - 1), first[owner])], later_end - length)
-    return Items(begin, train, end, owner, later, later_end, int((begin > full).sum()))
+    nonempty = s.action_end > s.action_begin  # an empty action has no token to learn
+    text, owner = text[nonempty], owner[nonempty]
+    end = end_of[text + 2] if following else end_of[text + 1]
+    uncut = begin_of[np.maximum(text - (history - 1), first[owner])]
+    begin = np.maximum(uncut, end - length)
+    train = np.maximum(begin_of[text + 1], begin)
+    next_end = end_of[text + 2]
+    next_begin = np.maximum(begin_of[np.maximum(text + 2 - (history - 1), first[owner])], next_end - length)
+    return Items(begin, train, end, owner, next_begin, next_end, int((begin > uncut).sum()))
 
 
 def _weighted(dataset: Dataset, owner: np.ndarray, device: torch.device) -> Episodes | None:
@@ -245,55 +245,55 @@ def _weighted(dataset: Dataset, owner: np.ndarray, device: torch.device) -> Epis
         return None
     count = np.bincount(owner, minlength=dataset.num_episodes)
     first = np.cumsum(count) - count
-    drawn = np.flatnonzero((weights > 0.0) & (count > 0))
-    if not len(drawn):
+    indices = np.flatnonzero((weights > 0.0) & (count > 0))
+    if not len(indices):
         raise UserError(f"{dataset.spec.name}: no episode has a weight above 0: take another dataset.weighting")
-    keep, other = alias_table((weights * count)[drawn])
-    return Episodes(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (keep, other, first[drawn], count[drawn])))
+    threshold, alias = alias_table((weights * count)[indices])
+    return Episodes(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (threshold, alias, first[indices], count[indices])))
 
 
 # ---- what losses read off a batch
 
 
-def trimmed(batch: Batch) -> Batch:
+def trim_padding(batch: Batch) -> Batch:
     """A batch without the columns that are padding in all rows, and with `share`: 1 over its number of action tokens, [B].
 
     Where processes share a batch it is that of the whole batch, as often as there are processes, whose gradients are averaged.
     """
-    long = int(batch[VALID].sum(-1).max())
-    new = {k: (v[:, :long] if v.ndim > 1 and not k.startswith(NEXT) else v) for k, v in batch.items()}
+    width = int(batch[VALID].sum(-1).max())
+    columns = {k: (v[:, :width] if v.ndim > 1 and not k.startswith(NEXT) else v) for k, v in batch.items()}
     if SUCCESSOR in batch:
-        new[SUCCESSOR] = new[SUCCESSOR].clamp(max=long - 1)
+        columns[SUCCESSOR] = columns[SUCCESSOR].clamp(max=width - 1)
     if NEXT + VALID in batch:
-        long = int(batch[NEXT + VALID].sum(-1).max())
-        new |= {k: v[:, :long] for k, v in new.items() if k.startswith(NEXT) and v.ndim > 1}
-    rows = len(new[IDS])
-    count = new.pop(COUNT)[0] * rows if COUNT in new else new[ACTION].sum()
-    return {**new, SHARE: (1.0 / count.clamp(min=1)).expand(rows)}
+        width = int(batch[NEXT + VALID].sum(-1).max())
+        columns |= {k: v[:, :width] for k, v in columns.items() if k.startswith(NEXT) and v.ndim > 1}
+    rows = len(columns[IDS])
+    count = columns.pop(COUNT)[0] * rows if COUNT in columns else columns[ACTION].sum()
+    return {**columns, SHARE: (1.0 / count.clamp(min=1)).expand(rows)}
 
 
-def chosen(hidden: Tensor, batch: Batch, which: str = ACTION) -> tuple[Tensor, Tensor]:
-    """(states [M, D] before the action tokens of a batch, or those of the column `which`; these tokens int64 [M])."""
-    mask = batch[which][:, 1:]
+def states_and_tokens(hidden: Tensor, batch: Batch, column: str = ACTION) -> tuple[Tensor, Tensor]:
+    """(states [M, D] before the action tokens of a batch, or those of `column`; these tokens int64 [M])."""
+    mask = batch[column][:, 1:]
     return hidden[:, :-1][mask], batch[IDS][:, 1:][mask]
 
 
 def action_mask(batch: Batch) -> Tensor:
-    """[B, L] bool: the action tokens of a batch, in the order in which `chosen` gives them."""
+    """[B, L] bool: the action tokens of a batch, in the order of `states_and_tokens`."""
     mask = batch[ACTION].clone()
     mask[:, 0] = False
     return mask
 
 
-def cross_entropy(logits: Logits, hidden: Tensor, batch: Batch, which: str = ACTION) -> Tensor:
-    """-log pi of the tokens of the column `which`, given states [B, L, D]: their sum over the number of the batch's action tokens."""
-    before, tokens = chosen(hidden, batch, which)
-    return (F.cross_entropy(logits(before), tokens, reduction="none") * batch[SHARE][0]).sum()
+def cross_entropy(logits: Logits, hidden: Tensor, batch: Batch, column: str = ACTION) -> Tensor:
+    """-log pi of the tokens of `column`, given states [B, L, D]: their sum over the number of the batch's action tokens."""
+    states, tokens = states_and_tokens(hidden, batch, column)
+    return (F.cross_entropy(logits(states), tokens, reduction="none") * batch[SHARE][0]).sum()
 
 
 def token_log_probs(logits: Logits, hidden: Tensor, batch: Batch) -> Tensor:
     """[B, L - 1]: log pi of each action token at the position before it, 0 elsewhere; a row's sum is that of its action."""
-    before, tokens = chosen(hidden, batch)
-    each = -F.cross_entropy(logits(before), tokens, reduction="none")
+    states, tokens = states_and_tokens(hidden, batch)
+    log_probs = -F.cross_entropy(logits(states), tokens, reduction="none")
     mask = batch[ACTION][:, 1:]
-    return torch.zeros(mask.shape, dtype=each.dtype, device=each.device).index_put(mask.nonzero(as_tuple=True), each)
+    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=log_probs.device).index_put(mask.nonzero(as_tuple=True), log_probs)

@@ -96,7 +96,7 @@ class ValueHeadSettings:
     value_max: float | None = setting(None, "highest value of its bins; null: from the data")
 
 
-def ranged(config: Any, dataset: Dataset, tokens: float = 1.0) -> Any:
+def with_value_range(config: Any, dataset: Dataset, tokens: float = 1.0) -> Any:
     """Settings whose bins have a range, from the data where it is not given. tokens: how often a turn is discounted, on average."""
     c = config
     if c.value_head == "scalar" or None not in (c.value_min, c.value_max):

@@ -48,15 +48,15 @@ def stream(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
     if not dataset.spec.text:
         raise UserError(f"{dataset.spec.name} is no text: language-model policies need a text data set, such as text-maze")
     folder = cache_dir() / "tokens" / _key(dataset, tokenizer, append_end)
-    kept = _read(folder)
-    if kept is not None:
-        return kept
-    began = time.perf_counter()
-    made = encode(dataset, tokenizer, append_end)
-    if time.perf_counter() - began > SLOW:
-        _write(folder, made)
-        return _read(folder) or made
-    return made
+    stored = _read(folder)
+    if stored is not None:
+        return stored
+    start = time.perf_counter()
+    result = encode(dataset, tokenizer, append_end)
+    if time.perf_counter() - start > SLOW:
+        _write(folder, result)
+        return _read(folder) or result
+    return result
 
 
 def encode(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
@@ -66,16 +66,16 @@ def encode(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
     texts = tokenizer.encode(dataset.strings)
     sizes = np.array([len(t) for t in texts], np.int64)
     flat = np.concatenate([np.zeros(0, np.int32), *texts])
-    where = np.cumsum(sizes) - sizes
+    offset = np.cumsum(sizes) - sizes
     start, end = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
     rows, extra = len(dataset), int(append_end)
     last = end - 1
     final = np.where(known[last], sizes[columns["next_observations"][last]], 0)
     obs, act = sizes[columns["observations"]], sizes[columns["actions"]] + extra
     episode = np.repeat(np.arange(len(start)), end - start)
-    before = np.concatenate([[0], np.cumsum(final)])[episode]  # final observations of earlier episodes
-    both = np.cumsum(obs + act)
-    obs_begin = both - obs - act + before
+    final_before = np.concatenate([[0], np.cumsum(final)])[episode]  # final observations of earlier episodes
+    turn_end = np.cumsum(obs + act)
+    obs_begin = turn_end - obs - act + final_before
     action_begin = obs_begin + obs
     action_end = action_begin + act
     final_begin = action_end[last]
@@ -86,17 +86,17 @@ def encode(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
     def put(begin: np.ndarray, text: np.ndarray, row: np.ndarray, action: bool) -> None:
         size = sizes[text]
         step = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-        at = np.repeat(begin, size) + step
-        ids[at] = flat[np.repeat(where[text], size) + step]
-        turn[at] = np.repeat(row, size)
+        index = np.repeat(begin, size) + step
+        ids[index] = flat[np.repeat(offset[text], size) + step]
+        turn[index] = np.repeat(row, size)
         if action:
-            is_action[at] = True
+            is_action[index] = True
 
-    every = np.arange(rows)
-    put(obs_begin, columns["observations"], every, False)
-    put(action_begin, columns["actions"], every, True)
+    all_rows = np.arange(rows)
+    put(obs_begin, columns["observations"], all_rows, False)
+    put(action_begin, columns["actions"], all_rows, True)
     if extra:
-        is_action[action_end - 1], turn[action_end - 1] = True, every
+        is_action[action_end - 1], turn[action_end - 1] = True, all_rows
     put(final_begin[known[last]], columns["next_observations"][last][known[last]], last[known[last]], False)
     return Stream(ids, is_action, turn, obs_begin, action_begin, action_end, final_begin, final_begin + final)
 
@@ -122,19 +122,19 @@ def _read(folder: Path) -> Stream | None:
         return None
 
 
-def _write(folder: Path, made: Stream) -> None:
+def _write(folder: Path, content: Stream) -> None:
     """Write the arrays to disk; a no-op where there is no room."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
         try:
             for name in ARRAYS:
-                np.save(aside / f"{name}.npy", getattr(made, name), allow_pickle=False)
-            (aside / "sizes.json").write_text(json.dumps({name: len(getattr(made, name)) for name in ARRAYS}))
+                np.save(staging / f"{name}.npy", getattr(content, name), allow_pickle=False)
+            (staging / "sizes.json").write_text(json.dumps({name: len(getattr(content, name)) for name in ARRAYS}))
             if folder.is_dir():
                 shutil.rmtree(folder)
-            os.replace(aside, folder)
+            os.replace(staging, folder)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
     except OSError:
         return

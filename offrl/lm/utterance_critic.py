@@ -59,11 +59,11 @@ class UtteranceNetwork(nn.Module):
     """A language model that reads states and actions, each on its own, and heads on its state at the last token of a text (the authors of
     ArCHer use RoBERTa's first one). Methods are called by name, as `LM`'s."""
 
-    def __init__(self, lm: LM, alone: Mapping[str, int], pairs: Mapping[str, int], layers: int) -> None:
-        """alone: heads on the state, name -> width of the output; pairs: those on state and action. They begin at 0."""
+    def __init__(self, lm: LM, state_heads: Mapping[str, int], pair_heads: Mapping[str, int], layers: int) -> None:
+        """state_heads: heads on the state, name -> width of the output; pair_heads: those on state and action. They begin at 0."""
         super().__init__()
         self.lm = lm
-        sizes = {**{n: (lm.width, out) for n, out in alone.items()}, **{n: (2 * lm.width, out) for n, out in pairs.items()}}
+        sizes = {**{n: (lm.width, out) for n, out in state_heads.items()}, **{n: (2 * lm.width, out) for n, out in pair_heads.items()}}
         self.heads = nn.ModuleDict({n: value_mlp(width, [lm.width] * (layers - 1), out) for n, (width, out) in sizes.items()})
 
     def forward(self, method: str, *arguments: Any) -> Any:
@@ -75,9 +75,9 @@ class UtteranceNetwork(nn.Module):
         hidden = self.lm.hidden(ids[:, : int(count.max())])
         return hidden[torch.arange(len(ids), device=ids.device), count - 1]
 
-    def outputs(self, encoded: Tensor, *names: str) -> tuple[Tensor, ...]:
+    def outputs(self, states: Tensor, *names: str) -> tuple[Tensor, ...]:
         """Outputs [B, out] of the heads of these names for [B, D], or for state and action [B, 2 D]."""
-        return tuple(self.heads[name](encoded).float() for name in names)
+        return tuple(self.heads[name](states).float() for name in names)
 
 
 class UtteranceCritic(Part):
@@ -112,9 +112,9 @@ class UtteranceCritic(Part):
     def td_target(self, target: Params, batch: Batch) -> Tensor:
         """r + discount (1 - d) Vbar_i(s') [2, B], without gradient."""
         with torch.no_grad():
-            later = self(target, "encode", batch[NEXT + IDS], batch[NEXT + VALID].sum(-1))
-            going = self.config.discount * (~batch[DONE]).float()
-            return batch[REWARD] + going * self.head.mean(self.v(target, later))
+            next_state = self(target, "encode", batch[NEXT + IDS], batch[NEXT + VALID].sum(-1))
+            discount = self.config.discount * (~batch[DONE]).float()
+            return batch[REWARD] + discount * self.head.mean(self.v(target, next_state))
 
     def target_q(self, target: Params, batch: Batch) -> Tensor:
         """Qbar_i(s, a) [2, B], without gradient."""

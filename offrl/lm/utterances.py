@@ -81,12 +81,12 @@ def turns(source: UtteranceSource, item: Tensor) -> Batch:
 
 def trim(batch: Batch) -> Batch:
     """A batch of turns without the positions that are padding in all rows, with `each` and `share` (see `offrl.lm.sampler`)."""
-    long, later = (int(batch[name].sum(-1).max()) for name in (VALID, NEXT + VALID))
-    new = {**batch, **{name: batch[name][:, :long] for name in (IDS, VALID, ACTION)}}
-    new |= {NEXT + name: batch[NEXT + name][:, :later] for name in (IDS, VALID)}
-    rows = len(new[IDS])
-    count = new[ACTION].sum().clamp(min=1)
-    return {**new, EACH: torch.full((rows,), 1.0 / rows, device=count.device), SHARE: (1.0 / count).expand(rows)}
+    width, next_width = (int(batch[name].sum(-1).max()) for name in (VALID, NEXT + VALID))
+    columns = {**batch, **{name: batch[name][:, :width] for name in (IDS, VALID, ACTION)}}
+    columns |= {NEXT + name: batch[NEXT + name][:, :next_width] for name in (IDS, VALID)}
+    rows = len(columns[IDS])
+    count = columns[ACTION].sum().clamp(min=1)
+    return {**columns, EACH: torch.full((rows,), 1.0 / rows, device=count.device), SHARE: (1.0 / count).expand(rows)}
 
 
 def first_of(batch: Batch) -> Tensor:
@@ -98,12 +98,12 @@ def action_of(batch: Batch) -> tuple[Tensor, Tensor]:
     """(ids int64 [B, 1 + A], how many of them count int64 [B]): each turn's action on its own, after the start token."""
     count = batch[ACTION].sum(-1)
     step = torch.arange(int(count.max()), device=count.device)
-    at = (first_of(batch).unsqueeze(-1) + step).clamp(max=batch[IDS].shape[1] - 1)
-    tokens = torch.where(step < count.unsqueeze(-1), batch[IDS].gather(1, at), 0)
+    index = (first_of(batch).unsqueeze(-1) + step).clamp(max=batch[IDS].shape[1] - 1)
+    tokens = torch.where(step < count.unsqueeze(-1), batch[IDS].gather(1, index), 0)
     return torch.cat([batch[IDS][:, :1], tokens], 1), count + 1
 
 
-def answered(batch: Batch, answers: Sequence[Sequence[int]]) -> Batch:
+def with_actions(batch: Batch, answers: Sequence[Sequence[int]]) -> Batch:
     """The batch with other actions: token ids for each turn, at least one."""
     device, first = batch[IDS].device, first_of(batch)
     count = torch.tensor([len(a) for a in answers], device=device)
@@ -111,13 +111,13 @@ def answered(batch: Batch, answers: Sequence[Sequence[int]]) -> Batch:
     for row, answer in enumerate(answers):
         tokens[row, : len(answer)] = answer
     end = (first + count).unsqueeze(-1)
-    at = torch.arange(int(end.max()), device=device)
-    written = torch.from_numpy(tokens).to(device).gather(1, (at - first.unsqueeze(-1)).clamp(0, tokens.shape[1] - 1))
-    before = nn.functional.pad(batch[IDS], (0, max(0, len(at) - batch[IDS].shape[1])))[:, : len(at)]
-    state = at < first.unsqueeze(-1)
-    ids = torch.where(state, before, torch.where(at < end, written, 0))
-    new = {**batch, IDS: ids, VALID: at < end, ACTION: ~state & (at < end)}
-    return {**new, SHARE: (1.0 / count.sum()).expand(len(answers))}
+    index = torch.arange(int(end.max()), device=device)
+    action_ids = torch.from_numpy(tokens).to(device).gather(1, (index - first.unsqueeze(-1)).clamp(0, tokens.shape[1] - 1))
+    state_ids = nn.functional.pad(batch[IDS], (0, max(0, len(index) - batch[IDS].shape[1])))[:, : len(index)]
+    state = index < first.unsqueeze(-1)
+    ids = torch.where(state, state_ids, torch.where(index < end, action_ids, 0))
+    columns = {**batch, IDS: ids, VALID: index < end, ACTION: ~state & (index < end)}
+    return {**columns, SHARE: (1.0 / count.sum()).expand(len(answers))}
 
 
 # ---- settings
@@ -143,10 +143,10 @@ class UtteranceSettings(ReferenceSettings):
 def with_rates(config: Any, rates: Mapping[str, tuple[float, float]]) -> Any:
     """The settings with learning rates where none are given. rates: setting -> value for a trained language model, and for a new one."""
     c = config
-    for name, (trained, fresh) in rates.items():
+    for name, (trained_rate, scratch_rate) in rates.items():
         if getattr(c, name) is None:
             scratch = c.lm == SCRATCH or (name == "critic_learning_rate" and c.critic == SCRATCH)
-            c = dataclasses.replace(c, **{name: fresh if scratch else trained})
+            c = dataclasses.replace(c, **{name: scratch_rate if scratch else trained_rate})
     return c
 
 

@@ -25,7 +25,7 @@ from offrl.lm.models.causal_lm import LM, LMWithHeads, call
 from offrl.lm.models.configured import described, tokenizer_of
 from offrl.lm.reference_policy import ReferenceSettings
 from offrl.lm.sampler import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID, action_mask
-from offrl.lm.settings import ValueHeadSettings, head_of, ranged
+from offrl.lm.settings import ValueHeadSettings, head_of, with_value_range
 from offrl.optim import Params
 from offrl.settings.field import setting
 
@@ -55,14 +55,14 @@ class ValueGuidedSettings(ValueHeadSettings, ReferenceSettings):
         return self.trunk != "shared"
 
 
-def ranged_by_tokens(config: Any, dataset: Dataset) -> Any:
+def with_token_value_range(config: Any, dataset: Dataset) -> Any:
     """Settings whose bins have a range, from the data, whose turns are discounted for each token of an action."""
     c = config
     if c.value_head == "scalar":
         return c
     actions, count = dataset.columns["actions"].cpu().unique(return_counts=True)
     lengths = [len(ids) + bool(c.append_end) for ids in tokenizer_of(c).encode([dataset.strings[i] for i in actions.tolist()])]
-    return ranged(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
+    return with_value_range(c, dataset, float((torch.tensor(lengths) * count).sum() / count.sum()))
 
 
 class TokenValues(Part):
@@ -96,8 +96,8 @@ class TokenValues(Part):
 
     def of_tokens(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[M, V * K] -> [M, K]: the outputs of a head Q for the tokens [M]."""
-        each = logits.unflatten(-1, (-1, self.head.out_dim))
-        return each.gather(1, tokens.view(-1, 1, 1).expand(-1, 1, each.shape[-1])).squeeze(1)
+        outputs = logits.unflatten(-1, (-1, self.head.out_dim))
+        return outputs.gather(1, tokens.view(-1, 1, 1).expand(-1, 1, outputs.shape[-1])).squeeze(1)
 
     def cql(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[M]: -log softmax(Q)[token], CQL's term at temperature 1 (arXiv 2206.11871, equation 6)."""
@@ -106,15 +106,15 @@ class TokenValues(Part):
     def next_values(self, params: Params, hidden: Tensor, batch: Batch, head: str) -> Tensor:
         """V [M] of the states after the action tokens of a batch, without gradient: after an action, where the next one begins."""
         with torch.no_grad():
-            picked = batch[SUCCESSOR].unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-            after = self.v_head.mean(self(params, "outputs", hidden.gather(1, picked), head)[0])  # [B, L]
+            index = batch[SUCCESSOR].unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+            values = self.v_head.mean(self(params, "outputs", hidden.gather(1, index), head)[0])  # [B, L]
             if NEXT + IDS in batch:
-                later = self(params, "hidden", batch[NEXT + IDS])
+                next_hidden = self(params, "hidden", batch[NEXT + IDS])
                 end = batch[NEXT + VALID].sum(-1) - 1
-                state = later[torch.arange(len(end), device=end.device), end]
+                state = next_hidden[torch.arange(len(end), device=end.device), end]
                 window = self.v_head.mean(self(params, "outputs", state, head)[0])
-                after = torch.where(batch[LAST], window.unsqueeze(-1), after)
-            return after[action_mask(batch)]
+                values = torch.where(batch[LAST], window.unsqueeze(-1), values)
+            return values[action_mask(batch)]
 
     def td_target(self, batch: Batch, next_values: Tensor) -> tuple[Tensor, Tensor]:
         """(y = r + discount (1 - done) V(next) [M], 1 where it is known float32 [M])."""

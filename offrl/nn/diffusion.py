@@ -21,13 +21,13 @@ from offrl.optim import Params
 def sinusoidal(step: Tensor, width: int) -> Tensor:
     """Steps [B] as sines and cosines [B, width] of wavelengths from 2 pi to 20,000 pi ("Attention Is All You Need", arXiv 1706.03762)."""
     half = width // 2
-    slow = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
-    angle = step.unsqueeze(-1) * slow
+    frequencies = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
+    angle = step.unsqueeze(-1) * frequencies
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 
 class FilmBlock(nn.Module):
-    """x W -> norm, Mish -> times and plus what the condition says (FiLM, arXiv 1709.07871) -> W', norm, Mish -> plus x."""
+    """x W -> norm, Mish -> scaled and shifted by the condition (FiLM, arXiv 1709.07871) -> W', norm, Mish -> plus x."""
 
     def __init__(self, in_dim: int, out_dim: int, condition: int) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class FilmBlock(nn.Module):
         self.skip = Linear(in_dim, out_dim) if in_dim != out_dim else None
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        times, plus = self.film(condition).chunk(2, -1)
-        y = times * F.mish(self.norm1(self.first(x))) + plus
+        scale, shift = self.film(condition).chunk(2, -1)
+        y = scale * F.mish(self.norm1(self.first(x))) + shift
         return F.mish(self.norm2(self.second(y))) + (x if self.skip is None else self.skip(x))
 
 
@@ -75,39 +75,39 @@ OFFSET, LARGEST = 0.008, 0.999  # of the cosine schedule, and of its betas (arXi
 SLOWEST, FASTEST = 0.1, 10.0  # of the variance-preserving schedule (arXiv 2011.13456; the constants of arXiv 2208.06193 and 2304.10573)
 
 
-def blur(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
+def add_noise(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
     """sqrt(abar_t) a + sqrt(1 - abar_t) e for actions and noise [B, A] at steps [B] (equation 4)."""
-    left = signal(step, steps, schedule).unsqueeze(-1)
-    return left.sqrt() * actions + (1.0 - left).sqrt() * noise
+    abar = signal(step, steps, schedule).unsqueeze(-1)
+    return abar.sqrt() * actions + (1.0 - abar).sqrt() * noise
 
 
-def way_back(
-    guess: Callable[[Tensor, Tensor], Tensor],
+def reverse_process(
+    predict_noise: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
     noise: Callable[[int], Tensor] | None,
     steps: int,
     schedule: str = "cosine",
 ) -> Tensor:
-    """Actions [B, A] in [-1, 1] from noise x [B, A] (algorithm 2). guess(x, steps [B]): the noise in x. noise(t): what step t adds;
+    """Actions [B, A] in [-1, 1] from noise x [B, A] (algorithm 2). predict_noise(x, steps [B]): the noise in x. noise(t): what step t adds;
     None: nothing.
 
-    The action that each step believes in is cut off at the range, as in the appendix's code.
+    The action that each step predicts is cut off at the range, as in the appendix's code.
     """
     for t in reversed(range(steps)):
         step = torch.full((x.shape[0],), t, device=x.device)
-        guessed = guess(x, step)
-        now, mean, believed, spread = transition(t, steps, schedule)
-        x = mean * x + believed * ((x - math.sqrt(1.0 - now) * guessed) / math.sqrt(now)).clamp(-1.0, 1.0)
+        predicted_noise = predict_noise(x, step)
+        abar, noisy_factor, action_factor, std = transition(t, steps, schedule)
+        x = noisy_factor * x + action_factor * ((x - math.sqrt(1.0 - abar) * predicted_noise) / math.sqrt(abar)).clamp(-1.0, 1.0)
         if noise is not None and t > 0:
-            x = x + spread * noise(t)
+            x = x + std * noise(t)
     return x.clamp(-1.0, 1.0)
 
 
-def follow(average: Params, params: Params, step: Tensor, rate: float | Tensor) -> Params:
+def update_average(average: Params, params: Params, step: Tensor, rate: float | Tensor) -> Params:
     """The averaged network, which acts, after update number `step` []: it follows at `rate`, at first at 9 / (10 + step), where that is
     more."""
-    now = (9.0 / (10.0 + step)).clamp(min=rate)
-    return {name: torch.lerp(value, params[name], now) for name, value in average.items()}
+    share = (9.0 / (10.0 + step)).clamp(min=rate)
+    return {name: torch.lerp(value, params[name], share) for name, value in average.items()}
 
 
 def cosine(at: float, steps: int) -> float:
@@ -115,29 +115,29 @@ def cosine(at: float, steps: int) -> float:
     return math.cos((at / steps + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0) ** 2
 
 
-def preserved(done: int, steps: int) -> float:
-    """abar after `done` steps of the variance-preserving schedule: the integral of a rate that rises linearly."""
-    return math.exp(-SLOWEST * done / steps - 0.5 * (FASTEST - SLOWEST) * (done / steps) ** 2)
+def preserved_variance(step: int, steps: int) -> float:
+    """abar after `step` steps of the variance-preserving schedule: the integral of a rate that rises linearly."""
+    return math.exp(-SLOWEST * step / steps - 0.5 * (FASTEST - SLOWEST) * (step / steps) ** 2)
 
 
 def signal(step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
     """abar_t for steps t [B]: float32 [B]. Of the cosine schedule only the last beta is cut off."""
     if schedule == "vp":
-        done = (step + 1) / steps
-        return torch.exp(-SLOWEST * done - 0.5 * (FASTEST - SLOWEST) * done.square())
+        share = (step + 1) / steps
+        return torch.exp(-SLOWEST * share - 0.5 * (FASTEST - SLOWEST) * share.square())
     angle = ((step + 1) / steps + OFFSET) / (1.0 + OFFSET) * (math.pi / 2.0)
-    last = (1.0 - LARGEST) * cosine(steps - 1, steps)
-    return torch.where(step + 1 < steps, torch.cos(angle) ** 2, last) / cosine(0, steps)
+    floor = (1.0 - LARGEST) * cosine(steps - 1, steps)
+    return torch.where(step + 1 < steps, torch.cos(angle) ** 2, floor) / cosine(0, steps)
 
 
 def transition(t: int, steps: int, schedule: str = "cosine") -> tuple[float, float, float, float]:
     """The step back from t: abar_t; the factors of the noisy action and of the predicted one in the mean; and the standard deviation."""
     if schedule == "vp":
-        before = preserved(t, steps)
-        beta = 1.0 - preserved(t + 1, steps) / before
+        previous = preserved_variance(t, steps)
+        beta = 1.0 - preserved_variance(t + 1, steps) / previous
     else:
-        before = cosine(t, steps) / cosine(0, steps)
+        previous = cosine(t, steps) / cosine(0, steps)
         beta = min(1.0 - cosine(t + 1, steps) / cosine(t, steps), LARGEST)
-    now = before * (1.0 - beta)
-    mean, believed = math.sqrt(1.0 - beta) * (1.0 - before) / (1.0 - now), math.sqrt(before) * beta / (1.0 - now)
-    return now, mean, believed, math.sqrt(beta * (1.0 - before) / (1.0 - now))
+    abar = previous * (1.0 - beta)
+    noisy_factor, action_factor = math.sqrt(1.0 - beta) * (1.0 - previous) / (1.0 - abar), math.sqrt(previous) * beta / (1.0 - abar)
+    return abar, noisy_factor, action_factor, math.sqrt(beta * (1.0 - previous) / (1.0 - abar))

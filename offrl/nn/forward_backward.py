@@ -47,7 +47,7 @@ def reader(in_dim: int, widths: Sequence[int]) -> NormTanhMLP:
 
 
 class Forward(nn.Module):
-    """F(s, a, z), twice: what was read of (s, a) and of (s, z) side by side, then two MLPs. -> [2, B, D]."""
+    """F(s, a, z), twice: features of (s, a) and of (s, z) side by side, then two MLPs. -> [2, B, D]."""
 
     def __init__(self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int]) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ class Forward(nn.Module):
         self.heads = EnsembleMLP(2, 2 * inputs[-1], hidden, z_dim)
 
     def forward(self, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
-        read = self.action(torch.cat([observations, actions], -1)), self.task(torch.cat([observations, z], -1))
-        return self.heads(torch.cat(read, -1))
+        features = self.action(torch.cat([observations, actions], -1)), self.task(torch.cat([observations, z], -1))
+        return self.heads(torch.cat(features, -1))
 
 
 class Backward(nn.Module):
@@ -83,7 +83,7 @@ class Representation(nn.Module):
 
 
 class TaskActor(nn.Module):
-    """pi(s, z) = tanh of an MLP of what was read of s and of (s, z): -> [B, A]."""
+    """pi(s, z) = tanh of an MLP of features of s and of (s, z): -> [B, A]."""
 
     def __init__(self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int]) -> None:
         super().__init__()
@@ -91,5 +91,5 @@ class TaskActor(nn.Module):
         self.net = NormTanhMLP(2 * inputs[-1], hidden, action_dim)
 
     def forward(self, observations: Tensor, z: Tensor) -> Tensor:
-        read = self.state(observations), self.task(torch.cat([observations, z], -1))
-        return self.net(torch.cat(read, -1)).tanh()
+        features = self.state(observations), self.task(torch.cat([observations, z], -1))
+        return self.net(torch.cat(features, -1)).tanh()

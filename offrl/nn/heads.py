@@ -26,7 +26,7 @@ class ValueHead(Protocol):
     """The map from a network's last axis [..., out_dim] to values [...], and the loss against target values."""
 
     out_dim: int
-    distributional: bool  # whether `loss` looks at `bootstrap`
+    distributional: bool  # True where `loss` reads `bootstrap`
 
     def mean(self, logits: Tensor) -> Tensor:
         """The value that the outputs stand for: [..., out_dim] -> [...]."""
@@ -67,11 +67,11 @@ class Binned(ABC):
         self.width = (high - low) / (bins - 1)
         self.first = low
 
-    def index(self, like: Tensor) -> Tensor:
+    def index(self, tensor: Tensor) -> Tensor:
         """0 .. K - 1, [K] float32. Bins are computed with in these units, in which float32 is exact wherever the range lies."""
-        return torch.arange(self.out_dim, device=like.device, dtype=torch.float32)
+        return torch.arange(self.out_dim, device=tensor.device, dtype=torch.float32)
 
-    def place(self, target: Tensor) -> Tensor:
+    def position(self, target: Tensor) -> Tensor:
         """Positions of targets [...], clipped to the range: in widths of a bin from `low`, [...] float32."""
         return (target.float().clamp(self.low, self.high) - self.low) / self.width
 
@@ -93,7 +93,7 @@ class TwoHot(Binned):
     """A target's mass goes to the two bins around it, in proportion, so that the mean is the target. Bins at both ends of the range."""
 
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
-        return (1.0 - (self.place(target).unsqueeze(-1) - self.index(target)).abs()).clamp(min=0.0)
+        return (1.0 - (self.position(target).unsqueeze(-1) - self.index(target)).abs()).clamp(min=0.0)
 
 
 class HLGauss(Binned):
@@ -108,9 +108,9 @@ class HLGauss(Binned):
 
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         edges = torch.arange(self.out_dim + 1, device=target.device, dtype=torch.float32)
-        below = torch.erf((edges - self.place(target).unsqueeze(-1)) / (math.sqrt(2.0) * self.sigma))
-        mass = below[..., 1:] - below[..., :-1]
-        return mass / (below[..., -1:] - below[..., :1] + 1e-8)
+        cdf = torch.erf((edges - self.position(target).unsqueeze(-1)) / (math.sqrt(2.0) * self.sigma))
+        mass = cdf[..., 1:] - cdf[..., :-1]
+        return mass / (cdf[..., -1:] - cdf[..., :1] + 1e-8)
 
 
 class C51(TwoHot):
@@ -128,8 +128,8 @@ class C51(TwoHot):
             return super().project(target, None)
         index, p = self.index(target), bootstrap.logits.float().softmax(-1)
         spread = self.width * (index - (p * index).sum(-1, keepdim=True))  # [B, K]: atom - mean
-        moved = target.unsqueeze(-1) + bootstrap.scale.unsqueeze(-1) * spread
-        shares = super().project(moved, None)  # [B, K from, K to]
+        atoms = target.unsqueeze(-1) + bootstrap.scale.unsqueeze(-1) * spread
+        shares = super().project(atoms, None)  # [B, K from, K to]
         return (p.unsqueeze(-1) * shares).sum(-2)
 
 

@@ -160,13 +160,13 @@ class TanhGaussian(Policy):
     def sample(self, dist: tuple[Tensor, ...], key: Tensor) -> Tensor:
         return self.sample_with_log_prob(dist, key)[0]
 
-    def sample_with_log_prob(self, dist: tuple[Tensor, ...], key: Tensor, many: int | None = None) -> tuple[Tensor, Tensor]:
+    def sample_with_log_prob(self, dist: tuple[Tensor, ...], key: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
         """Actions [B, A] and their log densities [B], from the pre-tanh sample, so that no inverse of tanh is needed.
 
-        `many`: so many of them, [many, B, A] and [many, B].
+        With `count`, that number of actions for each row: [count, B, A] and [count, B].
         """
         mean, log_std = dist
-        shape = tuple(mean.shape) if many is None else (many, *mean.shape)
+        shape = tuple(mean.shape) if count is None else (count, *mean.shape)
         u = mean + log_std.exp() * rng.normal(key, shape)
         return u.tanh(), self._density(dist, u)
 

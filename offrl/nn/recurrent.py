@@ -21,11 +21,11 @@ class GRU(nn.Module):
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """x [B, T, in] -> the state after the last of the steps, [B, width]; steps that are not `valid` [B, T] change nothing."""
-        given = F.linear(x, self.weight_in, self.bias_in)
+        projections = F.linear(x, self.weight_in, self.bias_in)
         h = torch.zeros(*x.shape[:-2], self.width, dtype=x.dtype, device=x.device)
         for t in range(x.shape[-2]):
-            a, b = given[..., t, :].chunk(3, -1), F.linear(h, self.weight, self.bias).chunk(3, -1)
+            a, b = projections[..., t, :].chunk(3, -1), F.linear(h, self.weight, self.bias).chunk(3, -1)
             reset, update = (a[0] + b[0]).sigmoid(), (a[1] + b[1]).sigmoid()
-            after = (1.0 - update) * (a[2] + reset * b[2]).tanh() + update * h
-            h = after if valid is None else torch.where(valid[..., t, None], after, h)
+            state = (1.0 - update) * (a[2] + reset * b[2]).tanh() + update * h
+            h = state if valid is None else torch.where(valid[..., t, None], state, h)
         return h

@@ -67,11 +67,11 @@ class Norm(nn.Module):
 
 
 def drop(x: Tensor, rate: float, key: Tensor | None, part: int) -> Tensor:
-    """Zero a share `rate` of the entries and scale the rest; as it is without a key. `part` tells places apart that share a key."""
+    """Zero a share `rate` of the entries and scale the rest; as it is without a key. `part` tells apart the layers that share a key."""
     if key is None or rate <= 0.0:
         return x
-    keep = rng.keep(rng.fold_in(key, part), tuple(x.shape), rate)
-    return torch.where(keep, x / (1.0 - rate), 0.0)
+    mask = rng.keep(rng.fold_in(key, part), tuple(x.shape), rate)
+    return torch.where(mask, x / (1.0 - rate), 0.0)
 
 
 def visible(valid: Tensor | None, tokens: int, device: torch.device | None = None) -> Tensor:
@@ -86,14 +86,14 @@ def visible(valid: Tensor | None, tokens: int, device: torch.device | None = Non
     return ((causal & valid.unsqueeze(-2)) | (index.unsqueeze(-1) == index)).unsqueeze(-3)
 
 
-def _alone() -> bool:
+def _fused_attention_allowed() -> bool:
     """True where torch's fused attention may be used: it has no batching rule, so under vmap it would take replicas one by one."""
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, key: Tensor | None) -> Tensor:
-    """Softmax attention: q [B, H, T, d], k and v [B, H, S, d], mask bool [..., T, S] True where it may look -> [B, H, T, d]."""
-    if _alone() and (key is None or rate <= 0.0):
+    """Softmax attention: q [B, H, T, d], k and v [B, H, S, d], mask bool [..., T, S] True where it may attend -> [B, H, T, d]."""
+    if _fused_attention_allowed() and (key is None or rate <= 0.0):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
@@ -124,7 +124,7 @@ class Block(nn.Module):
         cached: bool,
         rows: slice | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """rows: of which tokens the result is wanted; the others are only attended to."""
+        """rows: the tokens whose outputs are computed; the others are only attended to."""
         h = x if self.post_norm else self.norm1(x)
         if rows is None:
             q, k, v = (self.split(part) for part in self.qkv(h).chunk(3, -1))
@@ -133,8 +133,8 @@ class Block(nn.Module):
             x, mask = x[:, rows], None if mask is None else mask[..., rows, :]
         if past is not None:
             k, v = torch.cat([past[0], k], -2), torch.cat([past[1], v], -2)
-        seen = attend(q, k, v, mask, self.rate, key).transpose(-2, -3).flatten(-2)
-        x = x + drop(self.out(seen), self.rate, key, 1)
+        attention = attend(q, k, v, mask, self.rate, key).transpose(-2, -3).flatten(-2)
+        x = x + drop(self.out(attention), self.rate, key, 1)
         if self.post_norm:
             x = self.norm1(x)
         x = x + drop(self.down(self.activation(self.up(x if self.post_norm else self.norm2(x)))), self.rate, key, 2)
@@ -155,8 +155,8 @@ class Transformer(nn.Module):
         self.norm = None if post_norm else Norm(width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None, rows: slice | None = None) -> Tensor:
-        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. Dropout is on exactly when a key is given. rows: the tokens that
-        are wanted, which spares the last block the work for the others."""
+        """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. Dropout is on exactly when a key is given. rows: the tokens
+        whose outputs are needed, which spares the last block the work for the others."""
         return self._run(x, visible(None, x.shape[-2], x.device) if mask is None else mask, key, None, rows)[0]
 
     def extend(self, x: Tensor, past: Cache = (), mask: Tensor | None = None) -> tuple[Tensor, Cache]:
@@ -165,19 +165,19 @@ class Transformer(nn.Module):
         mask: bool [..., T, S] over the cached tokens and the new ones; None: each sees all before it. Without dropout.
         """
         if mask is None:
-            before = past[0][0].shape[-2] if past else 0
-            row = torch.arange(x.shape[-2], device=x.device) + before
-            mask = row.unsqueeze(-1) >= torch.arange(before + x.shape[-2], device=x.device)
+            cached = past[0][0].shape[-2] if past else 0
+            row = torch.arange(x.shape[-2], device=x.device) + cached
+            mask = row.unsqueeze(-1) >= torch.arange(cached + x.shape[-2], device=x.device)
         x, cache = self._run(x, mask, None, past)
         return x, cache
 
     def _run(self, x: Tensor, mask: Tensor, key: Tensor | None, past: Cache | None, rows: slice | None = None) -> tuple[Tensor, Cache]:
         cache = []
         for i, block in enumerate(self.blocks):
-            own = None if key is None else rng.fold_in(key, i)
-            last = rows if i == len(self.blocks) - 1 else None
-            x, kept = cast(Block, block)(x, mask, own, past[i] if past else None, past is not None, last)
-            cache.append(kept)
+            block_key = None if key is None else rng.fold_in(key, i)
+            block_rows = rows if i == len(self.blocks) - 1 else None
+            x, block_cache = cast(Block, block)(x, mask, block_key, past[i] if past else None, past is not None, block_rows)
+            cache.append(block_cache)
         return x if self.norm is None else self.norm(x), cast(Cache, tuple(cache))
 
 

@@ -84,7 +84,7 @@ def test_loss() -> None:
     assert float(loss) == pytest.approx(((found - noise) ** 2).mean(), rel=1e-4) == float(metrics["actor/loss"])
 
 
-def way_back(params: Params, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def reverse_process(params: Params, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """Algorithm 2 of arXiv 2006.11239 with the action believed in cut off; noise [T + 1, B, A], the last one is where it begins."""
     beta = betas(T)
     bar = np.cumprod(1 - beta)
@@ -103,7 +103,7 @@ def test_an_action_is_drawn(explore: bool) -> None:
     algorithm, state = make()
     keys = rng.split(KEY, T + 1)
     noise = np.stack([rng.normal(k, (B, A)).numpy() for k in keys]).astype(np.float64) * explore
-    expected = way_back(state.extra["average"], OBSERVATIONS, noise)
+    expected = reverse_process(state.extra["average"], OBSERVATIONS, noise)
     found, _ = algorithm.actor(state).act(None, BATCH["observations"], KEY, explore=explore)
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-4)
     # the averaged network acts, not the trained one

@@ -16,7 +16,7 @@ if not (find_spec("transformers") and find_spec("peft")):
 
 from offrl.data.text.dataset import from_episodes
 from offrl.lm import value_guided
-from offrl.lm.sampler import take, trimmed
+from offrl.lm.sampler import take, trim_padding
 
 TOLD: list[dict[str, Any]] = [
     {
@@ -43,7 +43,7 @@ def made(name: str, **settings: Any) -> tuple[Any, Any, Any]:
     target = {n: {k: v + 0.2 * torch.randn(v.shape, generator=g) for k, v in moved[n].items()} for n in state.target}
     state = state._replace(params=moved, target=target)
     source = algorithm.sampler().prepare(data)
-    return algorithm, state, trimmed(take(source, torch.arange(len(source.begin))))
+    return algorithm, state, trim_padding(take(source, torch.arange(len(source.begin))))
 
 
 def outputs(algorithm: Any, params: Any, text: str, *heads: str) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
 from offrl.data.text.dataset import from_episodes
-from offrl.lm.utterances import answered, first_of, trim
+from offrl.lm.utterances import first_of, trim, with_actions
 
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "history": 3, "length": 30, "batch_size": 12, "tokenizer": "words"}
@@ -179,7 +179,7 @@ def test_archer_online(baseline: bool) -> None:
     algorithm, state, _, batch = make("archer_online", start="language_model", token_baseline=baseline, value_layers=3)
     critic, policy = state.params["critic"], state.params["policy"]
     words = algorithm.tokenizer.encode(["yes\n", "no yes no\n", "no no\n"])
-    fresh = answered(batch, [words[n % 3].tolist() for n in range(12)])
+    fresh = with_actions(batch, [words[n % 3].tolist() for n in range(12)])
     v_loss = actor = fit = 0.0
     tokens = sum(len(words[n % 3]) for n in range(12))
     bars = algorithm.critic.target_q(state.target["critic"], fresh)

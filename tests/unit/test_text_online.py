@@ -87,7 +87,7 @@ def test_episodes_become_the_turns_that_the_sampler_draws() -> None:
     for name in ("reward", "done", "known", "return"):
         torch.testing.assert_close(made[name], drawn[name])
     for name in ("ids", "valid", "action", "next_ids", "next_valid"):
-        wide = rings.widened(drawn[name], algorithm.width)
+        wide = rings.pad(drawn[name], algorithm.width)
         mask = wide if wide.dtype == torch.bool else 1
         assert torch.equal(made[name] * mask, wide), name
 
@@ -99,12 +99,12 @@ def test_the_ring_keeps_the_newest_turns() -> None:
     assert (int(ring["at"]), int(ring["count"])) == (3, 3)
     ring = rings.push(ring, turns(source, torch.arange(3, 6)))
     assert (int(ring["at"]), int(ring["count"])) == (2, 4)
-    kept = rings.at(ring, torch.arange(4))
+    kept = rings.turns_at(ring, torch.arange(4))
     expected = turns(source, torch.tensor([4, 5, 2, 3]))
     for name in ("ids", "valid", "action", "next_ids", "next_valid", "reward", "done", "known"):
-        wide = rings.widened(expected[name], algorithm.width) if expected[name].dim() == 2 else expected[name]
+        wide = rings.pad(expected[name], algorithm.width) if expected[name].dim() == 2 else expected[name]
         assert torch.equal(kept[name], wide), name
-    full = rings.filled(algorithm.buffers()["ring"], source)  # more turns than places: the last ones
+    full = rings.fill(algorithm.buffers()["ring"], source)  # more turns than places: the last ones
     assert sorted(full["reward"].tolist()) == sorted(turns(source, torch.arange(2, 6))["reward"].tolist())
     assert torch.equal(rings.draw(full, rng.make_key(0), 50)["reward"].unique(), full["reward"].unique())
 
