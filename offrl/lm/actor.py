@@ -73,7 +73,7 @@ class TextActor(Actor):
         c, tokenizer = self.algorithm.config, self.algorithm.tokenizer
         return decoding.write(
             self.reader(), prompts, pad=tokenizer.pad, stops=self._stops(), allowed=self._allowed(),
-            most=int(c.action_tokens or 1), noise=noise, temperature=c.sampling_temperature,
+            max_tokens=int(c.action_tokens or 1), noise=noise, temperature=c.sampling_temperature,
         )  # fmt: skip
 
     def rerank(self, prompts: Sequence[np.ndarray], legal: Sequence[Sequence[str]], noise: Tensor | None) -> list[str]:

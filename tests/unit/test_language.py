@@ -320,20 +320,20 @@ def test_settings_that_do_not_fit(llama: Path, dataset: Dataset, tmp_path: Path,
 
 def test_models_that_look_ahead_or_at_padding_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, forward = trunk(languages.find(str(llama))), Trunk.forward
-    probe(made, left=True)
+    probe(made, left_padding=True)
     monkeypatch.setattr(Trunk, "forward", lambda self, x, mask=None, key=None: forward(self, x + x.mean(1, keepdim=True), mask, key))
     with pytest.raises(UserError, match="depends on later ones"):
-        probe(made, left=False)
+        probe(made, left_padding=False)
     monkeypatch.setattr(Trunk, "forward", lambda self, x, mask=None, key=None: forward(self, x, None, key))
-    probe(made, left=False)
+    probe(made, left_padding=False)
     with pytest.raises(UserError, match=r"looks at padding; use algo.padding=right"):
-        probe(made, left=True)
+        probe(made, left_padding=True)
     monkeypatch.setattr(Trunk, "forward", lambda self, x, mask=None, key=None: x[:, :, None])
     with pytest.raises(UserError, match="the same shape is needed"):
-        probe(made, left=False)
+        probe(made, left_padding=False)
     monkeypatch.setattr(Trunk, "forward", lambda self, x, mask=None, key=None: self.no_such_thing)
     with pytest.raises(UserError, match=r"a llama cannot be a trunk \(AttributeError"):
-        probe(made, left=False)
+        probe(made, left_padding=False)
 
 
 def test_packages_and_networks_that_are_missing(

@@ -74,26 +74,26 @@ class Trunk(nn.Module):
             base.set_input_embeddings(nn.Embedding(1, 1))  # unused, and large
         words = [] if model.get_output_embeddings() is None or not talks else [model.get_output_embeddings()]
         words.append(base.get_input_embeddings())
-        still = {id(p) for m in words for p in m.parameters()}
+        frozen = {id(p) for m in words for p in m.parameters()}
         if tune == "adapters":
-            learning = {id(p) for p in adapt(base, language, layers, rank, alpha, biases)}
+            trainable = {id(p) for p in adapt(base, language, layers, rank, alpha, biases)}
         else:
             if not talks and hasattr(base, "wpe"):
-                still |= {id(p) for p in base.wpe.parameters()}  # see `forward`
-            learning = {id(p) for p in base.parameters()} - still
+                frozen |= {id(p) for p in base.wpe.parameters()}  # see `forward`
+            trainable = {id(p) for p in base.parameters()} - frozen
         language.model.requires_grad_(False)  # peft looks at what is shared as its own
         replace_dropout(base, dropout)
         self.base = base
         self.head = model.get_output_embeddings() if talks else None
         self.__dict__["whole"] = model if talks else None  # not a module of this one: its parts are
-        freeze(self, learning)
+        freeze(self, trainable)
         self.drops = [m for m in base.modules() if isinstance(m, Dropout)]
         self.placed = "position_ids" in inspect.signature(base.forward).parameters
 
     def forward(self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. A token's position: how many it sees before it.
 
-        What a GPT-2 adds for a position (its `wpe`) is left out: embedded tokens say when they are.
+        What a GPT-2 adds for a position (its `wpe`) is left out: embedded tokens hold their time step.
         """
         return self._run(self.base, {"inputs_embeds": x}, x.shape[0], mask, key)[0]
 
@@ -107,9 +107,9 @@ class Trunk(nn.Module):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), text[:, 1:].flatten())
 
     def _run(self, model: Any, inputs: dict[str, Tensor], batch: int, mask: Tensor | None, key: Tensor | None) -> Any:
-        given = next(iter(inputs.values()))
+        tensor = next(iter(inputs.values()))
         if mask is None:
-            mask = visible(None, given.shape[1], given.device)
+            mask = visible(None, tensor.shape[1], tensor.device)
         mask = mask.expand(batch, 1, *mask.shape[-2:])
         # a row that sees nothing does not exist, so the smallest number does for minus infinity
         bias = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
@@ -118,7 +118,7 @@ class Trunk(nn.Module):
             layer.key = inner
         places = {"position_ids": mask.sum(-1).squeeze(1) - 1} if self.placed else {}
         if places and "inputs_embeds" in inputs and hasattr(self.base, "wpe"):
-            inputs = {"inputs_embeds": given - self.base.wpe(places["position_ids"])}  # which the model is about to add
+            inputs = {"inputs_embeds": tensor - self.base.wpe(places["position_ids"])}  # which the model is about to add
         try:
             return model(**inputs, **places, attention_mask=bias, use_cache=False, return_dict=False)
         finally:
@@ -128,57 +128,57 @@ class Trunk(nn.Module):
     def frozen(self) -> dict[str, Tensor]:
         """The frozen parameters by name, for another process or machine; without those of words."""
         words = id(self.base.get_input_embeddings())
-        known = {name for name, _ in self.language.base.named_parameters()}
-        named = {}
+        names = {name for name, _ in self.language.base.named_parameters()}
+        result = {}
         for prefix, module in self.base.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
-                full = f"{prefix}.{name}".replace(".base_layer", "")
-                if id(module) != words and full in known:
-                    named[full] = buffer
-        return named
+                path = f"{prefix}.{name}".replace(".base_layer", "")
+                if id(module) != words and path in names:
+                    result[path] = buffer
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trunk:
         for tensor in self.buffers():
             memo[id(tensor)] = tensor
         memo[id(self.language)] = self.language
-        new = type(self).__new__(type(self))
-        memo[id(self)] = new
-        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        return new
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.language, self.settings, self.state_dict())
 
 
-def _rebuild(language: Language, settings: dict[str, Any], own: dict[str, Tensor]) -> Trunk:
+def _rebuild(language: Language, settings: dict[str, Any], state: dict[str, Tensor]) -> Trunk:
     with torch.random.fork_rng(devices=[]):
         trunk = Trunk(language, **settings)
-    trunk.load_state_dict(own, assign=True)
+    trunk.load_state_dict(state, assign=True)
     return trunk
 
 
-def probe(trunk: Trunk, left: bool) -> None:
-    """Raise UserError for a model that cannot be a trunk: one that takes no embedded tokens, looks ahead, or looks at padding.
+def probe(trunk: Trunk, left_padding: bool) -> None:
+    """Raise UserError for a model that cannot be a trunk: one that takes no embedded tokens, looks ahead, or attends to padding.
 
-    left: windows are padded at the beginning.
+    left_padding: windows are padded at the beginning.
     """
     name = trunk.language.place or trunk.language.config.model_type
     x = torch.linspace(-1.0, 1.0, 5 * trunk.language.width).reshape(1, 5, -1).sin()
     try:
         with torch.no_grad():
             y = trunk(x)
-            shorter = trunk(x[:, :4])
-            padded = trunk(x, visible(torch.tensor([[False, True, True, True, True]]), 5)) if left else None
-            alone = trunk(x[:, 1:]) if left else None
+            prefix = trunk(x[:, :4])
+            padded_output = trunk(x, visible(torch.tensor([[False, True, True, True, True]]), 5)) if left_padding else None
+            unpadded_output = trunk(x[:, 1:]) if left_padding else None
     except Exception as error:  # whatever a third-party model does with what it is not made for
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         raise UserError(f"algo.lm={name}: a {trunk.language.config.model_type} cannot be a trunk ({problem})") from None
     if y.shape != x.shape:
         raise UserError(f"algo.lm={name}: it makes {tuple(y.shape)} of embedded tokens {tuple(x.shape)}, and the same shape is needed")
     scale = 1e-4 * float(y.abs().max())
-    if float((y[:, :4] - shorter).abs().max()) > scale:
+    if float((y[:, :4] - prefix).abs().max()) > scale:
         raise UserError(f"algo.lm={name}: what it makes of a token depends on later ones")
-    if padded is not None and alone is not None and float((padded[:, 1:] - alone).abs().max()) > scale:
+    if padded_output is not None and unpadded_output is not None and float((padded_output[:, 1:] - unpadded_output).abs().max()) > scale:
         raise UserError(f"algo.lm={name}: a {trunk.language.config.model_type} looks at padding; use algo.padding=right")
 
 
@@ -188,23 +188,23 @@ def linear(model: Any) -> dict[str, Any]:
 
 
 def adapt(base: Any, language: Language, layers: Sequence[str], rank: int, alpha: float, biases: bool) -> list[Tensor]:
-    """Put LoRA beside linear layers of `base`; returns what learns. Raises UserError."""
-    found = linear(base)
-    leaves = {name: name.rpartition(".")[2] for name in found}
-    wanted = tuple(layers) or next(((n,) for n in MERGED if n in leaves.values()), SPLIT)
-    targets = [name for name, leaf in leaves.items() if leaf in wanted]
-    if unknown := [n for n in wanted if n not in leaves.values()] if layers or not targets else []:
-        has = ", ".join(sorted(set(leaves.values()))) or "none"
-        where = language.place or language.config.model_type
-        asked = f"algo.lora_layers={','.join(layers)}: {unknown[0]}" if layers else f"{', '.join((*MERGED, *SPLIT))} (algo.lora_layers)"
-        raise UserError(f"algo.lm={where}: it has no linear layers called {asked}; those it has: {has}")
+    """Put LoRA beside linear layers of `base`; returns the parameters that learn. Raises UserError."""
+    modules = linear(base)
+    leaves = {name: name.rpartition(".")[2] for name in modules}
+    suffixes = tuple(layers) or next(((n,) for n in MERGED if n in leaves.values()), SPLIT)
+    targets = [name for name, leaf in leaves.items() if leaf in suffixes]
+    if unknown := [n for n in suffixes if n not in leaves.values()] if layers or not targets else []:
+        names = ", ".join(sorted(set(leaves.values()))) or "none"
+        place = language.place or language.config.model_type
+        request = f"algo.lora_layers={','.join(layers)}: {unknown[0]}" if layers else f"{', '.join((*MERGED, *SPLIT))} (algo.lora_layers)"
+        raise UserError(f"algo.lm={place}: it has no linear layers called {request}; those it has: {names}")
     peft = packages()[1]
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules=targets,
         bias="lora_only" if biases else "none",
-        fan_in_fan_out=any(type(found[name]).__name__ == "Conv1D" for name in targets),
+        fan_in_fan_out=any(type(modules[name]).__name__ == "Conv1D" for name in targets),
         lora_dropout=1e-9,  # not 0, for then there is no module to replace
     )
     with silent():
@@ -219,11 +219,11 @@ def replace_dropout(base: nn.Module, rate: float) -> None:
         module._modules[name] = Dropout(rate, part)
 
 
-def freeze(module: nn.Module, learning: set[int]) -> None:
+def freeze(module: nn.Module, trainable: set[int]) -> None:
     """Parameters that do not learn become buffers, in memory of the language model; those that do get memory of their own."""
     for m in module.modules():
         for name, p in list(m._parameters.items()):
-            if p is not None and id(p) in learning:
+            if p is not None and id(p) in trainable:
                 m._parameters[name] = nn.Parameter(p.detach().clone())
             elif p is not None:
                 del m._parameters[name]

@@ -97,17 +97,17 @@ class LM(nn.Module):
         cap, scale = getattr(base.config, "final_logit_softcapping", None), getattr(base.config, "logits_scaling", None)
         self.cap, self.scale = cap, getattr(base.config, "logit_scale", None) or (1.0 / scale if scale else None)
         self.adapted = tune == "adapters"
-        learning = {id(p) for p in self.parameters()} if tune == "all" else set()
+        trainable = {id(p) for p in self.parameters()} if tune == "all" else set()
         if self.adapted:
             assert language is not None
-            learning = {id(p) for p in adapt(base, language, layers, rank, alpha, False)}
+            trainable = {id(p) for p in adapt(base, language, layers, rank, alpha, False)}
         if language is not None:
             language.model.requires_grad_(False)  # peft looks at what is shared as its own
         replace_dropout(self.base, 0.0)
         for module in self.base.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
-        freeze(self, learning)
+        freeze(self, trainable)
         self.placed = "position_ids" in inspect.signature(base.forward).parameters
         self.checkpointing = checkpointing
         if checkpointing:
@@ -117,19 +117,19 @@ class LM(nn.Module):
 
     @property
     def width(self) -> int:
-        """D"""
+        """D: the dimension of states."""
         return int(self.base.config.hidden_size)
 
     @property
     def vocabulary(self) -> int:
-        """V"""
+        """V: the number of tokens of the vocabulary."""
         return int(self.base.get_input_embeddings().weight.shape[0])
 
     @property
     def positions(self) -> int | None:
         """The number of tokens that it can attend to; None: unknown."""
-        found = getattr(self.base.config, "max_position_embeddings", None)
-        return None if found is None else int(found)
+        limit = getattr(self.base.config, "max_position_embeddings", None)
+        return None if limit is None else int(limit)
 
     def train(self, mode: bool = True) -> LM:
         """A no-op: without dropout there is no difference, and `hidden` says when activations are to be computed again."""
@@ -145,19 +145,19 @@ class LM(nn.Module):
         valid [B, C + T]: False where there is padding, at the beginning; None: there is none but at the end. cache: of the C tokens before,
         as `fresh_cache` gives it; it is added to.
         """
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self.checkpointing:  # transformers does so in training mode, and then keeps no cache
             super().train(cache is None and torch.is_grad_enabled())
         if valid is not None:
-            more["attention_mask"] = valid.long()
+            options["attention_mask"] = valid.long()
             if self.placed:
-                more["position_ids"] = (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+                options["position_ids"] = (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if cache is not None:
-            more["past_key_values"] = cache
+            options["past_key_values"] = cache
         # what is checkpointed is computed again elsewhere, and has to be computed alike
         keys = ids.shape[1] if valid is None else valid.shape[1]
         with contextlib.nullcontext() if self.checkpointing else backend.attention(ids.device, keys):
-            return self.base(input_ids=ids, use_cache=cache is not None, **more).last_hidden_state
+            return self.base(input_ids=ids, use_cache=cache is not None, **options).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V] float32, of the next token."""
@@ -172,17 +172,17 @@ class LM(nn.Module):
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """Without its adapters: the model as it was before training."""
+        """A context without the adapters: the model as it was before training."""
         if not self.adapted:
             raise UserError("a reference policy needs algo.tune=adapters")
         layers = [m for m in self.base.modules() if hasattr(m, "_disable_adapters")]
-        before = [m._disable_adapters for m in layers]
+        flags = [m._disable_adapters for m in layers]
         for m in layers:
             m._disable_adapters = True
         try:
             yield
         finally:
-            for m, value in zip(layers, before, strict=True):
+            for m, value in zip(layers, flags, strict=True):
                 m._disable_adapters = value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LM:
@@ -190,46 +190,46 @@ class LM(nn.Module):
             memo[id(tensor)] = tensor
         if self.language is not None:
             memo[id(self.language)] = self.language
-        new = type(self).__new__(type(self))
-        memo[id(self)] = new
-        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        return new
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return copied
 
 
-def probe(lm: LM, tokens: int, where: str) -> None:
+def probe(lm: LM, tokens: int, source: str) -> None:
     """Raise UserError for a language model that cannot be a policy: one that looks ahead, knows fewer tokens than its tokenizer has, cannot
     continue from a cache, or has a head that is unknown here."""
     if tokens > lm.vocabulary:
-        raise UserError(f"{where}: its tokenizer has {tokens:,} tokens and the model {lm.vocabulary:,}: they do not belong together")
+        raise UserError(f"{source}: its tokenizer has {tokens:,} tokens and the model {lm.vocabulary:,}: they do not belong together")
     ids = (torch.arange(6) * 7 % min(tokens, lm.vocabulary)).unsqueeze(0)
     try:
         with torch.no_grad():
-            whole = lm.logits(lm.hidden(ids))
-            part = lm.logits(lm.hidden(ids[:, :4]))
-            padded = lm.logits(lm.hidden(torch.cat([ids[:, :1], ids], 1), torch.tensor([[False] + [True] * 6])))[:, 1:]
+            logits = lm.logits(lm.hidden(ids))
+            prefix_logits = lm.logits(lm.hidden(ids[:, :4]))
+            padded_logits = lm.logits(lm.hidden(torch.cat([ids[:, :1], ids], 1), torch.tensor([[False] + [True] * 6])))[:, 1:]
             cache = lm.fresh_cache()
             lm.hidden(ids[:, :3], torch.ones(1, 3, dtype=torch.bool), cache)
-            rest = lm.logits(lm.hidden(ids[:, 3:], torch.ones(1, 6, dtype=torch.bool), cache))
-            own = whole
+            cached_logits = lm.logits(lm.hidden(ids[:, 3:], torch.ones(1, 6, dtype=torch.bool), cache))
+            model_logits = logits
             if lm.language is not None and lm.language.model.get_output_embeddings() is not None:
-                other = lm.language.copied()
-                other.set_attn_implementation("eager")
-                own = other(input_ids=ids).logits
+                model = lm.language.copied()
+                model.set_attn_implementation("eager")
+                model_logits = model(input_ids=ids).logits
     except UserError:
         raise
     except Exception as error:  # whatever a third-party model does with what it is not made for
         raise UserError(
-            f"{where}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first_line(error)})"
+            f"{source}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first_line(error)})"
         ) from None
-    scale = SAME * float(whole.abs().max())
+    scale = SAME * float(logits.abs().max())
     for difference, problem in (
-        (part - whole[:, :4], "what it makes of a token depends on later ones"),
-        (padded - whole, "it looks at padding"),
-        (rest - whole[:, 3:], "it cannot continue from a cache of keys and values"),
-        (own - whole, "its head does more than a linear layer"),
+        (prefix_logits - logits[:, :4], "what it makes of a token depends on later ones"),
+        (padded_logits - logits, "it looks at padding"),
+        (cached_logits - logits[:, 3:], "it cannot continue from a cache of keys and values"),
+        (model_logits - logits, "its head does more than a linear layer"),
     ):
         if float(difference.abs().max()) > scale:
-            raise UserError(f"{where}: a {lm.base.config.model_type} cannot be a policy here: {problem}")
+            raise UserError(f"{source}: a {lm.base.config.model_type} cannot be a policy here: {problem}")
 
 
 def value_mlp(width: int, hidden: Sequence[int], out: int, bias: float = 0.0) -> MLP:

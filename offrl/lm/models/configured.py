@@ -39,8 +39,8 @@ def tokenizer_of(config: Any) -> Tokenizer:
 def read_tokenizer(config: Any) -> None:
     """Read the tokenizer that lies beside the language model: two models of the same weights may have different ones. Raises UserError."""
     c = config
-    folder, more = languages.tokenizer_place(language_of(c).place)
-    _tokenizers[f"{c.lm_id} {c.lm}"] = tokenizing.of_model(folder, f"algo.lm={c.lm}", **more)
+    folder, options = languages.tokenizer_place(language_of(c).place)
+    _tokenizers[f"{c.lm_id} {c.lm}"] = tokenizing.of_model(folder, f"algo.lm={c.lm}", **options)
 
 
 def language_of(config: Any) -> Language:
@@ -51,7 +51,7 @@ def language_of(config: Any) -> Language:
 
 
 def language_model(config: Any, tune: str | None = None) -> LM:
-    """The module that the settings ask for."""
+    """The language model of these settings, as a module."""
     c = config
     if c.lm == SCRATCH:
         tokens = tokenizer_of(c).size
@@ -63,7 +63,7 @@ def language_model(config: Any, tune: str | None = None) -> LM:
 
 
 def fitted(config: Any, dataset: Dataset) -> Any:
-    """The settings with what they leave to the data: vocabulary, how actions end and how long they may be. Raises UserError."""
+    """The settings completed from the data: vocabulary, how actions end and how long they may be. Raises UserError."""
     c, name = config, dataset.spec.name
     actions = [dataset.strings[i] for i in dataset.columns["actions"].unique().tolist()]
     if c.lm == SCRATCH:
@@ -74,47 +74,47 @@ def fitted(config: Any, dataset: Dataset) -> Any:
         c = dataclasses.replace(c, lm_id=languages.find(c.lm).identity)
         read_tokenizer(c)
     tokenizer = tokenizer_of(c)
-    append = c.append_end
-    if append is None:
-        append = not all(text.find(ENDS_TURN) == len(text) - 1 >= 0 for text in actions)
-    if append and tokenizer.end is None:
+    append_end = c.append_end
+    if append_end is None:
+        append_end = not all(text.find(ENDS_TURN) == len(text) - 1 >= 0 for text in actions)
+    if append_end and tokenizer.end is None:
         raise UserError(
             f"algo.lm={c.lm}: its tokenizer has no end token, and the actions of {name} do not all end with a newline: "
             "give it an EOS token, or end each action with a newline (algo.append_end=false)"
         )
-    longest = max(len(ids) for ids in tokenizer.encode(actions)) + int(append)
-    strange = tokenizer.unknown(actions[:CHECKED])
-    if strange:
+    longest = max(len(ids) for ids in tokenizer.encode(actions)) + int(append_end)
+    altered = tokenizer.unknown(actions[:CHECKED])
+    if altered:
         warn(
-            f"{name}: encoded and decoded, {len(strange):,} of {min(len(actions), CHECKED):,} actions are not what they "
-            f"were, such as {strange[0]!r}: the policy cannot write these"
+            f"{name}: encoded and decoded, {len(altered):,} of {min(len(actions), CHECKED):,} actions are not what they "
+            f"were, such as {altered[0]!r}: the policy cannot write these"
         )
-    most = c.action_tokens or max(1, min(int(ROOM * longest) + 1, c.length // 2))
-    c = dataclasses.replace(c, append_end=append, action_tokens=most)
+    action_tokens = c.action_tokens or max(1, min(int(ROOM * longest) + 1, c.length // 2))
+    c = dataclasses.replace(c, append_end=append_end, action_tokens=action_tokens)
     with torch.random.fork_rng(devices=[]):
         lm = language_model(c)
         if c.lm != SCRATCH:
             probe(lm, tokenizer.size, f"algo.lm={c.lm}")
-    if lm.positions is not None and c.length + most + 1 > lm.positions:
-        fits = lm.positions - most - 1
-        if fits < 8:
-            raise UserError(f"algo.lm={c.lm} looks back {lm.positions} tokens, too few for actions of {most}")
-        c = dataclasses.replace(c, length=fits)
+    if lm.positions is not None and c.length + action_tokens + 1 > lm.positions:
+        length = lm.positions - action_tokens - 1
+        if length < 8:
+            raise UserError(f"algo.lm={c.lm} looks back {lm.positions} tokens, too few for actions of {action_tokens}")
+        c = dataclasses.replace(c, length=length)
     return c
 
 
 def described(lm: LM, config: Any) -> str:
     """A line for the log: the language model, and how it writes."""
     c = config
-    learns = sum(p.numel() for p in lm.parameters())
+    trainable = sum(p.numel() for p in lm.parameters())
     frozen = sum(b.numel() for b in lm.buffers()) if c.tune == "adapters" else 0
-    what = f"a GPT-2 from scratch on {c.tokenizer}" if c.lm == SCRATCH else f"{c.lm} ({lm.base.config.model_type})"
-    beside = f" beside {frozen:,} frozen ones" if frozen else ""
-    seen = "all texts so far" if c.history is None else f"the last {c.history} text{'s' if c.history > 1 else ''}"
-    ends = "an end token" if c.append_end else "a newline"
+    model = f"a GPT-2 from scratch on {c.tokenizer}" if c.lm == SCRATCH else f"{c.lm} ({lm.base.config.model_type})"
+    frozen_note = f" beside {frozen:,} frozen ones" if frozen else ""
+    context = "all texts so far" if c.history is None else f"the last {c.history} text{'s' if c.history > 1 else ''}"
+    ending = "an end token" if c.append_end else "a newline"
     return (
-        f"language model: {what}, {learns:,} parameters learn{beside}, {tokenizer_of(c).size:,} tokens; it reads {seen} "
-        f"and writes at most {c.action_tokens} tokens up to {ends}"
+        f"language model: {model}, {trainable:,} parameters learn{frozen_note}, {tokenizer_of(c).size:,} tokens; it reads {context} "
+        f"and writes at most {c.action_tokens} tokens up to {ending}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Writing actions token by token: many prompts side by side, with keys and values of what was read kept.
+"""Writing actions token by token: many prompts side by side, with a cache of keys and values.
 
 Shapes in comments: B prompts, T tokens, V tokens that there are.
 """
@@ -18,10 +18,10 @@ Read = Callable[[Tensor, Tensor], Tensor]  # (new tokens [B, T], valid [B, all s
 
 def left_padded(prompts: Sequence[np.ndarray], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(ids int64 [B, T], valid bool [B, T]) of prompts of at least one token each, with padding before the shorter ones."""
-    longest = max(len(p) for p in prompts)
-    ids, valid = np.full((len(prompts), longest), pad, np.int64), np.zeros((len(prompts), longest), bool)
+    width = max(len(p) for p in prompts)
+    ids, valid = np.full((len(prompts), width), pad, np.int64), np.zeros((len(prompts), width), bool)
     for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :], valid[row, longest - len(prompt) :] = prompt, True
+        ids[row, width - len(prompt) :], valid[row, width - len(prompt) :] = prompt, True
     return torch.from_numpy(ids).to(device), torch.from_numpy(valid).to(device)
 
 
@@ -32,11 +32,11 @@ def write(
     pad: int,
     stops: Tensor,
     allowed: Tensor,
-    most: int,
+    max_tokens: int,
     noise: Callable[[int], Tensor] | None,
     temperature: float = 1.0,
 ) -> list[list[int]]:
-    """The tokens that follow each prompt, up to and with the first of `stops` (bool [V]), at most `most`.
+    """The tokens that follow each prompt, up to and with the first of `stops` (bool [V]), at most `max_tokens`.
 
     read: carries its caches from call to call. allowed: bool [V], tokens that may be written. noise: gives numbers [B] in [0, 1) for the
     t-th token, which decide what is drawn from softmax(logits / temperature); None: the likeliest token is taken.
@@ -44,19 +44,19 @@ def write(
     device = stops.device
     ids, valid = left_padded(prompts, pad, device)
     logits = read(ids, valid)
-    written = torch.zeros(len(prompts), 0, dtype=torch.int64, device=device)
+    tokens = torch.zeros(len(prompts), 0, dtype=torch.int64, device=device)
     over = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=device)
-    for t in range(most):
+    for t in range(max_tokens):
         token = choose(logits.masked_fill(~allowed, -torch.inf), None if noise is None else noise(t), temperature)
-        written = torch.cat([written, token.unsqueeze(1)], 1)
+        tokens = torch.cat([tokens, token.unsqueeze(1)], 1)
         lengths = lengths + (~over).long()
         over = over | stops[token]
-        if t + 1 == most or bool(over.all()):
+        if t + 1 == max_tokens or bool(over.all()):
             break
         valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)  # tokens after an end are never attended to
         logits = read(token.unsqueeze(1), valid)
-    return [row[:size] for row, size in zip(written.tolist(), lengths.tolist(), strict=True)]
+    return [row[:size] for row, size in zip(tokens.tolist(), lengths.tolist(), strict=True)]
 
 
 def uniform_noise(key: Tensor, rows: Sequence[int], device: torch.device) -> Callable[[int], Tensor]:
@@ -70,14 +70,14 @@ def choose(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
     if noise is None:
         return logits.argmax(-1)
     shares = (logits.double() / temperature).softmax(-1).cumsum(-1)
-    picked = torch.searchsorted(shares, noise.double().unsqueeze(-1) * shares[:, -1:], right=True).squeeze(-1)
-    return picked.clamp(max=logits.shape[-1] - 1)
+    index = torch.searchsorted(shares, noise.double().unsqueeze(-1) * shares[:, -1:], right=True).squeeze(-1)
+    return index.clamp(max=logits.shape[-1] - 1)
 
 
 def right_padded(sequences: Sequence[np.ndarray], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(ids int64 [B, T], lengths int64 [B]) with padding after the shorter ones."""
-    longest = max(len(s) for s in sequences)
-    ids = np.full((len(sequences), longest), pad, np.int64)
+    width = max(len(s) for s in sequences)
+    ids = np.full((len(sequences), width), pad, np.int64)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = sequence
     return torch.from_numpy(ids).to(device), torch.tensor([len(s) for s in sequences], device=device)

@@ -39,7 +39,7 @@ def _attention(
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Without progress bars and advice of transformers and peft."""
+    """A context without progress bars and advice of transformers and peft."""
     log = packages()[0].utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

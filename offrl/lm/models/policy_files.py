@@ -23,10 +23,10 @@ def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], di
         "tokens": [tokenizer.start, tokenizer.end, tokenizer.size],
     }  # fmt: skip
     frozen = dict(lm.named_buffers())
-    small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
-    if ship == "always" or not language.place or (ship == "small" and small):
-        full = {name: p for name, p in language.model.named_parameters() if lm.adapted}
-        return full, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
+    is_small = sum(t.numel() * t.element_size() for t in frozen.values()) <= SMALL
+    if ship == "always" or not language.place or (ship == "small" and is_small):
+        parameters = {name: p for name, p in language.model.named_parameters() if lm.adapted}
+        return parameters, {**about, "architecture": json.loads(language.config.to_json_string(use_diff=False))}
     return {}, about
 
 

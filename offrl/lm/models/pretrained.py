@@ -43,7 +43,7 @@ _known: dict[str, Language] = {}  # read in this process, by identity
 
 @dataclass(eq=False)
 class Language:
-    """A causal language model, read once in a process. Whoever uses it shares its memory, which nobody changes."""
+    """A causal language model, read once in a process. All users share its memory, which is never written."""
 
     model: Any  # transformers' PreTrainedModel, float32: with its head, or without where it came with a policy
     identity: str  # a checksum of its files, or of what was made
@@ -62,12 +62,12 @@ class Language:
 
     @property
     def config(self) -> Any:
-        """transformers' description of it."""
+        """The model's configuration in transformers."""
         return self.base.config
 
     @property
     def width(self) -> int:
-        """D"""
+        """D: the dimension of states."""
         return int(self.config.hidden_size)
 
     @property
@@ -76,13 +76,13 @@ class Language:
         return sum(p.numel() for p in self.model.parameters())
 
     def architecture(self) -> dict[str, Any]:
-        """Its config.json without words."""
+        """The content of config.json without the vocabulary."""
         return {**json.loads(self.config.to_json_string(use_diff=False)), "vocab_size": 1, **dict.fromkeys(TOKENS)}
 
     def copied(self) -> Any:
-        """Modules of its own around the same tensors."""
-        shared = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
-        return copy.deepcopy(self.model, shared)
+        """A copy of the modules around the same tensors."""
+        memo = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
+        return copy.deepcopy(self.model, memo)
 
 
 # ---- finding one
@@ -101,15 +101,15 @@ def find(name: str) -> Language:
     hub = importlib.import_module("huggingface_hub")
     try:
         try:
-            found = hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True)
+            snapshot = hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True)
         except Exception:  # not in the cache, or only in part
-            found = hub.snapshot_download(name, allow_patterns=FILES)
+            snapshot = hub.snapshot_download(name, allow_patterns=FILES)
     except Exception as error:  # whatever the network does
         raise UserError(
             f"algo.lm={name}: no such folder here, and the Hugging Face Hub did not give it ({str(error).strip().splitlines()[0]}); "
             f"download it where there is a network and name its folder, or take algo.lm={SCRATCH}"
         ) from None
-    return _read(Path(found), name)
+    return _read(Path(snapshot), name)
 
 
 def _read(folder: Path, place: str) -> Language:
@@ -117,15 +117,16 @@ def _read(folder: Path, place: str) -> Language:
     if not config.is_file():
         raise UserError(f"algo.lm={folder}: it has no config.json; name a folder that a Hugging Face model was saved in")
     if not weights:
-        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"))
-        why = f" but {', '.join(others)}, which may hold code and is not read" if others else ""
+        files = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"))
+        reason = f" but {', '.join(files)}, which may hold code and is not read" if files else ""
         raise UserError(
-            f"algo.lm={folder}: it has no *.safetensors{why}; save the model with model.save_pretrained(FOLDER, safe_serialization=True)"
+            f"algo.lm={folder}: it has no *.safetensors{reason}; save the model with model.save_pretrained(FOLDER, safe_serialization=True)"
         )
     identity = _checksum(folder, [config, *weights])
-    there = _known.get(identity)
-    if there is None or there.place != place:  # one that came with a policy has no words; a copy elsewhere may have other files beside it
-        _known[identity] = Language(there.model if there is not None and there.place else _load(folder), identity, place)
+    language = _known.get(identity)
+    # one that came with a policy has no words; a copy elsewhere may have other files beside it
+    if language is None or language.place != place:
+        _known[identity] = Language(language.model if language is not None and language.place else _load(folder), identity, place)
     return _known[identity]
 
 
@@ -153,7 +154,7 @@ def _read_gguf(path: Path) -> Language:
     return _known[identity]
 
 
-def _checksum(where: Path, files: Sequence[Path]) -> str:
+def _checksum(place: Path, files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         try:
@@ -161,7 +162,7 @@ def _checksum(where: Path, files: Sequence[Path]) -> str:
                 while block := file.read(1 << 24):
                     digest.update(block)
         except OSError as error:
-            raise UserError(f"algo.lm={where}: {path.name} cannot be read ({error.strerror})") from None
+            raise UserError(f"algo.lm={place}: {path.name} cannot be read ({error.strerror})") from None
     return digest.hexdigest()[:16]
 
 
@@ -181,10 +182,10 @@ def _load(folder: Path) -> Any:
             )  # fmt: skip
         except Exception as error:  # damaged files, tensors of other shapes
             raise UserError(f"algo.lm={folder}: its weights cannot be read as a {config.model_type} ({first_line(error)})") from None
-    lacking = [*map(str, report["missing_keys"]), *(str(m[0]) for m in report["mismatched_keys"])]
-    lacking = [name for name in lacking if not name.startswith(("lm_head.", "embed_out."))]  # a head is needed for text alone
-    if lacking:
-        raise UserError(f"algo.lm={folder}: its files lack {len(lacking)} weights that config.json asks for, such as {sorted(lacking)[0]}")
+    missing = [*map(str, report["missing_keys"]), *(str(m[0]) for m in report["mismatched_keys"])]
+    missing = [name for name in missing if not name.startswith(("lm_head.", "embed_out."))]  # a head is needed for text alone
+    if missing:
+        raise UserError(f"algo.lm={folder}: its files lack {len(missing)} weights that config.json asks for, such as {sorted(missing)[0]}")
     return _settled(model)
 
 
@@ -218,7 +219,7 @@ def scratch(width: int, layers: int, heads: int, activation: str) -> Language:
 
 
 def known(identity: str) -> Language | None:
-    """One that was read or made in this process."""
+    """The language model of this identity that was read or made in this process, or None."""
     return _known.get(identity)
 
 
@@ -242,16 +243,16 @@ def open_elsewhere(place: str, identity: str) -> Language:
 
 
 def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, head: bool = False) -> Language:
-    """A model, with its head or without, from its architecture and what of its tensors is there."""
+    """A model, with its head or without, from its architecture and those of its tensors that are given."""
     if identity not in _known:
         transformers, _ = packages()
         config = transformers.AutoConfig.for_model(**about)
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         with silent(), torch.random.fork_rng(devices=[]):
             model = kind.from_config(config, attn_implementation=_implementation(config), dtype=torch.float32)
-        own = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         for name, value in tensors.items():
-            own[name].data = value.detach().clone()
+            parameters[name].data = value.detach().clone()
         _known[identity] = Language(_settled(model), identity, "")
     return _known[identity]
 
@@ -265,16 +266,16 @@ def tokens(language: Language, path: str) -> Tensor:
         raise UserError(f"algo.text={path} cannot be read as UTF-8 text ({error})") from None
     if not language.place:
         raise UserError(f"algo.text={path}: a model from scratch has no tokens; leave algo.text out, or name a model that was trained")
-    place, more = tokenizer_place(language.place)
+    place, options = tokenizer_place(language.place)
     with silent():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **more)
-            found = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **options)
+            ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
         except Exception as error:
             raise UserError(f"algo.text={path}: no tokenizer could be read in {language.place} ({first_line(error)})") from None
-    if len(found) and int(found.max()) >= language.config.vocab_size:
+    if len(ids) and int(ids.max()) >= language.config.vocab_size:
         raise UserError(f"algo.text={path}: the tokenizer in {language.place} has more tokens than its model")
-    return found
+    return ids
 
 
 def tokenizer_place(place: str) -> tuple[str, dict[str, str]]:

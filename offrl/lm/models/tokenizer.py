@@ -51,7 +51,7 @@ class Tokenizer:
 
     @functools.cached_property
     def identity(self) -> str:
-        """A short checksum."""
+        """A short checksum of the tokenizer."""
         return hashlib.sha256(self.backend.to_str().encode() + f" {self.start} {self.end}".encode()).hexdigest()[:16]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -74,15 +74,15 @@ class Tokenizer:
         return [t for t, ids in zip(texts, self.encode(texts), strict=True) if self.decode(ids.tolist()) != t]
 
 
-def vocabulary(kind: str, texts: Iterable[str], where: str) -> list[str]:
+def vocabulary(kind: str, texts: Iterable[str], source: str) -> list[str]:
     """The vocabulary that a tokenizer of `kind` needs for these texts, sorted; empty for bytes. Raises UserError for too many words."""
     if kind == "bytes":
         return []
-    pieces = re.compile(PIECES[kind])
-    found = {piece for text in texts for piece in pieces.findall(text)}
-    if kind == "words" and len(found) > MOST_WORDS:
-        raise UserError(f"{where} has {len(found):,} different words, more than {MOST_WORDS:,}: take algo.tokenizer=bytes or characters")
-    return sorted(found)
+    pattern = re.compile(PIECES[kind])
+    words = {piece for text in texts for piece in pattern.findall(text)}
+    if kind == "words" and len(words) > MOST_WORDS:
+        raise UserError(f"{source} has {len(words):,} different words, more than {MOST_WORDS:,}: take algo.tokenizer=bytes or characters")
+    return sorted(words)
 
 
 def make(kind: str, words: Sequence[str]) -> Tokenizer:
@@ -90,18 +90,18 @@ def make(kind: str, words: Sequence[str]) -> Tokenizer:
     tokenizers = package()
     models, pre, decoders = tokenizers.models, tokenizers.pre_tokenizers, tokenizers.decoders
     if kind == "bytes":
-        known = list(OWN) + sorted(pre.ByteLevel.alphabet())
-        backend = tokenizers.Tokenizer(models.BPE({w: i for i, w in enumerate(known)}, [], unk_token=UNKNOWN))
+        entries = list(OWN) + sorted(pre.ByteLevel.alphabet())
+        backend = tokenizers.Tokenizer(models.BPE({w: i for i, w in enumerate(entries)}, [], unk_token=UNKNOWN))
         backend.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
     else:
-        known = [*OWN, *words]
-        backend = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token=UNKNOWN))
+        entries = [*OWN, *words]
+        backend = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(entries)}, unk_token=UNKNOWN))
         backend.pre_tokenizer = pre.Split(tokenizers.Regex(PIECES[kind]), "isolated")
         backend.decoder = decoders.Fuse()
     backend.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in OWN])
     backend.encode_special_tokens = True  # a text that happens to hold "</s>" is only text
-    return Tokenizer(backend, len(known), OWN.index(START), OWN.index(END), OWN.index(PAD))
+    return Tokenizer(backend, len(entries), OWN.index(START), OWN.index(END), OWN.index(PAD))
 
 
 def from_json(text: str, start: int, end: int | None) -> Tokenizer:
@@ -110,26 +110,27 @@ def from_json(text: str, start: int, end: int | None) -> Tokenizer:
     return Tokenizer(backend, backend.get_vocab_size(), start, end, start)
 
 
-def of_model(folder: str | Path, where: str, **options: Any) -> Tokenizer:
+def of_model(folder: str | Path, source: str, **options: Any) -> Tokenizer:
     """The tokenizer that lies beside a language model's weights in `folder`. Raises UserError where there is none that can be used.
 
     options: more arguments of transformers' `from_pretrained`, such as `gguf_file`.
     """
     transformers, _ = packages()
     if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one without a vocabulary
-        raise UserError(f"{where}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
+        raise UserError(f"{source}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
     with silent():
         try:
-            found = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
         except Exception as error:  # no files, damaged ones, a kind that transformers does not know
-            raise UserError(f"{where}: no tokenizer could be read there ({first_line(error)}); {CURE}") from None
-    backend = getattr(found, "backend_tokenizer", None)
+            raise UserError(f"{source}: no tokenizer could be read there ({first_line(error)}); {CURE}") from None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(f"{where}: its tokenizer ({type(found).__name__}) has no fast form, which is needed; convert it to tokenizer.json")
-    start = found.bos_token_id if found.bos_token_id is not None else found.eos_token_id
+        kind = type(tokenizer).__name__
+        raise UserError(f"{source}: its tokenizer ({kind}) has no fast form, which is needed; convert it to tokenizer.json")
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if start is None:
-        start = found.pad_token_id if found.pad_token_id is not None else 0
-        first = found.convert_ids_to_tokens(start)
-        warn(f"{where}: its tokenizer has neither a BOS nor an EOS token; token {start} ({first!r}) begins each text")
-    pad = found.pad_token_id if found.pad_token_id is not None else start
-    return Tokenizer(backend, max(len(found), max(found.get_vocab().values()) + 1), int(start), found.eos_token_id, int(pad))
+        start = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        text = tokenizer.convert_ids_to_tokens(start)
+        warn(f"{source}: its tokenizer has neither a BOS nor an EOS token; token {start} ({text!r}) begins each text")
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else start
+    return Tokenizer(backend, max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1), int(start), tokenizer.eos_token_id, int(pad))
