@@ -94,8 +94,7 @@ LATER = {"marks": pytest.mark.learning}
 COARSE = {"fb": 0.33, "breeze": 0.3}  # they learn for every reward at once, and this one is finer than they see: 0.4 is to learn nothing
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]
 LONGER = {"td3_bc": 1000}  # after 700 some seeds err by almost 0.2
-ALWAYS = ("td3_bc", "iql-discrete")
-VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {} if str(c) in ALWAYS else SLOW)) for c in PAID]
+VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {} if c.name == "td3_bc" else SLOW)) for c in PAID]
 
 
 @each(VALUES)

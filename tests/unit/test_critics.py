@@ -403,9 +403,9 @@ def ones(discrete: bool) -> Dataset:
     return add_returns_to_go(from_arrays(x, actions, np.ones(n), np.ones(n, bool), **known), 0.99)
 
 
-# one head of each algorithm always, in turn so that each head is met; test_every_head_finds_the_exact_value_of_a_chain has every head
+# every second algorithm always, each with another head; test_every_head_finds_the_exact_value_of_a_chain has every head
 PAIRS = [
-    pytest.param(name, head, marks=() if j == i % len(HEADS) else pytest.mark.slow, id=f"{name}-{head}")
+    pytest.param(name, head, marks=() if i % 2 == 0 and j == i // 2 % len(HEADS) else pytest.mark.slow, id=f"{name}-{head}")
     for i, name in enumerate(TD)
     for j, head in enumerate(HEADS)
 ]
@@ -440,7 +440,7 @@ def chain() -> Dataset:
     )
 
 
-CHAINS = [("td3_bc", h) for h in HEADS] + [pytest.param("iql", h, marks=() if h in ("scalar", "c51") else pytest.mark.slow) for h in HEADS]
+CHAINS = [("td3_bc", h) for h in HEADS] + [pytest.param("iql", h, marks=pytest.mark.slow) for h in HEADS]
 
 
 @pytest.mark.parametrize(("name", "head"), CHAINS)

@@ -116,7 +116,7 @@ def test_files_agree_with_numpy_in_a_process_without_offrl(tmp_path: Path) -> No
     given: dict[Path, dict[str, np.ndarray]] = {}
     for name, settings in (("td3_bc", {}), ("iql", {}), ("bc", {"policy": "tanh_gaussian"})):
         policy = trained(name, **settings)
-        for format in SUFFIX:
+        for format in SUFFIX if name == "iql" else ("onnx",):
             result = export_policy(policy, tmp_path / name / f"p{SUFFIX[format]}", format)
             assert result.check.passed and result.check.largest < 1e-5
             expected[result.path], given[result.path] = by_numpy(policy, observations), {"observations": observations}

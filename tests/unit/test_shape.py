@@ -1,0 +1,112 @@
+"""The shape of the code base: sizes, names and depths that keep it readable.
+
+`shape.json` lists what exceeds them, and may only shrink: a new or larger fault fails, and so does an entry that is out of date. `python
+tests/unit/test_shape.py` brings entries down; it adds none.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offrl import registry
+from offrl.algorithm import Algorithm
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = Path(__file__).with_name("shape.json")
+FOLDERS = ("offrl", "algorithms", "world_models", "envs")
+MODULES, LARGER = 12, {"offrl/data": 15, "offrl/cli": 15}  # modules of a package, at most
+FLAT = ("algorithms", "envs", "envs/text", "offrl")  # one file for each paper or environment; offrl's are the contract
+LINES, PAPER_LINES = 300, 200  # of a module; of an algorithm's
+MEMBERS = 25  # public ones of `Algorithm`
+BANNED = ("them", "told", "said", "mine", "whole")  # pronouns and participles as names of variables
+
+SOURCES = {
+    str(Path(folder, name).relative_to(ROOT)): Path(folder, name).read_text(encoding="utf-8")
+    for top in FOLDERS
+    for folder, _, names in os.walk(ROOT / top)  # which does not follow links
+    for name in sorted(names)
+    if name.endswith(".py")
+}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(text) for name, text in SOURCES.items()}
+
+
+def modules() -> dict[str, int]:
+    """Packages with too many modules."""
+    packages = collections.Counter(str(Path(name).parent) for name in SOURCES if not name.endswith("__init__.py"))
+    return {p: n for p, n in packages.items() if p not in FLAT and n > LARGER.get(p, MODULES)}
+
+
+def lines() -> dict[str, int]:
+    """Modules that are too long."""
+    counts = {name: text.count("\n") for name, text in SOURCES.items()}
+    return {name: n for name, n in counts.items() if n > (PAPER_LINES if name.startswith("algorithms/") else LINES)}
+
+
+def depth() -> dict[str, int]:
+    """Papers with more than one class between them and the contract."""
+
+    def classes(kind: type) -> int:
+        return max((1 + classes(base) for base in kind.__bases__ if issubclass(base, Algorithm) and base is not Algorithm), default=0)
+
+    return {name: classes(kind) for name, kind in registry.names("algo").items() if classes(kind) > 1}
+
+
+def class_names() -> dict[str, int]:
+    """Public classes that share their name, and the number of modules that define it."""
+    places = collections.defaultdict(list)
+    for name, tree in trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    return {name: len(where) for name, where in places.items() if len(where) > 1}
+
+
+def words() -> dict[str, int]:
+    """Variables and parameters that are pronouns or participles, and how often they are bound."""
+    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
+    bound = collections.Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    bound.update(n.arg for n in nodes if isinstance(n, ast.arg))
+    return {word: bound[word] for word in BANNED if bound[word]}
+
+
+RULES: tuple[Callable[[], dict[str, int]], ...] = (modules, lines, depth, class_names, words)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_nothing_new_exceeds_a_limit(rule: Callable[[], dict[str, int]]) -> None:
+    faults, known = rule(), json.loads(LIST.read_text())[rule.__name__]
+    new = {name: size for name, size in faults.items() if size > known.get(name, 0)}
+    assert not new, f"{rule.__doc__} {new}: split or rename; tests/unit/shape.json only shrinks"
+    stale = {name: faults.get(name, 0) for name, size in known.items() if faults.get(name, 0) < size}
+    assert not stale, f"better than tests/unit/shape.json says: `python tests/unit/test_shape.py` lowers {stale}"
+
+
+def test_members_of_the_contract() -> None:
+    public = [name for name in {*vars(Algorithm), *Algorithm.__annotations__} if not name.startswith("_")]
+    assert len(public) <= MEMBERS, sorted(public)
+
+
+def test_every_paper_shows_its_losses() -> None:
+    def states(kind: type) -> bool:
+        return any(name in ("update", "fit") or name.endswith("_loss") for name in vars(kind))
+
+    assert not [name for name, kind in registry.names("algo").items() if not states(kind)]
+
+
+if __name__ == "__main__":
+    listed = json.loads(LIST.read_text())
+    current = {rule.__name__: rule() for rule in RULES}
+    lower = {k: {n: min(size, current[k][n]) for n, size in sorted(v.items()) if n in current[k]} for k, v in listed.items()}
+    LIST.write_text(json.dumps(lower, indent=1) + "\n")
