@@ -82,13 +82,13 @@ class ArCHer(TextAlgorithm):
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-E min(exp(beta A), cap) log pi(a|s), the whole utterance's, with A = min_i Q_i(s, a) - min_i V_i(s)."""
-        c, each = self.config, batch[EACH]
+        c, row_weight = self.config, batch[EACH]
         advantage = self.critic.advantage(state.params["critic"], batch)
         weight = (c.temperature * advantage).exp().clamp(max=c.max_weight)
         log_prob = self.log_probs(policy, batch).sum(-1)
-        loss = -(weight * log_prob * each).sum()
+        loss = -(weight * log_prob * row_weight).sum()
         means = {"actor/weight": weight, "actor/advantage": advantage, "actor/log_prob": log_prob}
-        return loss, {"actor/loss": loss, **{name: (x * each).sum() for name, x in means.items()}}
+        return loss, {"actor/loss": loss, **{name: (x * row_weight).sum() for name, x in means.items()}}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         batch = trim(batch)

@@ -73,7 +73,7 @@ class ArCHerOnline(TextAlgorithm):
     """A critic of whole utterances, learnt off-policy, above an actor that writes tokens (arXiv 2402.19446, sections 4.2 and 4.3,
     algorithm 1). Two Qs and two Vs, each pair with targets of its own.
 
-    An iteration is `rollouts` episodes, then `critic_steps` and `actor_steps` updates. A turn is drawn from all that is remembered.
+    An iteration is `rollouts` episodes, then `critic_steps` and `actor_steps` updates. Turns are drawn from the whole ring.
     """
 
     Config = ArCHerOnlineConfig
@@ -81,7 +81,7 @@ class ArCHerOnline(TextAlgorithm):
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        """Raises UserError where there is no environment to play in, or it does not speak; and for legal=rerank."""
+        """The reference policy, where one is cloned. Raises UserError without an environment of texts, and for legal=rerank."""
         if config.algo.legal == "rerank":
             raise UserError("algo.legal=rerank: archer_online learns from what its actor writes freely; take algo.legal=ignore")
         if dataset.spec.text:
@@ -175,16 +175,16 @@ class ArCHerOnline(TextAlgorithm):
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-E sum_t (A - b_t) log pi(a_t|s, a_<t) + E (A - b_t)^2, a the actor's, A = min_i Q_i(s, a) - min_i V_i(s), b_t the baseline of
         each token (0 without `token_baseline`). batch: with fresh actions."""
-        each, advantage = batch[EACH], self.critic.advantage(state.params["critic"], batch)
+        row_weight, advantage = batch[EACH], self.critic.advantage(state.params["critic"], batch)
         hidden = self.apply("policy", policy, "hidden", batch[IDS])
         log_probs = token_log_probs(partial(self.apply, "policy", policy, "logits"), hidden, batch)
-        means = {"actor/advantage": (advantage * each).sum(), "actor/log_prob": (log_probs.sum(-1) * each).sum()}
+        means = {"actor/advantage": (advantage * row_weight).sum(), "actor/log_prob": (log_probs.sum(-1) * row_weight).sum()}
         if not self.config.token_baseline:
-            loss = -(advantage * log_probs.sum(-1) * each).sum()
+            loss = -(advantage * log_probs.sum(-1) * row_weight).sum()
             return loss, {"actor/loss": loss, **means}
         baseline = self.apply("policy", policy, "outputs", hidden[:, :-1], "baseline")[0].squeeze(-1)
         residual = (advantage.unsqueeze(-1) - baseline) * batch[ACTION][:, 1:]
-        loss = -((residual.detach() * log_probs).sum(-1) * each).sum()
+        loss = -((residual.detach() * log_probs).sum(-1) * row_weight).sum()
         baseline_loss = (residual.square().sum(-1) * batch[SHARE]).sum()
         return loss + baseline_loss, {"actor/loss": loss, "actor/baseline_loss": baseline_loss, **means}
 

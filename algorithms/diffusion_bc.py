@@ -82,7 +82,7 @@ class DiffusionBC(Algorithm):
     def denoise(self, actor: Params, observations: Tensor, key: Tensor | None) -> Tensor:
         """Actions [B, A] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2); None: all of it is 0.
 
-        The action that each step believes in is cut off at the range, as in the appendix's code.
+        The action that each step predicts is cut off at the range, as in the appendix's code.
         """
         steps, shape = self.config.denoising_steps, (observations.shape[0], self.spec.action_dim)
         keys = None if key is None else rng.split(key, steps + 1)

@@ -97,9 +97,9 @@ class DigiRL(TextAlgorithm):
         def loss(logits: Tensor) -> Tensor:
             return nn.functional.cross_entropy(logits.flatten(0, 1), successes.repeat(2), reduction="none").view(2, -1).sum(0)
 
-        entropy, each = loss(state_logits) + loss(next_logits) * known, batch[EACH]
+        entropy, row_weight = loss(state_logits) + loss(next_logits) * known, batch[EACH]
         correct = (state_logits[0].argmax(-1) == successes).float()
-        return (entropy * each).sum(), {"critic/loss": (entropy * each).sum(), "critic/accuracy": (correct * each).sum()}
+        return (entropy * row_weight).sum(), {"critic/loss": (entropy * row_weight).sum(), "critic/accuracy": (correct * row_weight).sum()}
 
     def cloned(self, state: TrainState, batch: Batch) -> Tensor:
         """[B] bool: the turns that are cloned. Where the state after a turn is not known, its chance counts as unchanged."""
@@ -112,9 +112,9 @@ class DigiRL(TextAlgorithm):
 
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-E 1(V(s') - V(s) - margin + w (r + return) > 0) log pi(a|s), V the smaller of two."""
-        each, cloned = batch[EACH], self.cloned(state, batch).float()
-        loss = -(cloned * self.log_probs(policy, batch).sum(-1) * each).sum()
-        return loss, {"actor/loss": loss, "actor/kept": (cloned * each).sum()}
+        row_weight, cloned = batch[EACH], self.cloned(state, batch).float()
+        loss = -(cloned * self.log_probs(policy, batch).sum(-1) * row_weight).sum()
+        return loss, {"actor/loss": loss, "actor/kept": (cloned * row_weight).sum()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         batch = trim(batch)

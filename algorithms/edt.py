@@ -55,7 +55,7 @@ class EDTNet(StepPolicy):
     """The policy, the returns that histories promise, and the next observation."""
 
     def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any) -> None:
-        super().__init__(sizes, config, spec, read="return", post_norm=True, hidden="return")
+        super().__init__(sizes, config, spec, output_kind="return", post_norm=True, hidden="return")
         self.best = Affine(config.width, 1)
         self.bins = Affine(config.width, config.return_bins)
         self.next = Affine(config.width, spec.observation_dim)
@@ -134,7 +134,7 @@ class EDT(SequenceModel):
         promise = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
         log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
         entropy = masked_mean(-log_p, valid)
-        # what comes after a window's last step is not in it
+        # the successor of a window's last step is not in it
         model = masked_mean((next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), valid[:, 1:] & valid[:, :-1])
         loss = imitation + c.best_weight * promise + c.bins_weight * entropy + c.next_weight * model
         return loss, {"actor/loss": imitation, "actor/return": promise, "actor/return_bins": entropy, "actor/next": model}

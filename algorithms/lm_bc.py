@@ -44,7 +44,7 @@ class LMBC(TextAlgorithm):
 
     def sampler(self) -> Sampler:
         sampler: Any = super().sampler()
-        return replace(sampler, following=self.config.observation_weight > 0.0)
+        return replace(sampler, with_observation=self.config.observation_weight > 0.0)
 
     def policy_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of observations."""

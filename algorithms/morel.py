@@ -78,7 +78,7 @@ class MOReL(SoftActorCritic):
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that would pay."""
         model_rollouts.check(config, grid)
-        fitted, values = super().fit_config(config, dataset, grid), grid or {}
+        result, values = super().fit_config(config, dataset, grid), grid or {}
         minimum, mean = (float(x) for x in (dataset.columns["rewards"].min(), dataset.columns["rewards"].float().mean()))
         fixed = [] if config.halt_reward is None else [config.halt_reward]
         rewards = list(values.get("halt_reward", fixed)) or [minimum - float(x) for x in values.get("halt_offset", [config.halt_offset])]
@@ -88,10 +88,10 @@ class MOReL(SoftActorCritic):
                 f"HALT costs less ({max(rewards):g}) than to go on as the data do for ever ({perpetuity:g}, from their mean reward and the "
                 "discount): leaving what the model knows would pay; set algo.halt_reward lower"
             )
-        if config.value_range or not fitted.value_range:
-            return fitted
-        low, high = fitted.value_range
-        return dataclasses.replace(fitted, value_range=[min(low, *rewards), max(high, *rewards)])
+        if config.value_range or not result.value_range:
+            return result
+        low, high = result.value_range
+        return dataclasses.replace(result, value_range=[min(low, *rewards), max(high, *rewards)])
 
     def modules(self) -> dict[str, nn.Module]:
         self.rollouts = ModelRollouts(self.config, self.spec)

@@ -45,7 +45,7 @@ class QDTConfig(TeacherSettings, TargetReturnSettings, SequenceSettings):
 def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """R_t = r_t + max(R_{t+1}, V(s_{t+1})) inside each episode, from its end backwards (section 4); float64 [R].
 
-    values [R]: V of each row's own observation. What may follow an episode's last row counts nothing.
+    values [R]: V of each row's own observation. An episode's last row bootstraps from nothing.
     """
     out = rewards.astype(np.float64)
     order = np.argsort(start - end, kind="stable")  # longest first, so that the episodes still running are a prefix

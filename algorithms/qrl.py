@@ -67,7 +67,7 @@ class QRL(GoalConditioned):
         if c.latent % (8 if c.quasimetric == "iqe" else 2):
             raise UserError(f"algo.latent={c.latent} must be a multiple of {8 if c.quasimetric == 'iqe' else 2} for {c.quasimetric}")
         encoder = make_net(c, s.observation_dim, c.latent)
-        # awr asks the distance alone: dynamics that nothing uses would only shape phi
+        # awr needs the distance alone: dynamics that nothing uses would only shape phi
         moves = None if self.learner == "awr" else make_net(c, c.latent + self.spec.encoded_action_dim, c.latent)
         return {"actor": self.make_actor(), "value": QuasimetricModel(encoder, moves, Quasimetric(c.quasimetric, c.latent))}
 

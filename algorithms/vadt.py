@@ -141,7 +141,7 @@ class VADTActor(SequenceActor):
 
 def check_values(run: Pretrained) -> None:
     """Raise UserError for a run without Q or V."""
-    suitable = "iql, xql or f_dvl"
-    check_critics(run, suitable)
+    alternatives = "iql, xql or f_dvl"
+    check_critics(run, alternatives)
     if not isinstance(getattr(run.algorithm, "value", None), Value):
-        raise UserError(f"algo.values: {run.algorithm.config.name} learns no V; use a run of {suitable}")
+        raise UserError(f"algo.values: {run.algorithm.config.name} learns no V; use a run of {alternatives}")

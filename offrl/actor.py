@@ -32,7 +32,7 @@ def bind(algorithm: Algorithm, state: TrainState) -> TrainState:
 
     def bound(name: str, params: Params) -> BoundParams:
         module = copy.deepcopy(algorithm.networks[name]).requires_grad_(False)
-        module.to(state.step.device)  # what is frozen is no parameter
+        module.to(state.step.device)  # frozen tensors are no parameters
         module.load_state_dict(params, assign=True)
         return BoundParams(module, params)
 
@@ -40,7 +40,7 @@ def bind(algorithm: Algorithm, state: TrainState) -> TrainState:
 
 
 class Actor(ABC):
-    """A policy bound to one state of training, pure like its algorithm: what it remembers is handed in and out.
+    """A policy bound to one state of training, pure like its algorithm: its memory is an argument and a result.
 
     A carry is the memory of E episodes that are played side by side: None, or a tree whose tensors have the episodes first, [E, ...]. Its
     nodes are known to `torch.utils._pytree` (dictionaries, lists, named tuples; a dataclass once it is registered there), so that carries
@@ -52,37 +52,37 @@ class Actor(ABC):
     """
 
     def __init__(self, algorithm: Algorithm, state: TrainState) -> None:
-        """A subclass works out here, once, what acting needs and follows from the state alone."""
+        """A subclass computes here, once, the quantities that acting needs and that follow from the state alone."""
         self.algorithm, self.state = algorithm, state
 
     def start(self, episodes: int) -> Carry:
-        """The carry at the start of that many episodes."""
+        """The carry at the start of `episodes` episodes."""
         return None
 
     @abstractmethod
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         """Actions [E, A] in [-1, 1] (or [E] int64) for normalised observations [E, O], and the next carry.
 
-        Greedy, or with `explore` a sample; what is drawn depends on `key`.
+        Greedy, or with `explore` a sample, which `key` decides.
         """
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
-        """The carry once it is known what the actions just taken earned: [E], in the units of the rewards trained on."""
+        """The carry after `rewards` [E] of the actions just taken, in the units of the rewards trained on."""
         return carry
 
     def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
-        """The carry of episodes that head for other goals [E, G] from now on; normalised where goals are observations."""
+        """The carry of episodes with new goals [E, G] from now on; normalised where goals are observations."""
         return carry
 
     def new_episode(self, carry: Carry, observations: Tensor, lengths: Tensor) -> Carry:
-        """The carry where all episodes begin anew in the same tasks, for policies that learn in context; others forget.
+        """The carry where all episodes begin anew in the same tasks, for policies that learn in context; the memory of others is emptied.
 
         observations [E, O]: the last ones of the old episodes; lengths [E]: their steps, after which an episode went on in name only.
         """
         return self.start(len(lengths))
 
     def infer_task(self, next_observations: Tensor, rewards: Tensor) -> Actor:
-        """The actor for other rewards [K], which are earned by coming to these normalised states [K, O], without training.
+        """The actor for other rewards [K], which are earned by reaching these normalised states [K, O], without training.
 
         Raises UserError for a policy that has to be trained for them.
         """

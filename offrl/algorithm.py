@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
     target: dict[str, Params]  # Polyak copies; never optimised
     opt: dict[str, OptState]
     extra: Tree  # e.g. a Lagrange multiplier's state, running statistics
-    buffers: Tree  # what updates only read, e.g. imagined transitions: changed by `Algorithm.refresh` alone, never copied per update
+    buffers: Tree  # read by updates, e.g. imagined transitions: changed by `Algorithm.refresh` alone, never copied per update
     step: Tensor  # [] int64, updates done
     key: Tensor  # [] int64 random key of the seed
 
@@ -98,9 +98,9 @@ class Part:
 class Runtime:
     """Surroundings of a copy of an algorithm that trains or acts; the step fills them in."""
 
-    source: Any = None  # what the sampler prepared, the same for all replicas, on the device
+    source: Any = None  # the sampler's source, the same for all replicas, on the device
     reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
-    notes: Sequence[str] = ()  # what a person should know about how the algorithm was set up
+    notes: Sequence[str] = ()  # lines for the log about the algorithm's setup
 
 
 class Algorithm(ABC):
@@ -111,7 +111,7 @@ class Algorithm(ABC):
     runtime: Runtime
 
     def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
-        """pretrained: what `requires` names, where something is to be trained; a policy acts without, and has what it needs in its file."""
+        """pretrained: the runs that `requires` names, for training; a policy acts without them, from the tensors in its file."""
         self.config, self.spec = config, spec
         self.traits = self.traits_for(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
@@ -120,18 +120,18 @@ class Algorithm(ABC):
             self.networks = self.modules()  # only their structure is used: `apply` is handed the parameters
 
     def __copy__(self) -> Algorithm:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        return other
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "pretrained": {}}  # other processes are handed the states and the source that were made of it
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """`config` with what it leaves to be found from the data; called once, before anything is built.
+        """`config` completed from the data; called once, before anything is built.
 
-        grid: settings that differ between replicas, with all their values; what is found has to suit every one of them.
+        grid: settings that differ between replicas, with all their values; the result has to suit every one of them.
         """
         return config
 
@@ -146,7 +146,7 @@ class Algorithm(ABC):
 
     @classmethod
     def adopt(cls, config: TrainConfig, dataset: Dataset, pretrained: Mapping[str, Any]) -> TrainConfig:
-        """The run's `config` with the settings that follow from what it requires; called before `fit_config`."""
+        """The run's `config` with the settings that follow from the runs it requires; called before `fit_config`."""
         return config
 
     @classmethod
@@ -259,13 +259,13 @@ class Algorithm(ABC):
 
 def with_config(algorithm: AnyAlgorithm, config: Any) -> AnyAlgorithm:
     """`algorithm` with other values of settings that do not decide its networks: those of a replica, or of acting."""
-    other = copy.copy(algorithm)
-    other.config, other.traits, other.runtime = config, algorithm.traits_for(config), copy.copy(algorithm.runtime)
+    copied = copy.copy(algorithm)
+    copied.config, copied.traits, copied.runtime = config, algorithm.traits_for(config), copy.copy(algorithm.runtime)
     for name, part in parts_of(algorithm).items():
         part = copy.copy(part)
         part.config = config
-        setattr(other, name, part)
-    return other
+        setattr(copied, name, part)
+    return copied
 
 
 def parts_of(algorithm: Algorithm) -> dict[str, Part]:

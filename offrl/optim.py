@@ -1,6 +1,6 @@
 """Adam and AdamW as pure functions on dictionaries of tensors, with learning-rate schedules and gradient clipping.
 
-Everything works on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its own learning rate.
+All functions work on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its own learning rate.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Adam:
 
 
 def once(scalar: Tensor) -> Tensor:
-    """The same number. When compiled for a CPU it is computed once, where Inductor would compute it anew for each element it multiplies.
+    """`scalar` itself. When compiled for a CPU it is computed once, where Inductor would compute it anew for each element it multiplies.
 
     The fused kernel of an Adam update would spend most of its time in exponentials of the step count; a reduction is never fused into its
     readers.

@@ -39,12 +39,12 @@ class Requirement:
     algo: str = ""  # which algorithm is trained where no run is named; empty: one has to be named
     settings: Mapping[str, Any] = field(default_factory=dict)  # of that algorithm
     steps: int | None = None  # updates of that run; None: until it leaves `artifact`
-    label: str = ""  # what its directory is called
+    label: str = ""  # the name of its directory
     seed: int | None = None  # None: the first one of the run that requires it
     artifact: str = ""  # glob of a file that the run leaves when it is finished
-    load: Callable[[str, DataSpec], Any] | None = None  # reads what is no run's checkpoint: `identity`, `fingerprint`; raises UserError
-    check: Callable[[Any], None] = lambda run: None  # raises UserError for a run that lacks what is needed
+    load: Callable[[str, DataSpec], Any] | None = None  # reads an artifact: `identity`, `fingerprint`; raises UserError
+    check: Callable[[Any], None] = lambda run: None  # raises UserError for an unsuitable run
     take: Callable[[Any], Any] = lambda run: run  # the part of it that the algorithm is handed
     every_replica: bool = False  # all replicas count, those of a grid too, not the first one alone
     own_units: bool = False  # it may have been trained with another normalisation of observations and rewards
-    of_rewards: bool = False  # it speaks of rewards, which have to be in the same units
+    of_rewards: bool = False  # it depends on rewards, which have to be in the same units

@@ -43,7 +43,7 @@ class WeighedSampler:
     algorithm: ALoL
 
     def prepare(self, dataset: Dataset) -> UtteranceSource:
-        """Raises UserError where no action has an advantage above 0."""
+        """The source of weighted turns. Raises UserError where no action has an advantage above 0."""
         c, source = self.algorithm.config, self.inner.prepare(dataset)
         credits = source.columns[RETURN if c.credit == "return" else REWARD]
         by_reward = c.variant == "r_lol"
@@ -77,8 +77,8 @@ class WeighedSampler:
 def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) -> Tensor:
     """V_ref [I] at the states of the data's turns: a head on the reference policy's state at the end of the prompt.
 
-    It is fitted to what the reference earns in episodes that it plays (the paper: on validation prompts, scored by a reward function), or,
-    where there is nothing to play, to what the data's actions earned: the values of the authors of the data, whom the reference imitates.
+    It is fitted to the rewards of the reference in episodes it plays (the paper: on validation prompts, scored by a reward function), or,
+    where there is no environment, to those of the data's actions: the values of the authors of the data, whom the reference imitates.
     The result is kept on disk, so that a run that continues learns from the same numbers.
     """
     c, task = algorithm.config, algorithm.plays

@@ -80,7 +80,7 @@ class ALoL(TextAlgorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """Raises UserError for a reference that was never trained."""
+        """The config with its learning rates. Raises UserError for a reference that was never trained."""
         if config.lm == SCRATCH and config.start != "cloned":
             raise UserError(f"algo.start={config.start}: algo.lm=scratch is no policy to stay close to; take algo.start=cloned")
         return with_rates(super().fit_config(config, dataset, grid), {"actor_learning_rate": (2e-5, 3e-4)})
@@ -120,18 +120,18 @@ class ALoL(TextAlgorithm):
     def actor_loss(self, policy: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """-E A rho log pi(y|x), rho = clip(pi(y|x) / pi_ref(y|x), 1 - eps, 1 + eps) without gradient (equation 4); variants: rho of each
         token (a_lol_seq), rho = 1 (ref_free), and rho = 1 with + lambda log(pi / pi_ref) (kl)."""
-        c, each, weight = self.config, batch[EACH], batch[WEIGHT]
+        c, row_weight, weight = self.config, batch[EACH], batch[WEIGHT]
         tokens = self.log_probs(policy, batch)
         log_prob = tokens.sum(-1)
-        metrics = {"actor/advantage": (weight * each).sum(), "actor/log_prob": (log_prob * each).sum()}
+        metrics = {"actor/advantage": (weight * row_weight).sum(), "actor/log_prob": (log_prob * row_weight).sum()}
         if c.variant == "ref_free":
-            loss = -(weight * log_prob * each).sum()
+            loss = -(weight * log_prob * row_weight).sum()
             return loss, {"actor/loss": loss, **metrics}
         reference = self.reference_log_probs(policy, batch)
         log_ratio = log_prob - reference.sum(-1)
-        metrics["actor/kl"] = (log_ratio * each).sum()
+        metrics["actor/kl"] = (log_ratio * row_weight).sum()
         if c.variant == "kl":
-            loss = ((c.kl_weight * log_ratio - weight * log_prob) * each).sum()
+            loss = ((c.kl_weight * log_ratio - weight * log_prob) * row_weight).sum()
             return loss, {"actor/loss": loss, **metrics}
         low, high = 1.0 - c.clip, 1.0 + c.clip
         if c.variant == "a_lol_seq":
@@ -139,9 +139,9 @@ class ALoL(TextAlgorithm):
             objective = (ratio * tokens).sum(-1)
         else:
             ratio = log_ratio.exp().clamp(low, high).detach()
-            metrics["actor/ratio"] = (ratio * each).sum()
+            metrics["actor/ratio"] = (ratio * row_weight).sum()
             objective = ratio * log_prob
-        loss = -(weight * objective * each).sum()
+        loss = -(weight * objective * row_weight).sum()
         return loss, {"actor/loss": loss, **metrics}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

@@ -1,5 +1,5 @@
 """BREEZE, behaviour-regularised zero-shot RL with expressive networks (NeurIPS 2025): a forward-backward representation whose actions stay
-those of the data. Details as in the authors' code; what differs is said in docs/zero-shot.md."""
+those of the data. Details as in the authors' code; differences are listed in docs/zero-shot.md."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class Breeze(ZeroShot):
 
     # ---- actions
 
-    def draw(self, actor: Params, observations: Tensor, z: Tensor, count: int, key: Tensor, shared: bool = False) -> Tensor:
-        """`count` actions for each row, [count, B, A]. shared: all rows from the same noise."""
+    def draw(self, actor: Params, observations: Tensor, z: Tensor, count: int, key: Tensor, shared_noise: bool = False) -> Tensor:
+        """`count` actions for each row, [count, B, A]. shared_noise: all rows from the same noise."""
         rows, steps = observations.shape[0], self.config.denoising_steps
         condition = torch.cat([observations.flatten(1), z], -1)
         condition = condition.expand(count, *condition.shape).flatten(0, 1)
         keys = rng.split(key, steps + 1)
 
         def noise(t: int) -> Tensor:
-            sample = rng.normal(keys[t], (count, 1 if shared else rows, self.spec.action_dim))
+            sample = rng.normal(keys[t], (count, 1 if shared_noise else rows, self.spec.action_dim))
             return sample.expand(-1, rows, -1).flatten(0, 1)
 
         def predict(noisy: Tensor, step: Tensor) -> Tensor:
@@ -80,9 +80,9 @@ class Breeze(ZeroShot):
 
         return diffusion.reverse_process(predict, noise(steps), noise, steps, SCHEDULE).unflatten(0, (count, rows))
 
-    def best(self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared: bool = False) -> Tensor:
+    def best(self, state: TrainState, observations: Tensor, z: Tensor, count: int, key: Tensor, shared_noise: bool = False) -> Tensor:
         """The action of the largest Q among `count` that are drawn for each row: [B, A]."""
-        actions = self.draw(state.extra["average"], observations, z, count, key, shared)
+        actions = self.draw(state.extra["average"], observations, z, count, key, shared_noise)
         if count == 1:
             return actions[0]
         rows = [x.flatten(1) if x.ndim > 2 else x for x in (observations, z)]
@@ -173,4 +173,4 @@ class BreezeActor(ZeroShotActor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         samples, z = self.algorithm.config.acting_samples, self.task(carry, observations)
         key = key if explore else rng.make_key(0, observations.device)
-        return self.algorithm.best(self.state, observations, z, samples, key, shared=not explore), carry
+        return self.algorithm.best(self.state, observations, z, samples, key, shared_noise=not explore), carry

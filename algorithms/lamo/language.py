@@ -37,16 +37,16 @@ def model_of_run(config: Any) -> Language:
 
 def describe(language: Language, actor: nn.Module, config: Any) -> str:
     """A note about the trunk, its size and its trained share."""
-    learnt = sum(p.numel() for p in actor.parameters())
+    trainable = sum(p.numel() for p in actor.parameters())
     c = config
     if language.identity.startswith(SCRATCH):
         state = "frozen (algo.tune=all lets them learn)" if c.tune == "adapters" else "learnt from these data alone"
         return (
             f"LaMo-scratch: without a pre-trained language model. Its trunk is a GPT-2 of random weights ({c.layers} layers of width "
-            f"{language.width}), {state}; results published for LaMo do not apply. {learnt:,} numbers learn"
+            f"{language.width}), {state}; results published for LaMo do not apply. {trainable:,} numbers learn"
         )
     state = "frozen, with LoRA" if c.tune == "adapters" else "all of it learning"
     return (
         f"language model {language.place or language.identity} ({language.config.model_type}, {language.parameters:,} numbers, {state}); "
-        f"{learnt:,} numbers learn"
+        f"{trainable:,} numbers learn"
     )

@@ -54,7 +54,7 @@ class LanguageSteps(nn.Module):
         self.trunk = trunk(c, language)
 
     def forward(
-        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, output_kind: str | None = None
     ) -> dict[str, Tensor]:
         """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the trunk's outputs at them, [B, K, D] by kind, whichever is read."""
         count = len(self.kinds)
@@ -70,7 +70,7 @@ class LanguagePolicy(StepPolicy):
 
     def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any, language: Language) -> None:
         nn.Module.__init__(self)
-        self.read, c = "observation", config
+        self.output_kind, c = "observation", config
         self.steps = cast(Any, LanguageSteps(sizes, c, language))
         hidden = [language.width] if c.embedding == "mlp" else []
         if hidden and c.policy == "deterministic" and not spec.discrete:

@@ -30,7 +30,7 @@ from offrl.world_models.model import required
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
-EPOCHS, PUBLISHED = 50, 8_000  # of the behaviour policy, beside so many updates of what learns from its episodes
+EPOCHS, PUBLISHED = 50, 8_000  # of the behaviour policy, for this number of updates of the policy that learns from its episodes
 
 
 @dataclass

@@ -38,19 +38,19 @@ def check_behaviour(run: Pretrained) -> None:
         )
 
 
-def play(config: TrainConfig, dataset: Dataset, trained: Trained, behaviour: Pretrained) -> Path:
+def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour: Pretrained) -> Path:
     """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
     c, spec = config.algo, dataset.spec
     horizon = c.horizon or int(dataset.episode_lengths().max())
     settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "wanted", "range_margin")}
-    identity = [trained.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
+    identity = [world_model.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
     name = "".join(x if x.isalnum() or x in "-_." else "-" for x in spec.name)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
     path = Path(config.runs_dir) / f"imagined-{name}-{digest}.safetensors"
     device = pick_device(config.device)
 
     def make() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        model, data = trained.to(device), dataset.to(device)
+        model, data = world_model.to(device), dataset.to(device)
         margin = c.range_margin * (model.tree["high"] - model.tree["low"])
         tree = {**model.tree, "low": model.tree["low"] - margin, "high": model.tree["high"] + margin}
         actor = behaviour.algorithm.actor(pytree.tree_map(lambda x: x.to(device), behaviour.state))
@@ -64,7 +64,7 @@ def play(config: TrainConfig, dataset: Dataset, trained: Trained, behaviour: Pre
                 threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()), horizon=horizon, batch=c.rollout_batch,
                 wanted=c.wanted, most=c.rollouts, tell=None if config.quiet else lambda text: print(text, flush=True),
             )  # fmt: skip
-        origin = {"world_model": trained.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
+        origin = {"world_model": world_model.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
         about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
         return {name: column.cpu().contiguous() for name, column in columns.items()}, about
 

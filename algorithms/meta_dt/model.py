@@ -23,7 +23,7 @@ class PromptedSteps(Steps):
         self.prompt_time = Table(config.max_timestep or 1, config.width)
 
     def forward(
-        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, output_kind: str | None = None
     ) -> dict[str, Tensor]:
         """The outputs of `Steps`; tokens has the prompt's too, by prompt_KIND [B, L, size], with prompt_timesteps, prompt_valid [B, L]."""
         count, time = len(self.kinds), self.time(timesteps)
@@ -34,4 +34,4 @@ class PromptedSteps(Steps):
         if key is not None:
             x = drop(x, self.rate, key, OUTER)
         all_valid = torch.cat([prompt_valid, torch.ones_like(timesteps, dtype=torch.bool) if valid is None else valid], -1)
-        return self.outputs(x, visible(all_valid.repeat_interleave(count, -1), x.shape[-2]), key, prompt.shape[-2], read)
+        return self.outputs(x, visible(all_valid.repeat_interleave(count, -1), x.shape[-2]), key, prompt.shape[-2], output_kind)

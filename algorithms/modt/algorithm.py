@@ -45,7 +45,7 @@ class MODTNet(StepPolicy):
     """The policy, the region of its next action, the next observation and the next return to go."""
 
     def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any) -> None:
-        super().__init__(sizes, config, spec, read="region")
+        super().__init__(sizes, config, spec, output_kind="region")
         self.region = Affine(config.width, config.regions)
         self.next = Affine(config.width, spec.observation_dim)
         self.later = Affine(config.width, 1)
@@ -58,8 +58,8 @@ class MODTNet(StepPolicy):
         key: Tensor | None = None,
         hidden: dict[str, Tensor] | None = None,
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """(action's distribution, logits of its region [B, K, regions], next observation [B, K, O], next return [B, K], and what the
-        transformer made of each token). `hidden`: the last, where it is known already."""
+        """(action's distribution, logits of its region [B, K, regions], next observation [B, K, O], next return [B, K], and the
+        transformer's output at each token). `hidden`: the last, where it is known already."""
         h = self.steps(tokens, timesteps, valid, key) if hidden is None else hidden
         return self.head(h["region"]), self.region(h["observation"]), self.next(h["action"]), self.later(h["action"]).squeeze(-1), h
 
@@ -121,7 +121,7 @@ class MODT(SequenceModel):
         """E |a - pi|^2 - log p(region of a) / regions, E |s' - model|^2 and E (R' - return model)^2, without padding."""
         dist, regions, next_observations, next_returns, _ = outputs
         valid = batch[VALID]
-        pairs = valid[:, 1:] & valid[:, :-1]  # what comes after a window's last step is not in it
+        pairs = valid[:, 1:] & valid[:, :-1]  # the successor of a window's last step is not in it
         log_p = regions.log_softmax(-1).gather(-1, batch[REGIONS].unsqueeze(-1)).squeeze(-1)
         action = masked_mean(self.policy.bc_loss(dist, batch["actions"]) - log_p / self.config.regions, valid)
         model = masked_mean((next_observations[:, :-1] - batch["observations"][:, 1:]).square().mean(-1), pairs)

@@ -20,9 +20,9 @@ def kmeans(points: Tensor, clusters: int, rounds: int = 50) -> Tensor:
         distance = torch.cdist(points, centres).amin(-1).square()
         centres = torch.cat([centres, points[rng.categorical(rng.fold_in(key, i), distance.clamp(min=1e-12).log())].unsqueeze(0)])
     for _ in range(rounds):
-        nearest = torch.cdist(points, centres).argmin(-1)
-        count = torch.bincount(nearest, minlength=clusters).unsqueeze(-1)
-        total = torch.zeros_like(centres).index_add_(0, nearest, points)
+        assignment = torch.cdist(points, centres).argmin(-1)
+        count = torch.bincount(assignment, minlength=clusters).unsqueeze(-1)
+        total = torch.zeros_like(centres).index_add_(0, assignment, points)
         means = torch.where(count > 0, total / count.clamp(min=1), centres)  # a centre without points stays
         if torch.equal(means, centres):
             break

@@ -1,4 +1,4 @@
-"""PETS: its settings, what it is prepared from, the returns of plans, the policy that searches for one, and the algorithm."""
+"""PETS: its settings, its sources, the returns of plans, the policy that searches for one, and the algorithm."""
 
 from offrl.algorithms.pets.algorithm import PETS
 from offrl.algorithms.pets.settings import PETSConfig

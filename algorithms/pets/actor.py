@@ -44,8 +44,8 @@ class PETSActor(Actor):
 
     def bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """The smallest and the largest action, [A]."""
-        one = torch.ones(self.algorithm.spec.action_dim, device=device)
-        return -one, one
+        ones = torch.ones(self.algorithm.spec.action_dim, device=device)
+        return -ones, ones
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         algorithm, device = self.algorithm, observations.device

@@ -70,11 +70,11 @@ class GivenSampler:
 
     def prepare(self, dataset: Dataset) -> GivenSource:
         c = self.algorithm.config
-        trained = self.algorithm.pretrained["world_model"].to(dataset.columns["rewards"].device)
-        tree = self.algorithm.prepared(trained.tree, dataset)
+        world_model = self.algorithm.pretrained["world_model"].to(dataset.columns["rewards"].device)
+        tree = self.algorithm.prepared(world_model.tree, dataset)
         extra = {name: tree[name] for name in ("mean", "std", *self.algorithm.about)}
         # as it would be at the end of its training; only the errors' order counts
-        extra["error"] = torch.tensor(trained.meta["held_out"], device=tree["mean"].device).nan_to_num(torch.inf)
+        extra["error"] = torch.tensor(world_model.meta["held_out"], device=tree["mean"].device).nan_to_num(torch.inf)
         extra["stale"] = torch.tensor(c.patience, device=tree["mean"].device)
         return GivenSource(tree["params"], extra)
 

@@ -44,23 +44,23 @@ class PlanReturns(Part):
         alive, weight = torch.ones_like(total), 1.0
         for t in range(horizon):
             if t == 0 or c.plan_members == "drawn":
-                chosen = members(rng.fold_in(assign, t), tree["elites"], n)
-                params = {name: v[chosen] if name.startswith("net.") else v for name, v in tree["params"].items()}
+                elite = members(rng.fold_in(assign, t), tree["elites"], n)
+                params = {name: v[elite] if name.startswith("net.") else v for name, v in tree["params"].items()}
             actions = plans[:, t].expand(n, rows, -1)
             u: Tensor | float = 0.0
             if c.penalty == 0.0:
                 prediction = self.model.predict_each({**tree, "params": params}, observations, actions, past)
             else:
                 predictions, u = self.with_uncertainty(tree, observations, actions, past)
-                particle = torch.arange(n, device=chosen.device)
-                prediction = Prediction(*(None if x is None else x.unflatten(1, (n, rows))[chosen, particle] for x in predictions))  # type: ignore[arg-type]
+                particle = torch.arange(n, device=elite.device)
+                prediction = Prediction(*(None if x is None else x.unflatten(1, (n, rows))[elite, particle] for x in predictions))  # type: ignore[arg-type]
             draw = rng.normal(rng.fold_in(noise, t), (n, self.model.out_dim)).unsqueeze(1)
             next_observations = prediction.mean + prediction.std * draw[..., :-1]
             rewards = prediction.reward + prediction.reward_std * draw[..., -1]
-            sure = prediction
+            transition = prediction
             if prediction.ending is not None:
-                sure = prediction._replace(ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0))  # no end is drawn
-            outcome = self.model.settle(tree, sure, observations, actions, next_observations, rewards, noise)
+                transition = prediction._replace(ending=torch.full_like(prediction.ending, -torch.inf).unsqueeze(0))  # no end is drawn
+            outcome = self.model.settle(tree, transition, observations, actions, next_observations, rewards, noise)
             broken = ~(torch.isfinite(next_observations).all(-1) & torch.isfinite(rewards))
             gain = torch.where(broken, torch.nan, outcome.rewards - c.penalty * u)
             total = total + torch.where(alive > 0.0, weight * alive * gain, 0.0)

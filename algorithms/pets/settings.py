@@ -14,7 +14,7 @@ from offrl.world_models.model import Trained
 from offrl.world_models.planning import PlanSettings
 
 MODEL = {f.name for f in dataclasses.fields(DynamicsSettings)} - {"name"}
-FREE = {"reward", "calibrated"}  # of these, what a finished model can still be asked for
+FREE = {"reward", "calibrated"}  # of these, the settings that may differ from those of a finished model
 
 
 @dataclass
@@ -46,20 +46,20 @@ class PETSConfig(PlanSettings, DynamicsSettings):
     world_model_id: str = setting("", "which model that is", filled=True)
 
 
-def with_model(config: PETSConfig, trained: Trained) -> PETSConfig:
+def with_model(config: PETSConfig, world_model: Trained) -> PETSConfig:
     """`config` with the settings of the model that it names. Raises UserError for one that cannot be planned in, and for settings of
     the model's that are given beside it."""
-    if trained.model.kind != "ensemble":
-        kind = trained.meta["model"]
+    if world_model.model.kind != "ensemble":
+        kind = world_model.meta["model"]
         raise UserError(f"algo.world_model={config.world_model} is a model of kind {kind}; algo=pets plans in those of algo=dynamics")
-    default, model = PETSConfig(), trained.model.config
+    default, model = PETSConfig(), world_model.model.config
     values: dict[str, Any] = {}
     for name in sorted(MODEL):
-        value, trained_with = getattr(config, name), getattr(model, name)
+        value, model_value = getattr(config, name), getattr(model, name)
         changed = value != getattr(default, name)
-        if changed and value != trained_with and name not in FREE:
+        if changed and value != model_value and name not in FREE:
             raise UserError(
-                f"algo.{name}={value}, but algo.world_model={config.world_model} is trained and has {trained_with}: leave the first out"
+                f"algo.{name}={value}, but algo.world_model={config.world_model} is trained and has {model_value}: leave the first out"
             )
-        values[name] = value if changed and name in FREE else trained_with
+        values[name] = value if changed and name in FREE else model_value
     return dataclasses.replace(config, **values)

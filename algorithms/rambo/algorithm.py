@@ -46,7 +46,7 @@ class RAMBO(SoftActorCritic):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """Raises UserError for settings that contradict each other."""
+        """The config completed from the data. Raises UserError for settings that contradict each other."""
         model_rollouts.check(config, grid)
         if config.random_rollouts and config.candidates > 1:
             raise UserError(
@@ -117,8 +117,8 @@ class RAMBO(SoftActorCritic):
     # ---- the model against the policy
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        mixed = self.rollouts.mixed(state, batch, rng.fold_in(key, 301))
-        state, metrics = super().update(state, mixed, key, phase=phase)
+        mixture = self.rollouts.mixed(state, batch, rng.fold_in(key, 301))
+        state, metrics = super().update(state, mixture, key, phase=phase)
         rate = self.config.model_learning_rate
         if not isinstance(rate, Tensor) and rate == 0.0:  # in a grid it is one: an update at 0 changes nothing either
             return state, metrics

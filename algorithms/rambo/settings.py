@@ -1,4 +1,4 @@
-"""RAMBO's settings, the runs that it builds on, and what it takes over from them."""
+"""RAMBO's settings, the runs that it builds on, and the parameters that it takes over from them."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def first_params(pretrained: Mapping[str, Any], params: Mapping[str, Params]) ->
             )
         params["actor"] = {name: clone[name].clone() for name in params["actor"]}
     if "world_model" in pretrained:
-        shared = pretrained["world_model"].tree["params"]
-        params["dynamics"] = {name: shared[name].clone() for name in params["dynamics"]}  # replicas must not share what they train
+        model_params = pretrained["world_model"].tree["params"]
+        params["dynamics"] = {name: model_params[name].clone() for name in params["dynamics"]}  # replicas must not share what they train
     return params

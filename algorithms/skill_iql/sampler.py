@@ -51,7 +51,7 @@ class SegmentSampler:
     made: Callable[[Dataset], Mapping[str, Tensor]] | None = None
 
     def prepare(self, dataset: Dataset) -> Segments:
-        """Raises UserError where no episode is long enough."""
+        """The source of segments. Raises UserError where no episode is long enough."""
         device = dataset.device
         starts, ends, rewards, masks = segments(dataset, self.length)
         if not len(starts):

@@ -23,9 +23,9 @@ class PlanCarry(NamedTuple):
     """The memory of planning in E episodes."""
 
     past: Tensor  # [E, n, D] int64: the tokens of whole steps; values, which no token sees, are 0
-    now: Tensor  # [E, O + A] of the last step, without the reward
+    step_tokens: Tensor  # [E, O + A] of the last step, without the reward
     reward: Tensor  # [E] that it earned, in training units
-    ahead: Tensor  # [E, m, A] int64: tokens of the actions that are planned already
+    queue: Tensor  # [E, m, A] int64: tokens of the actions that are planned already
     t: int
 
 
@@ -49,8 +49,8 @@ class TTActor(Actor):
     def start(self, episodes: int) -> Carry:
         observation_dim, action_dim = self.sizes
         empty = torch.zeros(episodes, 0, self.algorithm.dims, dtype=torch.int64)
-        now, ahead = empty.new_zeros(episodes, observation_dim + action_dim), empty.new_zeros(episodes, 0, action_dim)
-        return PlanCarry(empty, now, torch.zeros(episodes), ahead, 0)
+        step_tokens, queue = empty.new_zeros(episodes, observation_dim + action_dim), empty.new_zeros(episodes, 0, action_dim)
+        return PlanCarry(empty, step_tokens, torch.zeros(episodes), queue, 0)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         return carry._replace(reward=rewards)
@@ -60,19 +60,21 @@ class TTActor(Actor):
         past = carry.past.to(device)
         if carry.t:
             reward = encode(carry.reward.to(device).unsqueeze(-1), bins.edges[-2:-1])
-            step = torch.cat([carry.now, reward, torch.zeros_like(reward)], -1)
+            step = torch.cat([carry.step_tokens, reward, torch.zeros_like(reward)], -1)
             past = torch.cat([past, step.unsqueeze(1)], 1)[:, 1 - self.search.context :]
-        observation_tokens, ahead = encode(observations, bins.edges[:observation_dim]), carry.ahead.to(device)
-        if not ahead.shape[1]:
+        observation_tokens, queue = encode(observations, bins.edges[:observation_dim]), carry.queue.to(device)
+        if not queue.shape[1]:
             if not explore:
                 key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
             plans, beam = self.plan(torch.cat([past.flatten(1), observation_tokens], -1), key), 0 * observation_tokens[:, 0]
             if explore:
                 beam = rng.randint(rng.fold_in(key, 0), (len(observations),), c.beam_width)
-            ahead = plans.actions[torch.arange(len(observations), device=device), beam, : c.plan_every]
-        now = ahead[:, 0]
-        action = decode(now, bins.values[observation_dim:-2])
-        carry = PlanCarry(past, torch.cat([observation_tokens, now], -1), torch.zeros_like(observations[:, 0]), ahead[:, 1:], carry.t + 1)
+            queue = plans.actions[torch.arange(len(observations), device=device), beam, : c.plan_every]
+        action_tokens = queue[:, 0]
+        action = decode(action_tokens, bins.values[observation_dim:-2])
+        carry = PlanCarry(
+            past, torch.cat([observation_tokens, action_tokens], -1), torch.zeros_like(observations[:, 0]), queue[:, 1:], carry.t + 1
+        )
         return (action[:, 0].round().long() if self.algorithm.spec.discrete else action.clamp(-1.0, 1.0)), carry
 
     def plan(self, prefix: Tensor, key: Tensor) -> Plans:

@@ -162,8 +162,8 @@ class TT(Algorithm):
         """-sum_i w_i log p(x_i | x_1, ..., x_{i-1}) over the tokens of states, actions, rewards and values (section 3.1), w by kind."""
         c, tokens = self.config, batch["tokens"]
         counts = (*self.sizes, 1, 1)
-        one = torch.ones((), device=tokens.device)
-        kinds = [one, one * c.action_weight, one * c.reward_weight, one * c.value_weight]
+        unit = torch.ones((), device=tokens.device)
+        kinds = [unit, unit * c.action_weight, unit * c.reward_weight, unit * c.value_weight]
         weights = torch.cat([weight.expand(count) for weight, count in zip(kinds, counts, strict=True)])
         logits = self.apply("trajectory", params, tokens[:, :-1], key)
         loss, entropy = weighted_loss(logits, tokens, weights, batch["counted"])
@@ -180,8 +180,8 @@ class TT(Algorithm):
         new_state, metrics = self.descend(state, "trajectory", self.trajectory_loss, batch, key)
         # the same at each update: a state is handed the data in updates only
         device = state.step.device  # memory-mapped data stay on the CPU
-        fitted = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
-        extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in fitted.items()}
+        tables = {name: bins.to(device) for name, bins in self.runtime.source.bins._asdict().items()}
+        extra = {name: torch.where(state.step < 0, state.extra[name], bins) for name, bins in tables.items()}
         return new_state._replace(extra=extra), metrics
 
     def actor(self, state: TrainState) -> Actor:

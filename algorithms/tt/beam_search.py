@@ -35,7 +35,7 @@ class Search:
     longest: int  # steps of a sequence, after which it goes on from its last `context` - 1
     discount: float
     action_cdf: float = 0.0  # actions are not drawn from the least probable tokens that have this share together
-    action_top_k: int = 0  # nor from any but so many; 0: from all
+    action_top_k: int = 0  # nor from any but this number of the most probable ones; 0: from all
     observation_top_k: int = 1  # and observations; 1: the most probable token
 
 
@@ -68,9 +68,9 @@ class _Drawing:
         bins = seen.shape[-1]
         self.seen, self.key, self.episodes, self.stop, self.count = seen, key, episodes, bins, 0
 
-    def __call__(self, logits: Tensor, dim: int, over: Tensor, ends: bool, top_k: int, cdf: float = 0.0) -> Tensor:
+    def __call__(self, logits: Tensor, dim: int, terminated: Tensor, ends: bool, top_k: int, cdf: float = 0.0) -> Tensor:
         """Tokens [R] of dimension `dim` from logits [R, N + 1], from tokens that occur in the data; the stop token where the
-        episode is `over` [R], and else only if it may end here."""
+        episode is `terminated` [R], and else only if it may end here."""
         mask = torch.cat([self.seen[dim], torch.tensor([ends], device=logits.device)])
         logits = keep_likely(torch.where(mask, logits, -torch.inf), cdf, top_k)
         if top_k != 1:
@@ -78,7 +78,7 @@ class _Drawing:
             shape = (len(logits) // self.episodes, logits.shape[-1])
             uniform = rng.uniform(rng.fold_in(self.key, self.count), shape).clamp(2.0**-25, 1.0 - 2.0**-24)
             logits = (logits.unflatten(0, (self.episodes, -1)) - torch.log(-torch.log(uniform))).flatten(0, 1)
-        return torch.where(over, self.stop, logits.argmax(-1))
+        return torch.where(terminated, self.stop, logits.argmax(-1))
 
 
 def beam_search(
@@ -97,24 +97,24 @@ def beam_search(
     index = torch.arange(episodes, device=device)
     logits, past = decode(prefix, None)
     tokens, total = prefix, torch.zeros(episodes, device=device)
-    over = torch.zeros(episodes, dtype=torch.bool, device=device)
+    terminated = torch.zeros(episodes, dtype=torch.bool, device=device)
     actions = prefix.new_zeros(episodes, 0, width_a)
     trace = torch.zeros(episodes, dtype=torch.int64, device=device)  # a number that tells what was drawn so far
     beams, score = 1, total.unsqueeze(-1)
     for t in range(search.horizon):
         copies = search.width * search.expand // beams
         rows = torch.arange(len(tokens), device=device).repeat_interleave(copies)
-        tokens, total, over, actions, trace, logits, past = _take((tokens, total, over, actions, trace, logits, past), rows)
+        tokens, total, terminated, actions, trace, logits, past = _take((tokens, total, terminated, actions, trace, logits, past), rows)
         action_tokens = []
         for a in range(width_a):
-            action_tokens.append(draw(logits, width_o + a, over, False, search.action_top_k, search.action_cdf))
+            action_tokens.append(draw(logits, width_o + a, terminated, False, search.action_top_k, search.action_cdf))
             trace = rng.fold_in(trace, action_tokens[-1])
             logits, past = decode(action_tokens[-1].unsqueeze(-1), past)
-        reward = _expected(logits, values[0], over)
-        reward_token = draw(logits, dims - 2, over, False, 1)
+        reward = _expected(logits, values[0], terminated)
+        reward_token = draw(logits, dims - 2, terminated, False, 1)
         logits, past = decode(reward_token.unsqueeze(-1), past)
-        value = _expected(logits, values[1], over)
-        value_token = draw(logits, dims - 1, over, False, 1)
+        value = _expected(logits, values[1], terminated)
+        value_token = draw(logits, dims - 1, terminated, False, 1)
         total = total + search.discount**t * reward
         score = (total + search.discount ** (t + 1) * value).view(episodes, -1)
         best = torch.where(_duplicates(trace.view(episodes, -1)), -torch.inf, score).topk(search.width, -1).indices
@@ -122,11 +122,11 @@ def beam_search(
         beams = search.width
         action = torch.stack(action_tokens, -1)
         # after an end that does not come true there is still something to do
-        step_action = torch.where(over.unsqueeze(-1), actions[:, -1], action) if t else action
+        step_action = torch.where(terminated.unsqueeze(-1), actions[:, -1], action) if t else action
         actions = torch.cat([actions, step_action.unsqueeze(-2)], -2)
         tokens = torch.cat([tokens, action, reward_token.unsqueeze(-1), value_token.unsqueeze(-1)], -1)
         survivors = (index.unsqueeze(-1) * (search.width * search.expand) + best).flatten()
-        tokens, total, over, actions, trace, past = _take((tokens, total, over, actions, trace, past), survivors)
+        tokens, total, terminated, actions, trace, past = _take((tokens, total, terminated, actions, trace, past), survivors)
         if t < search.horizon - 1:
             if tokens.shape[-1] // dims < search.longest:
                 logits, past = decode(tokens[:, -1:], past)
@@ -134,8 +134,8 @@ def beam_search(
                 tokens = tokens[:, tokens.shape[-1] - (search.context - 1) * dims :]
                 logits, past = decode(tokens, None)
             for o in range(width_o):
-                token = draw(logits, o, over, o == 0, search.observation_top_k)
-                over, trace = token == draw.stop, rng.fold_in(trace, token)
+                token = draw(logits, o, terminated, o == 0, search.observation_top_k)
+                terminated, trace = token == draw.stop, rng.fold_in(trace, token)
                 tokens = torch.cat([tokens, token.unsqueeze(-1)], -1)
                 logits, past = decode(token.unsqueeze(-1), past)
     return Plans(actions.unflatten(0, (episodes, -1)), score)
@@ -151,6 +151,6 @@ def _duplicates(trace: Tensor) -> Tensor:
     return equal.tril(-1).any(-1)
 
 
-def _expected(logits: Tensor, values: Tensor, over: Tensor) -> Tensor:
+def _expected(logits: Tensor, values: Tensor, terminated: Tensor) -> Tensor:
     """Expected number, [R]: the stop token stands for 0."""
-    return torch.where(over, 0.0, logits.softmax(-1)[:, :-1] @ values)
+    return torch.where(terminated, 0.0, logits.softmax(-1)[:, :-1] @ values)

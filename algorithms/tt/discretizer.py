@@ -29,11 +29,11 @@ class Bins(NamedTuple):
     seen: Tensor  # [D, N] bool: some sample lies in the bin
 
 
-def fit(column: np.ndarray, bins: int, method: str = "quantile", meaning: str = "middle", alone: Sequence[float] = ()) -> Bins:
+def fit(column: np.ndarray, bins: int, method: str = "quantile", meaning: str = "middle", singletons: Sequence[float] = ()) -> Bins:
     """The bins of one dimension (D = 1) from samples [R].
 
     Where there are at most N distinct values, each has a bin of its own, whatever the method. Else, sorted, the samples number 0, R/N,
-    2R/N, ... (rounded down) each begin a bin. `alone`: values that get a bin of their own however rare they are.
+    2R/N, ... (rounded down) each begin a bin. `singletons`: values that get a bin of their own however rare they are.
     meaning: a bin stands for the "middle" between its smallest and its largest sample, or for their "mean", with which the mean of
     all samples survives exactly. Raises ValueError for no samples, or fewer than 2 bins.
     """
@@ -47,7 +47,7 @@ def fit(column: np.ndarray, bins: int, method: str = "quantile", meaning: str = 
         number = np.minimum(((u.astype(np.float64) - u[0]) / width).astype(np.int64), bins - 1)
         return _uniform(u, counts, number, bins, width, meaning)
     else:
-        first = _bin_starts(u, counts, bins, alone)
+        first = _bin_starts(u, counts, bins, singletons)
     end = np.append(first[1:], len(u))
     doubles = u.astype(np.float64)
     if meaning == "mean":
@@ -59,10 +59,10 @@ def fit(column: np.ndarray, bins: int, method: str = "quantile", meaning: str = 
     return _padded(edges, values, np.ones(len(first), bool), bins)
 
 
-def _bin_starts(u: np.ndarray, counts: np.ndarray, bins: int, alone: Sequence[float]) -> np.ndarray:
+def _bin_starts(u: np.ndarray, counts: np.ndarray, bins: int, singletons: Sequence[float]) -> np.ndarray:
     """Indices of the sorted distinct values that are the smallest of a bin: int64, at most N."""
     weight = counts.astype(np.int64)
-    for value in alone:
+    for value in singletons:
         index = np.flatnonzero(u == np.float32(value))
         if len(index) and bins > 2:  # as many as fill two bins, so that the rule below applies
             weight[index] = np.maximum(weight[index], -(-2 * (weight.sum() - weight[index]) // (bins - 2)))

@@ -40,12 +40,12 @@ class TokenModel(nn.Module):
         With `past`, () at first: logits [B, N + 1] of the token after the last one, where `past` holds the tokens before these, and
         the cache with these.
         """
-        before = past[0][0].shape[-2] if past else 0
-        end = before + tokens.shape[-1]
-        index = torch.arange(before, end, device=tokens.device)
+        past_length = past[0][0].shape[-2] if past else 0
+        end = past_length + tokens.shape[-1]
+        index = torch.arange(past_length, end, device=tokens.device)
         dim = index % self.dims
         row = torch.where(tokens == self.bins, self.dims * self.bins, tokens + dim * self.bins)
-        x = self.embed(row) + self.position[before:end]
+        x = self.embed(row) + self.position[past_length:end]
         mask = self.mask(index, end)
         if past is not None:
             x, cache = self.trunk.extend(x, past, mask)
@@ -66,12 +66,12 @@ class TokenModel(nn.Module):
         return frozenset(k for k, _ in self.named_parameters() if k == "head" or k.endswith(PRODUCTS))
 
 
-def weighted_loss(logits: Tensor, tokens: Tensor, weights: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_loss(logits: Tensor, tokens: Tensor, weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """(loss [], cross-entropy of each predicted token [B, T - 1]): tokens [B, T] from logits [B, T - 1, N + 1] of those before them.
 
-    weights [D] by dimension; counted [B, T] bool: others count 0. The loss is the mean over all B (T - 1) tokens, as published.
+    weights [D] by dimension; mask [B, T] bool: others count 0. The loss is the mean over all B (T - 1) tokens, as published.
     """
     target = tokens[:, 1:]
     entropy = -logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
     token_weights = weights.repeat(tokens.shape[-1] // len(weights))[1:]
-    return (entropy * token_weights * counted[:, 1:]).mean(), entropy
+    return (entropy * token_weights * mask[:, 1:]).mean(), entropy

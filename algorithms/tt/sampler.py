@@ -42,13 +42,13 @@ class TokenSampler(SequenceSampler):
     terminal_reward: float | None = None
 
     def prepare(self, dataset: Dataset) -> TokenSource:  # type: ignore[override]
-        """Raises UserError where no episode may be drawn."""
+        """The source of windows of tokens. Raises UserError where no episode may be drawn."""
         device = dataset.device
-        drawn = drawn_episodes(dataset)
-        lengths = (dataset.episode_end - dataset.episode_start)[drawn]
+        episodes = drawn_episodes(dataset)
+        lengths = (dataset.episode_end - dataset.episode_start)[episodes]
         starts = torch.cumsum(lengths, 0) - lengths
         steps = torch.arange(int(lengths.sum()), device=device) - torch.repeat_interleave(starts, lengths)
-        rows = torch.repeat_interleave(dataset.episode_start[drawn], lengths) + steps
+        rows = torch.repeat_interleave(dataset.episode_start[episodes], lengths) + steps
         last = torch.repeat_interleave(starts + lengths - 1, lengths)
         rewards, values = self.targets(dataset)
         rewards, values = rewards[rows], values[rows]
@@ -59,7 +59,7 @@ class TokenSampler(SequenceSampler):
             numbers = torch.cat([*self.columns(dataset, rows[block]), rewards[block, None], values[block, None]], -1)
             table[block] = encode(numbers, bins.edges.to(device)).to(kind)
         made = {"tokens": table, "ends": dataset.columns["terminations"][rows[last]]}
-        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, drawn, lengths, starts))
+        windows = Sequences(len(rows), last, None, made=made, weighted=weighted_episodes(dataset, episodes, lengths, starts))
         return TokenSource(windows, Bins(*(x.to(device) for x in bins)))
 
     def targets(self, dataset: Dataset) -> tuple[Tensor, Tensor]:
@@ -86,16 +86,16 @@ class TokenSampler(SequenceSampler):
             bins.append(discretizer.choices(self.spec.num_actions, self.bins, actions[:, 0].astype(np.int64)))
         else:
             bins += [self.bins_of(column) for column in actions.T]
-        alone = () if self.terminal_reward is None else (self.terminal_reward,)
-        return discretizer.stack([*bins, self.bins_of(rewards.cpu().numpy(), alone), self.bins_of(values.cpu().numpy(), alone)])
+        singletons = () if self.terminal_reward is None else (self.terminal_reward,)
+        return discretizer.stack([*bins, self.bins_of(rewards.cpu().numpy(), singletons), self.bins_of(values.cpu().numpy(), singletons)])
 
-    def bins_of(self, column: np.ndarray, alone: Sequence[float] = ()) -> Bins:
+    def bins_of(self, column: np.ndarray, singletons: Sequence[float] = ()) -> Bins:
         """The bins of one dimension."""
-        return discretizer.fit(column, self.bins, self.method, self.meaning, alone)
+        return discretizer.fit(column, self.bins, self.method, self.meaning, singletons)
 
     def __call__(self, source: TokenSource, key: Tensor, batch_size: int) -> Batch:  # type: ignore[override]
         batch = super().__call__(source.windows, key, batch_size)
         valid = batch[VALID].unsqueeze(-1)
         tokens = torch.where(valid, batch["tokens"].long(), self.bins)
-        counted = (valid | batch["ends"][:, :1].unsqueeze(-1)).expand_as(tokens)
-        return {"tokens": tokens.flatten(1), "counted": counted.flatten(1)}
+        mask = (valid | batch["ends"][:, :1].unsqueeze(-1)).expand_as(tokens)
+        return {"tokens": tokens.flatten(1), "counted": mask.flatten(1)}

@@ -3,7 +3,7 @@ arXiv 2006.11485) where subgoals are latents: a subgoal should be a state that i
 
 HRAC's high level names a position, its adjacency network psi embeds positions so that those within k steps of each other lie within 1, and
 the high level pays for what lies beyond. HIQL's high level names phi(s, w), a latent, which psi cannot take. So a second network reads
-psi(w) out of (s, phi(s, w)), learnt from pairs of states in the data, and the penalty is that of what it reads; phi itself, which only the
+psi(w) out of (s, phi(s, w)), learnt from pairs of states in the data, and the penalty is that of its output; phi itself, which only the
 values train, is left alone. Other differences: pairs come from the data's trajectories and are drawn anew at each update, instead of 25
 passes over a table of positions, and HRAC's goals are relative.
 """
@@ -94,10 +94,10 @@ class AdjacencyConstraint(Part):
         return loss, {**metrics, **accuracy(distances[0], distances[1], adjacent)}
 
 
-def accuracy(near: Tensor, other: Tensor, adjacent: Tensor) -> Metrics:
+def accuracy(near_distances: Tensor, other_distances: Tensor, adjacent: Tensor) -> Metrics:
     """Share of the pairs on the right side of the margin, of those near and of those that are not."""
-    far = 1.0 - adjacent
+    distant = 1.0 - adjacent
     return {
-        "adjacency/near_right": (near < MARGIN).float().mean(),
-        "adjacency/far_right": ((other > MARGIN).float() * far).sum() / far.sum().clamp(min=1.0),
+        "adjacency/near_right": (near_distances < MARGIN).float().mean(),
+        "adjacency/far_right": ((other_distances > MARGIN).float() * distant).sum() / distant.sum().clamp(min=1.0),
     }

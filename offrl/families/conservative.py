@@ -146,7 +146,7 @@ def soft_maximum(
 ) -> SoftMaximum:
     """The soft maximum, each action's exp(Q) divided by the density that it was drawn with (appendix F of the paper).
 
-    The temperature divides what the densities have been subtracted from, as in the implementation followed. Without `importance` actions
+    The temperature divides Q minus the log density, as in the implementation followed. Without `importance` actions
     count alike, and the data's is one of them. With `gradient_samples` the value is the same, and the gradient `sampled_gradient`'s.
 
     bound: from the values [E, M, B] to those that enter the penalty (Cal-QL). joint: the reduction of scores over actions (COMBO).

@@ -69,7 +69,7 @@ class Target(NamedTuple):
     """The regression target of critics."""
 
     value: Tensor  # [B]
-    bootstrap: Bootstrap | None = None  # of which next value, for a head that looks at its distribution
+    bootstrap: Bootstrap | None = None  # from the next value, for a head that uses its distribution
 
 
 Objective = Callable[[Tensor, Target], Tensor]  # outputs [E, B, out_dim] and their target -> loss of each, [E, B]

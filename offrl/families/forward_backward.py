@@ -74,7 +74,7 @@ class ZeroShot(Algorithm):
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-        """Raises UserError where the task would be inferred from rewards that are all 0."""
+        """The config completed from the data. Raises UserError where the task would be inferred from rewards that are all 0."""
         if config.task == "reward" and not bool((dataset.columns["rewards"] != 0.0).any()):
             raise UserError(
                 f"all rewards of {dataset.spec.name} are 0, so that they name no task: take algo.task=goal, or label rewards "

@@ -2,7 +2,7 @@
 
 Networks and losses are those of OGBench's reference implementations (arXiv 2410.20092; specification C.0): GELU, LayerNorm after it in
 values and never in actors, a policy N(f(s, g), I), observations as they are. Their one optimiser over the sum of all losses is, for Adam,
-one for each module: each loss looks at the others' parameters of before the update, so actors are updated before what judges them.
+one for each module: each loss reads the others' parameters from before the update, so actors are updated before their critics.
 """
 
 from __future__ import annotations

@@ -74,10 +74,10 @@ class Steps(nn.Module):
         self.trunk: nn.Module = Transformer(c.width, c.layers, c.heads, dropout=c.dropout, activation=c.activation, post_norm=post_norm)
 
     def forward(
-        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, read: str | None = None
+        self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None, key: Tensor | None, output_kind: str | None = None
     ) -> dict[str, Tensor]:
-        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the transformer's outputs at them, [B, K, D] by kind; with `read`, of
-        that kind alone."""
+        """tokens [B, K, size] by kind, timesteps and valid [B, K] -> the transformer's outputs at them, [B, K, D] by kind; with
+        `output_kind`, of that kind alone."""
         count, time = len(self.kinds), self.time(timesteps)
         x = self.norm(interleave([self.embed[kind](tokens[kind]) + time for kind in self.kinds]))
         if key is not None:
@@ -93,13 +93,13 @@ class Steps(nn.Module):
                 keys = torch.stack([first if kind == self.hidden else torch.ones_like(first) for kind in self.kinds], -1).flatten(-2)
                 # padding goes on seeing itself, so that no row of weights is empty
                 mask = mask & (keys.unsqueeze(-2) | ~rows.unsqueeze(-1)).unsqueeze(-3)
-        return self.outputs(x, mask, key, 0, read)
+        return self.outputs(x, mask, key, 0, output_kind)
 
-    def outputs(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, read: str | None) -> dict[str, Tensor]:
-        """The transformer's outputs at all tokens but the first `skip`, by kind, or at those of the kind `read`."""
+    def outputs(self, x: Tensor, mask: Tensor | None, key: Tensor | None, skip: int, output_kind: str | None) -> dict[str, Tensor]:
+        """The transformer's outputs at all tokens but the first `skip`, by kind, or at those of `output_kind`."""
         count = len(self.kinds)
-        if read is not None:
-            return {read: self.trunk(x, mask, key, slice(skip + self.kinds.index(read), None, count))}
+        if output_kind is not None:
+            return {output_kind: self.trunk(x, mask, key, slice(skip + self.kinds.index(output_kind), None, count))}
         x = self.trunk(x, mask, key)[..., skip:, :].unflatten(-2, (-1, count))
         return {kind: x[..., i, :] for i, kind in enumerate(self.kinds)}
 
@@ -108,10 +108,10 @@ class StepPolicy(nn.Module):
     """`Steps`, and the distribution of the action read from the output at one kind of token."""
 
     def __init__(
-        self, sizes: Mapping[str, int], config: Any, spec: Any, read: str = "observation", post_norm: bool = False, hidden: str = ""
+        self, sizes: Mapping[str, int], config: Any, spec: Any, output_kind: str = "observation", post_norm: bool = False, hidden: str = ""
     ) -> None:
         super().__init__()
-        self.read = read
+        self.output_kind = output_kind
         self.steps = Steps(sizes, config, post_norm, hidden)
         self.head = make_policy(config.policy, config.width, spec.action_dim, spec.num_actions, [], init="gpt")
 
@@ -119,7 +119,7 @@ class StepPolicy(nn.Module):
         self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None = None, key: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Parameters of the actions' distribution [B, K, ...]."""
-        return self.head(self.steps(tokens, timesteps, valid, key, self.read)[self.read])
+        return self.head(self.steps(tokens, timesteps, valid, key, self.output_kind)[self.output_kind])
 
 
 @dataclass(frozen=True)

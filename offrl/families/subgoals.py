@@ -58,7 +58,7 @@ class Subgoals:
 
     @property
     def latent(self) -> bool:
-        """Subgoals are latents of a high level; else they are states of the data, among which `choose` needs candidates."""
+        """True where subgoals are latents of a high level; else they are states of the data, among which `choose` needs candidates."""
         return self.algorithm.subgoal_kind == "latent"
 
     @property

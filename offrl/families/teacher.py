@@ -49,10 +49,10 @@ def values_requirement(
     return {"values": Requirement(algo, settings, steps=steps, label=f"values-{algo}", check=check, of_rewards=True)}
 
 
-def check_critics(run: Pretrained, suitable: str) -> None:
-    """Raise UserError for a run without Q. suitable: the algorithms to take instead."""
+def check_critics(run: Pretrained, alternatives: str) -> None:
+    """Raise UserError for a run without Q. alternatives: the algorithms to take instead."""
     if not run.algorithm.traits.critic_modules:
-        raise UserError(f"algo.values: {run.algorithm.config.name} has no values; use a run of {suitable}")
+        raise UserError(f"algo.values: {run.algorithm.config.name} has no values; use a run of {alternatives}")
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ class TextActor(Actor):
     def act(self, carry: Carry, observations: Any, key: Tensor, *, explore: bool) -> tuple[Any, Carry]:
         """Actions (a list of E texts) for observations (E texts; None: an episode that is over, whose action is empty), and the next carry.
 
-        Drawn or the likeliest, as `decoding` says; with `explore` always drawn. An observation may bring `legal_actions`.
+        Drawn or the likeliest, by the setting `decoding`; with `explore` always drawn. An observation may bring `legal_actions`.
         """
         indices = [e for e, text in enumerate(observations) if text is not None]
         histories = {e: (*carry[e], str(observations[e])) for e in indices}
@@ -49,7 +49,7 @@ class TextActor(Actor):
         return actions, [(*histories[e], actions[e]) if e in histories else carry[e] for e in range(len(observations))]
 
     def reply(self, histories: Sequence[Sequence[str]], legal: Sequence[Any], rows: Sequence[int], key: Tensor, explore: bool) -> list[str]:
-        """An action for each history; `rows` number them, so that what is drawn does not depend on which others are written beside it."""
+        """An action for each history; `rows` number them, so that a draw does not depend on the others written beside it."""
         c, tokenizer = self.algorithm.config, self.algorithm.tokenizer
         stochastic = explore or c.decoding == "sample"
         prompts = [self.algorithm.prompt(texts) for texts in histories]

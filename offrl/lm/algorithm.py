@@ -44,7 +44,7 @@ class TextAlgorithm(Algorithm):
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        """The reference policy, where one is wanted."""
+        """The reference policy, where the settings need one."""
         return reference_policy.requirement(config)
 
     @classmethod

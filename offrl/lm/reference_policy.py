@@ -49,7 +49,7 @@ class ReferenceSettings(TextSettings):
 
 
 def requirement(config: TrainConfig) -> dict[str, Requirement]:
-    """The reference policy's run, where the settings want one. Raises UserError for one that is named in vain."""
+    """The reference policy's run, where the settings need one. Raises UserError for one that is named but unused."""
     c = config.algo
     if not c.wants_reference:
         if getattr(c, "policy", ""):
@@ -80,7 +80,7 @@ def with_reference_settings(config: Any) -> Any:
 
 
 def frozen_reference(config: Any, pretrained: Mapping[str, Any]) -> LM | None:
-    """The reference policy as a module; None where none is wanted, or nothing is to be learnt."""
+    """The reference policy as a module; None where the settings need none, or nothing is to be learnt."""
     params = pretrained.get("policy")
     if params is None:
         return None
@@ -116,7 +116,7 @@ def pack(pretrained: Mapping[str, Any], identity: str) -> tuple[dict[str, Tensor
 
 
 def unpack(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    """(the file's other tensors, what `Algorithm.pretrained` is); see `Algorithm.load_assets`."""
+    """(the file's other tensors, the value of `Algorithm.pretrained`); see `Algorithm.load_assets`."""
     remainder = {name: tensor for name, tensor in tensors.items() if not name.startswith(BEHAVIOUR)}
     reference = {name.removeprefix(BEHAVIOUR): tensor for name, tensor in tensors.items() if name.startswith(BEHAVIOUR)}
     return remainder, {"policy": reference} if reference else {}

@@ -90,7 +90,7 @@ def of_episodes(
     """The turns of episodes in the canonical form as a batch with the columns of `UtteranceSampler` but row; rewards in the units that the
     algorithm is trained in. Actions without a token are left out."""
     c, tokenizer, spec = algorithm.config, algorithm.tokenizer, algorithm.spec
-    states, actions, next_states, rewards, returns, done = [], [], [], [], [], []
+    states, actions, next_states, rewards, returns, dones = [], [], [], [], [], []
     for episode in episodes:
         texts: list[str] = []
         episode_rewards = [turn["reward"] * spec.reward_scale + spec.reward_shift for turn in episode["turns"]]
@@ -110,7 +110,7 @@ def of_episodes(
                 next_states.append(algorithm.prompt([*texts, turn["action"], next_text]))
                 rewards.append(episode_rewards[number])
                 returns.append(returns_from[number])
-                done.append(is_last and bool(episode["terminated"]))
+                dones.append(is_last and bool(episode["terminated"]))
             texts.append(turn["action"])
     sequences = [np.concatenate([s, a]) for s, a in zip(states, actions, strict=True)]
     ids, next_ids = np.zeros((len(sequences), width), np.int64), np.zeros((len(sequences), width), np.int64)
@@ -121,7 +121,7 @@ def of_episodes(
     return {
         IDS: torch.from_numpy(ids).to(device), VALID: position < end, ACTION: (position >= first) & (position < end),
         NEXT + IDS: torch.from_numpy(next_ids).to(device), NEXT + VALID: position < next_end,
-        REWARD: torch.tensor(rewards, dtype=torch.float32, device=device), DONE: torch.tensor(done, dtype=torch.bool, device=device),
+        REWARD: torch.tensor(rewards, dtype=torch.float32, device=device), DONE: torch.tensor(dones, dtype=torch.bool, device=device),
         KNOWN: torch.ones(len(sequences), dtype=torch.bool, device=device),
         RETURN: torch.tensor(returns, dtype=torch.float32, device=device),
     }  # fmt: skip

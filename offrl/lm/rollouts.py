@@ -85,44 +85,45 @@ def rollouts(
     """Play `episodes` episodes, up to `parallel` of them at once; they come back in the canonical form and in their order.
 
     env_factory: makes a text environment. policy(histories, legal_actions): for each running episode its texts so far (observation, action,
-    observation, ..., the last one an observation) and info["legal_actions"] (None where the environment says nothing) to its next action.
+    observation, ..., the last one an observation) and info["legal_actions"] (None where the environment gives none) to its next action.
     starts: options of `reset`, which the episodes take in turn (`Task.starts`). max_steps: turns after which an episode is cut off.
 
     Episode e is reset with a seed made from (seed, e), so which others run beside it makes no difference to it, only to the policy. `meta`
-    has that seed, the success where the environment says it, and how many actions it said it had not understood (info["understood"]).
+    has that seed, the success where the environment reports it, and the number of actions that it reported as misunderstood
+    (info["understood"]).
     Raises UserError for a policy that does not answer with a text each.
     """
     if episodes < 1 or parallel < 1 or (max_steps is not None and max_steps < 1):
         raise UserError(f"rollouts: episodes={episodes}, parallel={parallel}, max_steps={max_steps}: each must be 1 at least")
-    done: dict[int, dict[str, Any]] = {}
-    running: list[_Game] = []
+    results: dict[int, dict[str, Any]] = {}
+    games: list[_Game] = []
     pool: list[_Game] = []
     envs: list[gym.Env] = []
     count = 0
     try:
-        while len(done) < episodes:
-            while count < episodes and len(running) < parallel:
+        while len(results) < episodes:
+            while count < episodes and len(games) < parallel:
                 if not pool:
                     envs.append(env_factory())
                     pool.append(_Game(envs[-1]))
-                running.append(pool.pop())
-                running[-1].begin(count, seed, starts[count % len(starts)] if starts else None)
+                games.append(pool.pop())
+                games[-1].begin(count, seed, starts[count % len(starts)] if starts else None)
                 count += 1
-            actions = policy([list(g.history) for g in running], [g.legal() for g in running])
-            _check(actions, len(running))
+            actions = policy([list(g.history) for g in games], [g.legal() for g in games])
+            _check(actions, len(games))
             survivors = []
-            for game, action in zip(running, actions, strict=True):
+            for game, action in zip(games, actions, strict=True):
                 terminated, truncated = game.step(action)
                 if terminated or truncated or len(game.rewards) == max_steps:
-                    done[game.number] = game.episode(terminated)
+                    results[game.number] = game.episode(terminated)
                     pool.append(game)
                 else:
                     survivors.append(game)
-            running = survivors
+            games = survivors
     finally:
         for env in envs:
             env.close()
-    return [done[e] for e in range(episodes)]
+    return [results[e] for e in range(episodes)]
 
 
 def _check(actions: Sequence[str], count: int) -> None:

@@ -67,17 +67,19 @@ class TextSampler:
     history: int | None
     length: int
     discount: float = 1.0
-    following: bool = False  # with a history: the item goes on with the observation that came of the action
+    with_observation: bool = False  # with a history: the item goes on with the observation that came of the action
 
     def prepare(self, dataset: Dataset) -> Sequences:
-        """Raises UserError for other than text data."""
+        """The source of sequences. Raises UserError for other than text data."""
         s = stream(dataset, self.tokenizer, self.append_end)
         if not s.is_action.any():
             raise UserError(
                 f"{dataset.spec.name}: no action has a token: they are empty texts, or the tokenizer knows none of what they say"
             )
         flat = _columns(s, dataset, self.discount)
-        items = _windows(s, dataset, self.history, self.length, self.following) if self.history else _episodes(s, dataset, self.length)
+        items = (
+            _windows(s, dataset, self.history, self.length, self.with_observation) if self.history else _episodes(s, dataset, self.length)
+        )
         device = dataset.device
 
         def on_device(values: np.ndarray) -> Tensor:
@@ -213,7 +215,7 @@ def _episodes(s: Stream, dataset: Dataset, length: int) -> Items:
     return Items(table[:, 0], table[:, 1], table[:, 2], table[:, 3], cut=cut)
 
 
-def _windows(s: Stream, dataset: Dataset, history: int, length: int, following: bool) -> Items:
+def _windows(s: Stream, dataset: Dataset, history: int, length: int, with_observation: bool) -> Items:
     """Items that are single turns with the last `history` texts before them."""
     start, stop = dataset.episode_start.cpu().numpy(), dataset.episode_end.cpu().numpy()
     owner = np.repeat(np.arange(len(start)), stop - start)
@@ -227,7 +229,7 @@ def _windows(s: Stream, dataset: Dataset, history: int, length: int, following: 
     begin_of[final], end_of[final] = s.final_begin, s.final_end
     nonempty = s.action_end > s.action_begin  # an empty action has no token to learn
     text, owner = text[nonempty], owner[nonempty]
-    end = end_of[text + 2] if following else end_of[text + 1]
+    end = end_of[text + 2] if with_observation else end_of[text + 1]
     uncut = begin_of[np.maximum(text - (history - 1), first[owner])]
     begin = np.maximum(uncut, end - length)
     train = np.maximum(begin_of[text + 1], begin)
@@ -258,7 +260,7 @@ def _weighted(dataset: Dataset, owner: np.ndarray, device: torch.device) -> Epis
 def trim_padding(batch: Batch) -> Batch:
     """A batch without the columns that are padding in all rows, and with `share`: 1 over its number of action tokens, [B].
 
-    Where processes share a batch it is that of the whole batch, as often as there are processes, whose gradients are averaged.
+    Of a batch that processes share it is that of the whole batch times the number of processes, whose gradients are averaged.
     """
     width = int(batch[VALID].sum(-1).max())
     columns = {k: (v[:, :width] if v.ndim > 1 and not k.startswith(NEXT) else v) for k, v in batch.items()}

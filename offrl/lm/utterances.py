@@ -27,7 +27,7 @@ from offrl.settings.field import setting
 
 ROW = "row"  # the row of the data that a turn is
 EACH = "each"  # 1 over the number of turns in the whole batch, [B]
-ALL = 1 << 40  # a history of so many texts holds them all
+ALL = 1 << 40  # a history of this length holds all texts
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class UtteranceSampler:
     discount: float
 
     def prepare(self, dataset: Dataset) -> UtteranceSource:
-        """Raises UserError for other than text data."""
+        """The source of turns. Raises UserError for other than text data."""
         sequences = self.inner.prepare(dataset)
         s = stream(dataset, self.inner.tokenizer, self.inner.append_end)
         rows = torch.from_numpy(np.flatnonzero(s.action_end > s.action_begin)).to(dataset.device)

@@ -110,9 +110,9 @@ def update_average(average: Params, params: Params, step: Tensor, rate: float | 
     return {name: torch.lerp(value, params[name], share) for name, value in average.items()}
 
 
-def cosine(at: float, steps: int) -> float:
+def cosine(step: float, steps: int) -> float:
     """The share of the action's variance that remains, up to a factor, after `at` of `steps` (arXiv 2102.09672, equation 17)."""
-    return math.cos((at / steps + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0) ** 2
+    return math.cos((step / steps + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0) ** 2
 
 
 def preserved_variance(step: int, steps: int) -> float:

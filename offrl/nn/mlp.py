@@ -87,12 +87,12 @@ class Linear(nn.Module):
 
 def dropout(x: Tensor, rate: float, key: Tensor) -> Tensor:
     """Zero a share `rate` of the entries and scale the rest, with noise from a key instead of hidden global state."""
-    keep = rng.uniform(key, tuple(x.shape)) >= rate
-    return torch.where(keep, x / (1.0 - rate), 0.0)
+    mask = rng.uniform(key, tuple(x.shape)) >= rate
+    return torch.where(mask, x / (1.0 - rate), 0.0)
 
 
 class MLP(nn.Module):
-    """in_dim -> hidden... -> out_dim. Each hidden layer is linear, activation, LayerNorm (if asked), dropout (if a key is given).
+    """in_dim -> hidden... -> out_dim. Each hidden layer is linear, activation, LayerNorm (with `layer_norm`), dropout (if a key is given).
 
     The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V. `residual`: a
     hidden layer as wide as the one before adds its input to its output. `actor`: the network is a policy's (matters for `init` only).

@@ -18,8 +18,8 @@ def interval_lengths(x: Tensor, y: Tensor) -> Tensor:
     begin, order = x.sort(-1)
     end = torch.maximum(x, y).gather(-1, order)
     reach = end.cummax(-1).values if x.device.type == "cpu" else _running_maximum(end)
-    before = torch.cat([begin[..., :1], torch.maximum(reach[..., :-1], begin[..., 1:])], -1)
-    return (reach - before).clamp(min=0.0).sum(-1)
+    previous = torch.cat([begin[..., :1], torch.maximum(reach[..., :-1], begin[..., 1:])], -1)
+    return (reach - previous).clamp(min=0.0).sum(-1)
 
 
 def _running_maximum(x: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ class Table(nn.Module):
         if self.weight.device.type == "cpu":
             return self.weight[index]
         # compiled for a GPU the gradient of a lookup is added up in no fixed order; that of a product is
-        chosen = (index.unsqueeze(-1) == torch.arange(rows, device=index.device)).to(self.weight.dtype)
+        one_hot = (index.unsqueeze(-1) == torch.arange(rows, device=index.device)).to(self.weight.dtype)
         with torch.autocast("cuda", enabled=False):
-            return chosen @ self.weight
+            return one_hot @ self.weight
 
 
 class Norm(nn.Module):

@@ -125,7 +125,7 @@ def test_the_best_of_what_is_drawn_acts() -> None:
     """Greedily from noise that all states and times share; exploring, from other noise each time."""
     algorithm, state = make()
     z = Z[:1].expand(B, -1)
-    shared = algorithm.draw(state.extra["average"], BATCH["observations"], z, K, rng.make_key(0), shared=True)
+    shared = algorithm.draw(state.extra["average"], BATCH["observations"], z, K, rng.make_key(0), shared_noise=True)
     q = (ref.forward(ref.arrays(state.params["representation"]), DATA["observations"], shared[0].numpy(), z.numpy()) * z.numpy()).sum(-1)
     every = [
         (ref.forward(ref.arrays(state.params["representation"]), DATA["observations"], x.numpy(), z.numpy()) * z.numpy()).sum(-1).min(0)
@@ -134,11 +134,11 @@ def test_the_best_of_what_is_drawn_acts() -> None:
     np.testing.assert_allclose(q.min(0), every[0])
     chosen = np.argmax(every, 0)
     assert len(set(chosen.tolist())) > 1
-    found = algorithm.best(state, BATCH["observations"], z, K, rng.make_key(0), shared=True)
+    found = algorithm.best(state, BATCH["observations"], z, K, rng.make_key(0), shared_noise=True)
     np.testing.assert_allclose(found.numpy(), shared.numpy()[chosen, np.arange(B)], atol=1e-6)
     free = algorithm.draw(state.extra["average"], BATCH["observations"][:1].expand(B, -1), z, 1, KEY)[0]
     assert float(free.std(0).min()) > 0.0  # rows draw their own noise
-    same = algorithm.draw(state.extra["average"], BATCH["observations"][:1].expand(B, -1), z, 1, KEY, shared=True)[0]
+    same = algorithm.draw(state.extra["average"], BATCH["observations"][:1].expand(B, -1), z, 1, KEY, shared_noise=True)[0]
     torch.testing.assert_close(same, same[:1].expand(B, -1))
 
 

@@ -146,7 +146,7 @@ def test_cached_decoding_is_full_recomputation() -> None:
     (a, carry), (b, _) = bandit(kept, state, 10), bandit(plain, state, 10)
     for x, y in zip(a, b, strict=True):
         torch.testing.assert_close(x, y, atol=1e-5, rtol=0)
-    assert carry.cache and carry.cached == 6 and not torch.equal(a[0], a[5])
+    assert carry.cache and carry.cached_count == 6 and not torch.equal(a[0], a[5])
 
 
 def test_acts_as_the_loss_sees_it() -> None:

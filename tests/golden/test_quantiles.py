@@ -80,10 +80,10 @@ def test_values_that_must_be_told_apart() -> None:
     """A fall that costs 100 is too rare to fill a bin of its own: with the ordinary rewards beside it, it would come back as -49."""
     x = np.where(np.arange(20_000) % 1000 == 0, -100.0, G.normal(1.0, 0.1, 20_000))
     assert back(np.array([-100.0]), fit(x, 100))[0] > -60
-    b = fit(x, 100, alone=[-100.0])
+    b = fit(x, 100, singletons=[-100.0])
     found = back(x, b)
     assert (found[x == -100] == -100).all() and np.abs(found - x).max() < 0.3
-    assert fit(x, 100, alone=[5.0]).edges.tolist() == fit(x, 100).edges.tolist()  # which does not occur
+    assert fit(x, 100, singletons=[5.0]).edges.tolist() == fit(x, 100).edges.tolist()  # which does not occur
 
 
 def test_uniform_by_hand() -> None:

@@ -40,7 +40,7 @@ class Dropout(nn.Module):
 class Trunk(nn.Module):
     """The outputs [B, T, D] of a language model for embedded tokens [B, T, D]. Like `Transformer`, with other weights.
 
-    What learns is parameters; what is frozen is buffers that all trunks of one language model share, and that no state dictionary, copy
+    Learnt tensors are parameters; frozen ones are buffers that all trunks of one language model share, and that no state dictionary, copy
     or pickle of a trunk holds. Its own dropout, and that of LoRA's inputs, have the rate `dropout`; they are on exactly when a key is
     given. (The weights of attention are dropped out in GPT-2 alone.)
     """
@@ -81,7 +81,7 @@ class Trunk(nn.Module):
             if not talks and hasattr(base, "wpe"):
                 frozen |= {id(p) for p in base.wpe.parameters()}  # see `forward`
             trainable = {id(p) for p in base.parameters()} - frozen
-        language.model.requires_grad_(False)  # peft looks at what is shared as its own
+        language.model.requires_grad_(False)  # peft treats shared parameters as its own
         replace_dropout(base, dropout)
         self.base = base
         self.head = model.get_output_embeddings() if talks else None
@@ -93,7 +93,7 @@ class Trunk(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """`mask` as by `visible`, [T, T] or [B, 1, T, T]; None: causal. A token's position: how many it sees before it.
 
-        What a GPT-2 adds for a position (its `wpe`) is left out: embedded tokens hold their time step.
+        A GPT-2's embedding of positions (its `wpe`) is left out: embedded tokens hold their time step.
         """
         return self._run(self.base, {"inputs_embeds": x}, x.shape[0], mask, key)[0]
 
@@ -170,7 +170,7 @@ def probe(trunk: Trunk, left_padding: bool) -> None:
             prefix = trunk(x[:, :4])
             padded_output = trunk(x, visible(torch.tensor([[False, True, True, True, True]]), 5)) if left_padding else None
             unpadded_output = trunk(x[:, 1:]) if left_padding else None
-    except Exception as error:  # whatever a third-party model does with what it is not made for
+    except Exception as error:  # a third-party model may fail in any way here
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         raise UserError(f"algo.lm={name}: a {trunk.language.config.model_type} cannot be a trunk ({problem})") from None
     if y.shape != x.shape:

@@ -64,9 +64,9 @@ def gpt2(size: Size) -> Any:
 
 
 class LM(nn.Module):
-    """A language model without dropout. Its methods are called by name: forward("hidden", ids), as `functional_call` wants it.
+    """A language model without dropout. Its methods are called by name: forward("hidden", ids), as `functional_call` needs it.
 
-    What learns is parameters; what is frozen is buffers that all copies share and no checkpoint holds (see `offrl.lm.models.adapters`).
+    Learnt tensors are parameters; frozen ones are buffers that all copies share and no checkpoint holds (see `offrl.lm.models.adapters`).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LM(nn.Module):
             assert language is not None
             trainable = {id(p) for p in adapt(base, language, layers, rank, alpha, False)}
         if language is not None:
-            language.model.requires_grad_(False)  # peft looks at what is shared as its own
+            language.model.requires_grad_(False)  # peft treats shared parameters as its own
         replace_dropout(self.base, 0.0)
         for module in self.base.modules():
             if hasattr(module, "attention_dropout"):
@@ -154,7 +154,7 @@ class LM(nn.Module):
                 options["position_ids"] = (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if cache is not None:
             options["past_key_values"] = cache
-        # what is checkpointed is computed again elsewhere, and has to be computed alike
+        # checkpointed activations are computed again elsewhere, and have to be computed alike
         keys = ids.shape[1] if valid is None else valid.shape[1]
         with contextlib.nullcontext() if self.checkpointing else backend.attention(ids.device, keys):
             return self.base(input_ids=ids, use_cache=cache is not None, **options).last_hidden_state
@@ -197,7 +197,7 @@ class LM(nn.Module):
 
 
 def probe(lm: LM, tokens: int, source: str) -> None:
-    """Raise UserError for a language model that cannot be a policy: one that looks ahead, knows fewer tokens than its tokenizer has, cannot
+    """Raise UserError for a language model that cannot be a policy: one that looks ahead, has fewer tokens than its tokenizer, cannot
     continue from a cache, or has a head that is unknown here."""
     if tokens > lm.vocabulary:
         raise UserError(f"{source}: its tokenizer has {tokens:,} tokens and the model {lm.vocabulary:,}: they do not belong together")
@@ -217,7 +217,7 @@ def probe(lm: LM, tokens: int, source: str) -> None:
                 model_logits = model(input_ids=ids).logits
     except UserError:
         raise
-    except Exception as error:  # whatever a third-party model does with what it is not made for
+    except Exception as error:  # a third-party model may fail in any way here
         raise UserError(
             f"{source}: a {lm.base.config.model_type} cannot be a policy here ({type(error).__name__}: {first_line(error)})"
         ) from None

@@ -1,6 +1,6 @@
 """Writing actions token by token: many prompts side by side, with a cache of keys and values.
 
-Shapes in comments: B prompts, T tokens, V tokens that there are.
+Shapes in comments: B prompts, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write(
     """The tokens that follow each prompt, up to and with the first of `stops` (bool [V]), at most `max_tokens`.
 
     read: carries its caches from call to call. allowed: bool [V], tokens that may be written. noise: gives numbers [B] in [0, 1) for the
-    t-th token, which decide what is drawn from softmax(logits / temperature); None: the likeliest token is taken.
+    t-th token, which decide the draw from softmax(logits / temperature); None: the likeliest token is taken.
     """
     device = stops.device
     ids, valid = left_padded(prompts, pad, device)
