@@ -39,7 +39,7 @@ class DigiRLConfig(UtteranceCriticSettings):
 
 
 @dataclass(frozen=True)
-class JudgedSampler(UtteranceSampler):
+class ThresholdSampler(UtteranceSampler):
     """`UtteranceSampler` over turns with returns on both sides of a threshold. Raises UserError where they all lie on one."""
 
     threshold: float = 0.0
@@ -78,7 +78,7 @@ class DigiRL(TextAlgorithm):
 
     def sampler(self) -> Sampler:
         turns = utterance_sampler(self.config, self.config.discount)
-        return JudgedSampler(turns.inner, turns.discount, self.config.threshold)
+        return ThresholdSampler(turns.inner, turns.discount, self.config.threshold)
 
     def optimizer(self, name: str) -> Adam:
         rate = self.config.actor_learning_rate if name == "policy" else self.config.critic_learning_rate

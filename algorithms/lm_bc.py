@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.lm.algorithm import TextAlgorithm
-from offrl.lm.models.configured import described, language_model
+from offrl.lm.models.configured import describe, language_model
 from offrl.lm.sampler import IDS, OBSERVED, cross_entropy, trim_padding
 from offrl.lm.settings import TextSettings
 from offrl.optim import Params
@@ -39,7 +39,7 @@ class LMBC(TextAlgorithm):
 
     def modules(self) -> dict[str, nn.Module]:
         policy = language_model(self.config)
-        self.runtime.notes = [described(policy, self.config)]
+        self.runtime.notes = [describe(policy, self.config)]
         return {"policy": policy}
 
     def sampler(self) -> Sampler:

@@ -36,7 +36,7 @@ BATCH = 256
 
 
 @dataclass(frozen=True)
-class WeighedSampler:
+class AdvantageSampler:
     """`UtteranceSampler` with a column "weight" [B]: max(0, R - V_ref(state)), or max(0, R). Turns are drawn in proportion to it."""
 
     inner: UtteranceSampler

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import Metrics, TrainState
-from offrl.algorithms.alol.advantages import WEIGHT, WeighedSampler
+from offrl.algorithms.alol.advantages import WEIGHT, AdvantageSampler
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
@@ -94,7 +94,7 @@ class ALoL(TextAlgorithm):
         return {"policy": language_model(c)}
 
     def sampler(self) -> Sampler:
-        return WeighedSampler(utterance_sampler(self.config, self.config.discount), self)
+        return AdvantageSampler(utterance_sampler(self.config, self.config.discount), self)
 
     def optimizer(self, name: str) -> Adam:
         return replace(super().optimizer(name), learning_rate=self.config.actor_learning_rate)

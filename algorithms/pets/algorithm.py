@@ -43,7 +43,7 @@ class PlanSource(DynamicsSource):
 
 
 @dataclass(frozen=True)
-class GivenSource:
+class FinishedModelSource:
     """A finished model."""
 
     params: Params
@@ -63,12 +63,12 @@ class PlanSampler(DynamicsSampler):
 
 
 @dataclass(frozen=True)
-class GivenSampler:
-    """Sampler over a `GivenSource`."""
+class FinishedModelSampler:
+    """Sampler over a `FinishedModelSource`."""
 
     algorithm: PETS
 
-    def prepare(self, dataset: Dataset) -> GivenSource:
+    def prepare(self, dataset: Dataset) -> FinishedModelSource:
         c = self.algorithm.config
         world_model = self.algorithm.pretrained["world_model"].to(dataset.columns["rewards"].device)
         tree = self.algorithm.prepared(world_model.tree, dataset)
@@ -76,9 +76,9 @@ class GivenSampler:
         # as it would be at the end of its training; only the errors' order counts
         extra["error"] = torch.tensor(world_model.meta["held_out"], device=tree["mean"].device).nan_to_num(torch.inf)
         extra["stale"] = torch.tensor(c.patience, device=tree["mean"].device)
-        return GivenSource(tree["params"], extra)
+        return FinishedModelSource(tree["params"], extra)
 
-    def __call__(self, source: GivenSource, key: Tensor, batch_size: int) -> Batch:
+    def __call__(self, source: FinishedModelSource, key: Tensor, batch_size: int) -> Batch:
         return {}
 
 
@@ -139,7 +139,7 @@ class PETS(Dynamics):
         return uncertainty.prepare("density", self.model, tree, dataset) if "density" in self.about else tree
 
     def sampler(self) -> Sampler:
-        return GivenSampler(self) if self.config.world_model else PlanSampler(self.config, self.columns, self)
+        return FinishedModelSampler(self) if self.config.world_model else PlanSampler(self.config, self.columns, self)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         s, extra = self.spec, super().extra(params)
@@ -169,7 +169,7 @@ class PETS(Dynamics):
             state = state._replace(extra={**extra, "scale": scale})
         return state, metrics
 
-    def finished_state(self, state: TrainState, source: GivenSource) -> TrainState:
+    def finished_state(self, state: TrainState, source: FinishedModelSource) -> TrainState:
         """The state at the end of the training of a finished model."""
         params = {"dynamics": filled(state.params["dynamics"], source.params)}
         return state._replace(params=params, extra=filled(state.extra, {**source.extra, "best": source.params}))

@@ -22,7 +22,7 @@ from offrl.lm.actor import TextActor
 from offrl.lm.algorithm import TextAlgorithm
 from offrl.lm.models import decoding
 from offrl.lm.models.causal_lm import LM, LMWithHeads, call
-from offrl.lm.models.configured import described, tokenizer_of
+from offrl.lm.models.configured import describe, tokenizer_of
 from offrl.lm.reference_policy import ReferenceSettings
 from offrl.lm.sampler import DONE, IDS, KNOWN, LAST, NEXT, REWARD, SUCCESSOR, VALID, action_mask
 from offrl.lm.settings import ValueHeadSettings, head_of, with_value_range
@@ -76,7 +76,7 @@ class TokenValues(Part):
         super().__init__(config, spec)
         self.q_heads = q_heads
         self.head = self.v_head = head_of(config)  # of the heads Q, and of the heads V
-        self.notes = [described(lm, config)]
+        self.notes = [describe(lm, config)]
         if self.head.out_dim * lm.vocabulary > MOST_OUTPUTS and self.head.out_dim > 1:
             problem = f"algo.value_head={config.value_head}: {self.head.out_dim} bins for each of {lm.vocabulary:,} tokens are too many"
             if not v_heads:

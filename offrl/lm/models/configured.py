@@ -103,7 +103,7 @@ def fitted(config: Any, dataset: Dataset) -> Any:
     return c
 
 
-def described(lm: LM, config: Any) -> str:
+def describe(lm: LM, config: Any) -> str:
     """A line for the log: the language model, and how it writes."""
     c = config
     trainable = sum(p.numel() for p in lm.parameters())
