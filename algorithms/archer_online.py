@@ -1,4 +1,4 @@
-"""Online ArCHer: the agent plays, a critic of whole utterances learns off-policy from all episodes played, and the actor follows the critic
+"""ArCHer as it was made: the agent plays, a critic of whole utterances learns off-policy from all that was played, and the actor follows it
 ("ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", Zhou et al., 2024, arXiv 2402.19446)."""
 
 from __future__ import annotations
