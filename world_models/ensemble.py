@@ -16,7 +16,7 @@ MAX_LOG_VAR, MIN_LOG_VAR = 0.5, -10.0  # where the learnt bounds begin
 
 
 class Raw(NamedTuple):
-    """What the networks put out, for inputs [B, I] or [E, B, I]."""
+    """The networks' outputs, for inputs [B, I] or [E, B, I]."""
 
     mean: Tensor  # [E, B, D]
     log_var: Tensor  # [E, B, D], inside the learnt bounds; 0 where no variance is learnt

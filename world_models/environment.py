@@ -35,7 +35,7 @@ Source = Trained | str | Path
 
 
 class Step(NamedTuple):
-    """What N episodes did in one step, in the environment's units."""
+    """One step of N episodes, in the environment's units."""
 
     observations: np.ndarray  # [N, *O] float32
     rewards: np.ndarray  # [N] float64

@@ -111,7 +111,7 @@ def merge(parts: list[dict[str, Tensor]], most: int | None = None) -> dict[str, 
 
 
 def say(about: Mapping[str, Any], name: str) -> str:
-    """What was found, in a line. A warning where nothing beats the data."""
+    """The result of the search, in a line. A warning where nothing beats the data."""
     played, left, beat, threshold, best = (about[k] for k in ("played", "left", "beat", "threshold", "best"))
     if not beat:
         warn(
@@ -125,7 +125,7 @@ def say(about: Mapping[str, Any], name: str) -> str:
 
 
 def about_file(path: str | Path, spec: DataSpec) -> dict[str, Any]:
-    """What a file of episodes says of them. Raises UserError where it is none, or does not fit data of `spec`."""
+    """The description in a file of episodes. Raises UserError where it is none, or does not fit data of `spec`."""
     return read(path, spec)[1]
 
 

@@ -33,7 +33,7 @@ Tree = dict[str, Any]  # "params": the networks'; "mean", "std" [I]: of the inpu
 
 
 class Prediction(NamedTuple):
-    """What every member expects of (s, a), for B pairs."""
+    """The predictions of every member for (s, a), for B pairs."""
 
     mean: Tensor  # [E, B, O] next observation
     std: Tensor  # [E, B, O]
@@ -42,7 +42,7 @@ class Prediction(NamedTuple):
     ending: Tensor | None = None  # [E, B] logits of a termination, where it is learnt
 
     def rows(self, rows: Any) -> Prediction:
-        """Of some of the B pairs."""
+        """The predictions for some of the B pairs."""
         ending = None if self.ending is None else self.ending[:, rows]
         return Prediction(self.mean[:, rows], self.std[:, rows], self.reward[:, rows], self.reward_std[:, rows], ending)
 
@@ -112,7 +112,7 @@ class WorldModel:
         return now if self.history == 1 else torch.cat([past.flatten(-2), now], -1)
 
     def first_past(self, observations: Tensor) -> Tensor:
-        """What came before the first step of an episode: the observation [B, O] itself, with actions 0; [B, history - 1, O + A]."""
+        """The history before the first step of an episode: the observation [B, O] itself, with actions 0; [B, history - 1, O + A]."""
         before = torch.cat([observations, observations.new_zeros(*observations.shape[:-1], self.action_width)], -1)
         return before.unsqueeze(-2).expand(*before.shape[:-1], self.history - 1, before.shape[-1])
 
@@ -130,11 +130,11 @@ class WorldModel:
         return functional_call(self.network, params, (((x - tree["mean"]) / tree["std"]),))
 
     def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
-        """What each of the members expects. observations [B, O]."""
+        """The prediction of each of the members. observations [B, O]."""
         return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
 
     def predict_each(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
-        """What each member expects of pairs of its own: observations [E, B, O], actions [E, B, A], past [E, B, history - 1, O + A]."""
+        """Each member's prediction for pairs of its own: observations [E, B, O], actions [E, B, A], past [E, B, history - 1, O + A]."""
         return self.read(tree, self.raw(tree["params"], tree, self.inputs(observations, actions, past)), observations)
 
     def read(self, tree: Tree, raw: Raw, observations: Tensor) -> Prediction:
@@ -178,7 +178,7 @@ class WorldModel:
         return self.settle(tree, prediction, observations, actions, following, rewards, end)
 
     def sample(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor, key: Tensor) -> Outcome:
-        """As `outcome` of `predict`, where nobody needs to know what the other members expect: each row asks its own elite alone.
+        """Sample as `outcome` of `predict` does, without the other members' predictions: each row evaluates its own elite alone.
 
         The rows are dealt out at random, to every elite as many as to any other, so each still has every elite with the same probability.
         """
@@ -266,7 +266,7 @@ class Trained:
 
     @property
     def fingerprint(self) -> str:
-        """That of the data it was trained on."""
+        """The fingerprint of the data it was trained on."""
         return str(self.meta["data"]["fingerprint"])
 
     def to(self, device: torch.device | str) -> Trained:
@@ -306,7 +306,7 @@ class Trained:
 
 
 def _place(spec: DataSpec) -> str | None:
-    """What tells one environment's dynamics from another's: its id without the version, and where several mazes share one, the maze."""
+    """The name of an environment's dynamics: its id without the version, and where several mazes share one, the maze."""
     if spec.task is None or not spec.task.env_id:
         return None
     mazes = [str(spec.task.env_kwargs[name]) for name in ("maze", "maze_map") if name in spec.task.env_kwargs]
@@ -338,7 +338,7 @@ class ModelTrainer(Protocol):
 
     @property
     def trains_model(self) -> bool:
-        """Whether this run does: one that was given a model trains none."""
+        """True where this run trains a model: one that was given a model trains none."""
 
     def save_models(self, run_dir: Path, replicas: Sequence[Replica], state: TrainState, dataset: Dataset, quiet: bool) -> None:
         """Write models/REPLICA.safetensors of each replica, unless it is there. state: of the replicas, on the CPU, as the dataset."""
@@ -380,13 +380,13 @@ def load(path: str | Path) -> Trained:
 
 
 def required(settings: Mapping[str, Any] | None = None) -> Requirement:
-    """What an algorithm requires that learns or plans in a world model; settings: of the one that is trained where none is named. One model
-    serves runs of all seeds."""
+    """The requirement of an algorithm that learns or plans in a world model; settings: of the one that is trained where none is named.
+    One model serves runs of all seeds."""
     return Requirement("dynamics", settings or {}, label="dynamics", seed=0, artifact=f"{FOLDER}/*.safetensors", load=load_for)
 
 
 def load_for(path: str | Path, spec: DataSpec) -> Trained:
-    """As `load`. Raises UserError, too, for a model that does not fit data of `spec`."""
+    """Load as `load` does. Raises UserError, too, for a model that does not fit data of `spec`."""
     trained = load(path)
     trained.check(spec)
     return trained

@@ -1,4 +1,4 @@
-"""How good a trained model is: one and many steps ahead, whether its intervals are honest, and whether it knows what it does not know."""
+"""The quality of a trained model: errors one and many steps ahead, calibration of its intervals, and detection of unknown inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDEST = 1e6  # largest and, inverted, smallest scale
 
 
 class Held(NamedTuple):
-    """What K elites expect at R rows, and what came; the reward is the last of D."""
+    """Predictions of K elites at R held-out rows, and the outcomes; the reward is the last of D."""
 
     mean: Tensor  # [K, R, D]
     std: Tensor  # [K, R, D], as learnt: never calibrated
@@ -54,12 +54,12 @@ def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, 
 
 
 def own_deviations(model: Any) -> bool:
-    """Whether the model predicts standard deviations; an ensemble that learns none has 1 everywhere, which only `scales` make real."""
+    """True where the model predicts standard deviations; an ensemble that learns none has 1 everywhere, which only `scales` make real."""
     return model.kind != "ensemble" or model.config.loss == "likelihood"
 
 
 def room(tree: Tree, model: Any) -> int:
-    """How many rows may be looked at at once."""
+    """The number of rows that may be predicted at once."""
     return min(ROWS, NUMBERS // (len(tree["elites"]) * model.out_dim))
 
 
@@ -257,7 +257,7 @@ def roll(model: Any, tree: Tree, dataset: Dataset, starts: Tensor, horizon: int,
 
 
 def _bands(errors: Tensor) -> dict[str, list[float]]:
-    """Of [H, B, O] errors in standard deviations."""
+    """Quantiles over B, for each of H steps, of the size of [H, B, O] errors in standard deviations."""
     size = errors.double().square().mean(-1).sqrt()
     low, median, high = torch.quantile(size, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), 1).tolist()
     return {"median": median, "low": low, "high": high}
@@ -282,7 +282,7 @@ def ood(
     other_rows: Tensor | None = None,
     most: int = 5000,
 ) -> dict[str, float]:
-    """How well each measure of uncertainty tells rows of `outside` from those of `inside`, as AUROC: 0.5 is chance, 1 always.
+    """The AUROC with which each measure of uncertainty tells rows of `outside` from those of `inside`: 0.5 is chance, 1 always.
 
     rows, other_rows: which to compare, by default all; `most` of each, evenly spread, are taken. Give rows of `inside` that the model was
     not trained on, or it looks surer than it is. "single" is a lone member's norm of standard deviations, all a single network can say:
@@ -319,7 +319,7 @@ def ood(
 
 
 class Sample(NamedTuple):
-    """What a model is measured on."""
+    """The data that a model is measured on."""
 
     rows: Tensor  # one step ahead: the next observation is known
     ends: Tensor  # whether the episode ends there is known
@@ -349,7 +349,7 @@ def sample(dataset: Dataset, parts: Any) -> Sample:
 
 
 def measured(model: Any, tree: Tree, dataset: Dataset, chosen: Sample) -> dict[str, Any]:
-    """Everything about one model."""
+    """All measurements of one model."""
     with torch.no_grad():
         rows = spread(chosen.rows, room(tree, model))
         return {

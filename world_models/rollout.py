@@ -103,7 +103,7 @@ def careful(
     penalty: float | Tensor,
     discount: float | Tensor,
 ) -> Tensor:
-    """Of `candidates` actions that `act` gives at each of observations [B, O] the one with the best imagined future: actions [B, A].
+    """The action with the best imagined future among `candidates` that `act` gives at each of observations [B, O]: actions [B, A].
 
     Each is followed for `horizon` steps, acting by `act` after the first, and worth the sum of discount^i (r_i - penalty u_i) until its end
     (UP-MPC, arXiv 2310.07220, with the sign of its rollouts in a model). All futures are one batch of candidates * B.

@@ -1,4 +1,4 @@
-"""Where episodes in a model begin: states of the data, kept with the model, so that it can be played in where the data are not."""
+"""The start states of episodes in a model: states of the data, kept with the model, so that it can be played in where the data are not."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KINDS = ("data", "initial")
 
 
 def sample(model: Any, dataset: Dataset) -> Tree:
-    """What `of` finds in a model's tree: "initial" [n, O], first observations of episodes; "starts", observations [n, O] of any step and,
-    where the model looks back, what came before them, "past" [n, history - 1, O + A]. At most MOST of each, drawn at random.
+    """The entries that `of` finds in a model's tree: "initial" [n, O], first observations of episodes; "starts", observations [n, O] of any
+    step and, where the model looks back, what came before them, "past" [n, history - 1, O + A]. At most MOST of each, drawn at random.
     """
     dataset = dataset.to("cpu")
     rows = _some(dataset.transition_rows())

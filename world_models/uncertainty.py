@@ -48,7 +48,7 @@ def measure(name: str) -> Measure:
 
 
 def fault(name: str, model: Any) -> str:
-    """Why the measure says nothing about this model; empty where it does."""
+    """The reason why the measure says nothing about this model; empty where it does."""
     measure(name)
     if name == "aleatoric" and getattr(model.config, "loss", "likelihood") != "likelihood":
         return f"uncertainty=aleatoric needs learnt variances, and the model was trained with loss={model.config.loss}"
@@ -128,7 +128,7 @@ def pairs(model: Any, observations: Tensor, actions: Tensor) -> Tensor:
 
 
 def fit_density(inputs: Tensor) -> dict[str, Tensor]:
-    """What `density` needs, from inputs [n, I] of the data: an empirical Christoffel function of degree 2, fitted in float64.
+    """The statistics of `density`, from inputs [n, I] of the data: an empirical Christoffel function of degree 2, fitted in float64.
 
     Inputs are standardised and turned to their principal directions w, each divided by its standard deviation; of more than LINEAR the
     first ones are kept. v holds 1, all w, and the products of the first QUADRATIC. With M the mean of v v' over the data and a ridge,

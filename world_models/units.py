@@ -11,7 +11,7 @@ from offrl.errors import UserError
 
 
 class Units:
-    """What the data set that a model was trained on did to observations, actions and rewards, both ways.
+    """The transforms that a model's dataset applied to observations, actions and rewards, both ways.
 
     Raises UserError where rewards were multiplied by 0, for then those of the environment are lost.
     """
@@ -26,7 +26,7 @@ class Units:
             self.low, self.high = (np.asarray(x, np.float32) for x in (spec.action_low, spec.action_high))
 
     def observations(self, raw: np.ndarray) -> Tensor:
-        """Those of the environment [B, *O] as the model takes them: [B, O] float32."""
+        """Observations of the environment [B, *O] as the model takes them: [B, O] float32."""
         flat = np.asarray(raw, np.float32).reshape(len(raw), self.spec.observation_dim)
         flat = (flat - self.mean) / self.std if self.normalised else flat
         return torch.from_numpy(np.ascontiguousarray(flat)).to(self.device)

@@ -1,4 +1,4 @@
-"""How much each entry of a next observation matters to the values of a trained agent: the weights of a model's errors in VaGraM.
+"""The effect of each entry of a next observation on the values of a trained agent: the weights of a model's errors in VaGraM.
 
 "Value Gradient weighted Model-Based Reinforcement Learning" (Voelcker et al., 2022, arXiv 2204.01464): to first order an error e of the
 next observation changes the value by grad V(s') e, and the bound that is made small weighs each squared error with the squared slope.
@@ -81,7 +81,7 @@ def squares(values: Pretrained, dataset: Dataset, rows: Tensor) -> Tensor:
 
 
 def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float = 0.95) -> Tensor:
-    """What the squared errors at `rows` are multiplied by: [R, O + 1] float32.
+    """The factors of the squared errors at `rows`: [R, O + 1] float32.
 
     The reward's, the last, is 1. Of the next observation they are the squared slopes of the value, of mean 1 over the data's rows and
     dimensions. quantile: gradients longer than this quantile of their lengths are shortened to it; 1: none.

@@ -20,7 +20,7 @@ FEW_EPISODES = 10  # of fewer none are kept apart for the report
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows are for what; the same for all seeds."""
+    """The division of the rows by use; the same for all seeds."""
 
     train: Tensor  # [n] rows
     held: Tensor  # [h] rows for early stopping

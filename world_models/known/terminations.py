@@ -1,4 +1,4 @@
-"""When an episode ends, as a known function of a transition: one for each environment whose rule shows in what it observes.
+"""Known terminations as functions of a transition: one for each environment whose rule shows in what it observes.
 
 Every function takes observations [..., O], actions [..., A] (discrete ones [..., 1] or [...]) and next_observations [..., O], all in the
 environment's own units (un-normalised observations, actions in the environment's range), and returns a bool tensor [...]. They are plain

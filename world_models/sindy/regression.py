@@ -364,7 +364,7 @@ def _digits(value: float, spread: float, members: int) -> str:
 
 
 def _names(angles: Tensor, width: int, action_width: int, names: Sequence[str] | None) -> list[str]:
-    """Of all variables of `library`; the number 1 has none."""
+    """The names of all variables of `library`; the number 1 has none."""
     if names is None:
         names = [f"obs[{i}]" for i in range(width)] + [f"act[{i}]" for i in range(action_width)]
     if len(names) != width + action_width:
