@@ -119,7 +119,7 @@ class Bandit(gym.Env):
 
 
 class Linear(ABC):
-    """Their statistics of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's features.
+    """Sufficient statistics of N bandits: A = sum of phi phi^T [N, d, d] and b = sum of phi r [N, d], phi the arm's features.
 
     Independent arms are linear ones whose features are the unit vectors: A then counts the pulls.
     """

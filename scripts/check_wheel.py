@@ -39,7 +39,7 @@ print(f"installed wheel: {len(known)} algorithms, built-in data set of {rows:,} 
 
 
 def source_files() -> set[str]:
-    """Where each packaged file of the source tree belongs in the wheel."""
+    """The place of each packaged file of the source tree in the wheel."""
     files = set()
     for top in ("offrl", *LINKED):
         for path in (ROOT / top).rglob("*"):
@@ -52,7 +52,7 @@ def source_files() -> set[str]:
 
 
 def faults(wheel: Path) -> list[str]:
-    """What is wrong with the wheel's list of files."""
+    """The faults of the wheel's list of files."""
     with zipfile.ZipFile(wheel) as archive:
         members = {name for name in archive.namelist() if not name.endswith("/")}
         entry_points = next((archive.read(n).decode() for n in members if n.endswith(".dist-info/entry_points.txt")), "")

@@ -176,7 +176,7 @@ def contestants(name: str) -> tuple[list[Contestant], list[Row]]:
 
 
 def command(python: str, module: str, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """How a program of scripts/peers is started: its command and its surroundings, with one thread for everything."""
+    """The command that starts a program of scripts/peers, and its environment, with one thread for everything."""
     paths = [str(SCRIPTS), str(SCRIPTS.parent)]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     jax = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
@@ -341,7 +341,7 @@ def line_of(row: Row, parts: list[Contestant], reference: dict[str, Row], floor:
 
 
 def profiles(name: str, rows: int, python: str) -> list[str]:
-    """Where offrl's time goes, for each of its rows on one core."""
+    """The breakdown of offrl's time, for each of its rows on one core."""
     kinds = [("eager", 1), ("compiled", 1)] if name == "ensemble" else [("eager", 1), ("compiled", 1), ("eager", 4), ("compiled", 4)]
     lines, head = [], []
     performed = 0.0

@@ -233,7 +233,7 @@ class Worker:
         return os.fstat(self.errors.fileno()).st_size
 
     def _said(self, first: int) -> list[str]:
-        """What the process wrote to standard error from this byte on. Its own place in the file is not moved."""
+        """The standard error of the process from this byte on. Its own place in the file is not moved."""
         said = os.pread(self.errors.fileno(), self._size() - first, first).decode(errors="replace")
         return [x.rstrip() for x in said.splitlines() if x.strip()]
 
@@ -252,7 +252,7 @@ class Worker:
 
 
 def hung(said: Sequence[str]) -> list[str]:
-    """Where a process was when its time was over, from what faulthandler wrote: `places` of the main thread."""
+    """The place where a process was when its time was over, from what faulthandler wrote: `places` of the main thread."""
     starts = [i for i, line in enumerate(said) if line.startswith(("Thread ", "Current thread "))]  # the main thread comes last
     found = [re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in said[starts[-1] if starts else 0 :]]
     frames = places([(m[1], int(m[2]), m[3]) for m in reversed(found) if m])

@@ -252,7 +252,7 @@ def translate(word: str, known: set[str]) -> str:
 
 
 def read(run: Path) -> dict[str, Any]:
-    """What a run left, as text: hashes of tensors by name, metrics, scores."""
+    """The results of a run, as text: hashes of tensors by name, metrics, scores."""
     from safetensors.numpy import load_file
 
     latest = sorted((run / "checkpoints").glob("step_*.safetensors"))[-1]

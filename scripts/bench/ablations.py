@@ -79,7 +79,7 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def spikes(series: Sequence[float], factor: float = SPIKE, window: int = WINDOW) -> int:
-    """How many entries exceed `factor` times the median of the `window` entries before them (at least 5), in absolute value.
+    """The number of entries that exceed `factor` times the median of the `window` entries before them (at least 5), in absolute value.
 
     A line that is not finite counts. A median of almost nothing says nothing: it is taken to be at least a thousandth of the series' own.
     """

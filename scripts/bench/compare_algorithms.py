@@ -1,4 +1,4 @@
-"""What an update of every registered algorithm costs, relative to TD3+BC's, compiled and eager, on one core.
+"""The cost of an update of every registered algorithm, relative to TD3+BC's, compiled and eager, on one core.
 
     python scripts/bench/compare_algorithms.py --out docs/benchmarks/algorithms.md    # about 8 minutes where nothing else runs
     python scripts/bench/compare_algorithms.py --quick --only td3_bc iql --modes eager           # shows that it works

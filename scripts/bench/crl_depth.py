@@ -25,7 +25,7 @@ COLUMNS = ("layers", "replicas x updates a second", "critics' loss", "largest lo
 
 
 def measured(run: Any, seeds: int) -> tuple[list[float], list[float], list[float]]:
-    """Of each seed: mean loss and accuracy over the last tenth of the lines, and the largest loss after the first tenth."""
+    """Per seed: mean loss and accuracy over the last tenth of the lines, and the largest loss after the first tenth."""
     lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
     tenth = max(1, len(lines) // 10)
     loss = [[math.inf if line["critic/loss"][s] is None else line["critic/loss"][s] for line in lines] for s in range(seeds)]

@@ -1,4 +1,4 @@
-"""How long loading a Minari data set takes, beside iterating its episodes: `python scripts/bench/data.py`.
+"""The time of loading a Minari dataset, beside iterating its episodes: `python scripts/bench/data.py`.
 
 Makes data sets of one million transitions (11 observations, 3 actions; 1,000 and 50,000 episodes of equal length) with Minari itself in a
 temporary folder, and times, interleaved and in one process, on files that the operating system has in memory:

@@ -22,7 +22,7 @@ FIRST, SHOWN = 1_000_000, 3  # number of the first task; episodes that are shown
 
 
 class Shown(Trained):
-    """Begins with a prompt from recorded episodes, SHOWN of each task, in the order of the tasks."""
+    """A policy that begins with a prompt from recorded episodes, SHOWN of each task, in the order of the tasks."""
 
     def __init__(self, policy: Any, data: Dataset) -> None:
         super().__init__(policy, explore=False)

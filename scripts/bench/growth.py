@@ -1,4 +1,4 @@
-"""How the cost of offrl's training grows, on this machine's CPU with one thread: replicas, batch, width, size of the data; and its memory.
+"""The growth of offrl's training cost, on this machine's CPU with one thread: replicas, batch, width, size of the data; and its memory.
 
 python scripts/bench/growth.py                  # plots docs/benchmarks/growth-*.png and a table of IQL; about 6 minutes
 python scripts/bench/growth.py --memory         # 64 replicas of IQL on 2,000,000 transitions, and 100,000 updates; about 3 minutes

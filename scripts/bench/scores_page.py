@@ -41,7 +41,7 @@ def order(label: str) -> tuple[int, str]:
 
 
 def text_of(cell: Cell | None, best: bool) -> str:
-    """What a cell of the table says."""
+    """The text of a cell of the table."""
     if cell is None:
         return "-"
     if not cell.scores:
@@ -72,7 +72,7 @@ def table(results: Results) -> list[str]:
 
 
 def lengths(results: Results) -> str:
-    """How long the seeds were trained."""
+    """The number of updates of the seeds, in a sentence."""
     steps: dict[int, set[str]] = {}
     for s in results.final:
         steps.setdefault(s.step, set()).add(f"{results.label(s)} on {s.dataset}")

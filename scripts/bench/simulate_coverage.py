@@ -1,4 +1,4 @@
-"""How often do the intervals of `offrl.statistics.aggregate` hold the truth? Simulated seeds of made-up algorithms whose true IQM is known.
+"""The coverage of the intervals of `offrl.statistics.aggregate`: simulated seeds of made-up algorithms whose true IQM is known.
 
 python scripts/bench/simulate_coverage.py                      # the table of docs/statistics.md, three minutes
 python scripts/bench/simulate_coverage.py --experiments 200    # a rough one

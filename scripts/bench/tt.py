@@ -49,7 +49,7 @@ BINS = 100
 
 
 def published(column: np.ndarray) -> np.ndarray:
-    """What comes back from the authors' tokens."""
+    """The values that the authors' tokens decode to."""
     thresholds = np.append(np.sort(column)[:: -(-len(column) // BINS)], column.max())
     token = np.clip(np.searchsorted(thresholds, column, side="right") - 1, 0, len(thresholds) - 2)
     return 0.5 * (thresholds[token] + thresholds[token + 1])

@@ -1,4 +1,4 @@
-"""What a world model costs: its training against a loop over members, and roll-outs for one replica and for several that share it.
+"""The cost of a world model: its training against a loop over members, and rollouts for one replica and for several that share it.
 
     python scripts/bench/world_model.py --out docs/benchmarks/world-models-speed.md     # about 5 minutes
     python scripts/bench/world_model.py --rollouts 2000 --rounds 1 --updates 5 --mode eager      # shows that it works
@@ -65,7 +65,7 @@ class Loop:
 
 
 def seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Of one call."""
+    """The seconds of one call."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()

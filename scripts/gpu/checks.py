@@ -1,4 +1,4 @@
-"""What gpu_check.py looks at besides: the real command, random numbers, memory, precision, kernels. Each check gives
+"""The further checks of gpu_check.py: the real command, random numbers, memory, precision, kernels. Each check gives
 {"verdict", "text"} and perhaps {"table": rows, the first of them the head}, or {"skipped": why}."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KINDS = {"bf16": 0.1, "tf32": 0.02}  # how far a loss may be from float32's
 
 
 def absent(names: tuple[str, ...]) -> str:
-    """Which of these packages are not installed, in words; empty where all are."""
+    """The packages among these that are not installed, in words; empty where all are."""
     missing = [name for name in names if find_spec(name) is None]
     return f"needs {', '.join(missing)} (pip install -e .)" if missing else ""
 
@@ -71,7 +71,7 @@ def start(words: list[str], folder: Path, cache: Path) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a command printed. Raises RuntimeError with its end where it failed."""
+    """The output of a command. Raises RuntimeError with its end where it failed."""
     printed = process.communicate()[0]
     if process.returncode:
         shown = "\n".join(printed.strip().splitlines()[-12:])

@@ -1,4 +1,4 @@
-"""What gpu_check.py compares and times in its worker: a mode's step against the eager one, speed, memory, long runs."""
+"""The comparisons and timings of gpu_check.py's worker: a mode's step against the eager one, speed, memory, long runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cases() -> Any:
 
 
 def machine(device: str) -> Answer:
-    """What machine this is."""
+    """The machine, in words."""
     words = [f"torch {torch.__version__}", f"Python {platform.python_version()}", f"{os.cpu_count()} CPU cores"]
     if device == "cpu":
         return {"text": f"CPU, {', '.join(words)}"}
@@ -99,7 +99,7 @@ def equality(algo: str, mode: str, size: str, device: str) -> Answer:
 
 
 def once(name: str, work: Callable[[], Answer]) -> Answer:
-    """What `work` gives, which is done once in a check, for all modes and workers."""
+    """The result of `work`, which is done once in a check, for all modes and workers."""
     path = scratch() / f"{name}.pt"
     if path.exists():
         found: Answer = torch.load(path, weights_only=True)
@@ -127,7 +127,7 @@ def on_cpu(what: tuple[Any, Any, int], tree: Any) -> Answer:
 
 
 def unfit(algo: str) -> str:
-    """Why an algorithm cannot be compared here; empty where it can."""
+    """The reason why an algorithm cannot be compared on this machine; empty where it can."""
     kind = registry.get("algo", algo)
     if kind.traits.text:
         return "learns from texts, which no graph can hold: see the checks"

@@ -1,4 +1,4 @@
-"""What gpu_check.py measures, in which order, and how long each job may take. Imports no torch."""
+"""The jobs of gpu_check.py, their order, and how long each may take. Imports no torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OPTIONS = ({"deterministic": False}, {"combo_kernels": True}, {"assert_indirect_
 
 
 def plan(options: argparse.Namespace) -> list[Job]:
-    """What to measure, the most telling first. A job's "share" is the part of the time by which it must be over, so that later ones come
+    """The jobs, the most telling first. A job's "share" is the part of the time by which it must be over, so that later ones come
     to their turn; what is missed by that is done at the end, if there is time."""
     cpu, small = options.device == "cpu", options.small
     modes = options.modes or (["compiled"] if cpu else ["cudagraph", "compiled-cudagraph"])

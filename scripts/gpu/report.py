@@ -15,7 +15,7 @@ Pairs = list[tuple[Job, Answer]]
 
 
 def report(jobs: Sequence[Job], answers: Sequence[Answer | None], seconds: float, device: str) -> str:
-    """Everything. An answer is None while a job has not been reached."""
+    """The whole report as Markdown. An answer is None while a job has not been reached."""
     pairs = [(job, {"missed": MISSED} if answer is None else answer) for job, answer in zip(jobs, answers, strict=True)]
 
     def of(*names: str) -> Pairs:
@@ -34,7 +34,7 @@ def report(jobs: Sequence[Job], answers: Sequence[Answer | None], seconds: float
 
 
 def why(answer: Answer) -> str:
-    """Why there is no result, in one line; empty where there is one."""
+    """The reason why there is no result, in one line; empty where there is one."""
     return cell(next((answer[k] for k in ("missed", "skipped", "error") if k in answer), ""))
 
 
@@ -44,7 +44,7 @@ def cell(text: str) -> str:
 
 
 def summary(pairs: Pairs) -> list[str]:
-    """How many jobs came out how, and what went wrong by name."""
+    """The number of jobs of each outcome, and the failed ones by name."""
     found: Counter[str] = Counter()
     wrong = []
     for job, answer in pairs:
@@ -138,7 +138,7 @@ def speed_table(pairs: Pairs, warm: Pairs) -> list[str]:
 
 
 def options_table(pairs: Pairs, every: Pairs) -> list[str]:
-    """What the compiler's options change."""
+    """The effect of the compiler's options."""
     if not pairs:
         return []
     plain = {(j["replicas"], j["mode"]): a["rate"] for j, a in every if j["algo"] == BASE_ALGO and "rate" in a and not j.get("options")}
@@ -183,7 +183,7 @@ def timed_lines(pairs: Pairs) -> list[str]:
 
 
 def checks_table(pairs: Pairs) -> list[str]:
-    """What else was looked at."""
+    """The further checks."""
     if not pairs:
         return []
     lines = ["## Checks", "", "| what | verdict | |", "|---|---|---|"]

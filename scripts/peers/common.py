@@ -1,4 +1,4 @@
-"""What the contestants of scripts/compare_speed.py share: data, sizes, initial weights, and how a burst is asked for.
+"""The parts that the contestants of scripts/compare_speed.py share: data, sizes, initial weights, and the protocol of a burst.
 
 A contestant is a program of its own (`python -m peers.NAME`). It warms up, prints one line of JSON, and then waits: each line
 "burst SECONDS" on standard input makes it update for that long and print how often it did. Waiting costs nothing, so that bursts of
@@ -61,7 +61,7 @@ def flags(rows: int, every: int = EPISODE) -> tuple[np.ndarray, np.ndarray]:
 
 
 def episodes(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each episode by `flags` its first row and the one after its last: two int64 arrays [E]."""
+    """The first row of each episode by `flags`, and the one after its last: two int64 arrays [E]."""
     ends = np.flatnonzero(np.logical_or(*flags(rows))) + 1
     return np.concatenate([[0], ends[:-1]]), ends
 

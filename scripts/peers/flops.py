@@ -58,7 +58,7 @@ def ensemble(batch: int, observation: int, action: int, hidden: Sequence[int]) -
 
 
 def _soft(batch: int, q: Sequence[int], pi: Sequence[int], critics: int) -> list[Product]:
-    """What soft actor-critics need besides the critics' training: the policy through all critics, and all target critics."""
+    """The products of soft actor-critics besides the critics' training: the policy through all critics, and all target critics."""
     actor = _trained(batch, pi) + critics * (forward(batch, q) + backward(batch, q, weights=False, inputs=True))
     return actor + forward(batch, pi) + critics * forward(batch, q)
 

@@ -1,4 +1,4 @@
-"""Where the time of offrl's update goes: matrix products, optimiser, sampling, other arithmetic, and what is left for dispatch.
+"""The breakdown of the time of offrl's update: matrix products, optimiser, sampling, other arithmetic, and what is left for dispatch.
 
 A process of its own: the profiler and the names of the compiled kernels would slow down the one that is timed.
 """
@@ -27,7 +27,7 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "
 
 
 def group(name: str) -> str:
-    """Which part of an update an operator or a compiled kernel belongs to. Dropout's random numbers count as sampling."""
+    """The part of an update that an operator or a compiled kernel belongs to. Dropout's random numbers count as sampling."""
     short = name.removeprefix("aten::").lstrip("_")
     if "cpp_fused" in name:  # named after the operators that were fused into it
         if any(word in name for word in ("sqrt", "lerp")):

@@ -66,7 +66,7 @@ Draw = Callable[..., torch.Tensor]  # numbers of a shape
 
 
 def zeros(shape: Sequence[int]) -> torch.Tensor:
-    """What a check has in the place of normal noise, here and in offrl_speed.py."""
+    """Zeros, which a check has in the place of normal noise, here and in offrl_speed.py."""
     return torch.zeros(tuple(shape))
 
 

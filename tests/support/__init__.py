@@ -1,1 +1,1 @@
-"""What several tests share: no tests, and nothing of pytest's but its marks."""
+"""Code that several tests share: no tests, and nothing of pytest's but its marks."""

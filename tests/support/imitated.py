@@ -122,7 +122,7 @@ class Machine(TorchDispatchMode):
 
 
 def adds_up(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether this adds several numbers to one place, in an order that CUDA leaves open, eager or compiled."""
+    """True where this adds several numbers to one place, in an order that CUDA leaves open, eager or compiled."""
     if name in ADDING:
         base, dim, index = args[:3]
         index = index if index.ndim == base.ndim else index.view(*[-1 if d == dim % base.ndim else 1 for d in range(base.ndim)])
@@ -142,7 +142,7 @@ def inside(x: Any) -> Any:
 
 
 def place() -> str:
-    """Where in the project this happens."""
+    """The place in the project where this happens."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         path = Path(frame.f_code.co_filename)
         if ROOT in path.parents and path.name != Path(__file__).name and "site-packages" not in path.parts:
@@ -213,7 +213,7 @@ def numbers(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a GPU would do in the updates of an algorithm."""
+    """The operations of a GPU in the updates of an algorithm."""
 
     state: Any  # after them, on the CPU
     updates: int

@@ -20,7 +20,7 @@ def completion(text: Any) -> bytes:
 
 @dataclass
 class Scripted:
-    """What the endpoint does and what it has seen."""
+    """The endpoint's script, and the requests that it has seen."""
 
     rule: Callable[[str], Any]  # prompt -> answer
     before: Callable[[int], Reply | str | None] = lambda n: None  # request n (from 0) -> another reply, "drop", or None for the rule's
