@@ -109,7 +109,7 @@ class Recorder(gym.Wrapper):
 
 
 class Stage:
-    """As many environments as are played side by side, kept between waves. Use as a context manager."""
+    """The environments that are played side by side, kept between waves. Use as a context manager."""
 
     def __init__(self, world: World, count: int, noise: float = 0.0) -> None:
         self.world, self.noise = world, noise

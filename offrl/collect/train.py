@@ -54,7 +54,7 @@ def algorithm_of(world: World, config: CollectConfig) -> str:
 
 
 def snapshots(folder: Path) -> list[Snapshot]:
-    """Those in the folder of a training, by step."""
+    """The snapshots in the folder of a training, by step."""
     found = []
     for path in sorted((folder / "snapshots").glob("step_*.safetensors")):
         _, meta = checkpoint.read(path)

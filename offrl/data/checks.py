@@ -44,7 +44,7 @@ def refuse(raw: RawData, faults: list[Fault], check: bool = True) -> None:
 
 
 def find_faults(raw: RawData, clip_actions: bool = False) -> list[Fault]:
-    """Everything wrong with the columns, the corrupting faults first. Never raises for faulty data."""
+    """All faults of the columns, the corrupting ones first. Never raises for faulty data."""
     faults = form_faults(raw)
     if any(f.severity == "corrupting" for f in faults):
         return faults + _not_finite(raw, None)

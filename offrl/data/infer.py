@@ -133,7 +133,7 @@ def environment_range(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def starts_elsewhere(raw: RawData, last: np.ndarray) -> np.ndarray:
-    """Of all episodes, with these `last` rows, those whose last stored successor is the next one's first observation, bool [E]: nobody
+    """Mask of the episodes, with these `last` rows, whose last stored successor is the next one's first observation, bool [E]: nobody
     knows what followed there. After the last episode that is perhaps row 0.
 
     Of terminations all or none: a task may now and then end where another episode begins.

@@ -44,7 +44,7 @@ class PoolUnavailable(UserError):
 
 
 def poolable(task: Task) -> bool:
-    """Whether worker processes can make the task's environment: not where a function makes it, or the script that runs registers it."""
+    """True where worker processes can make the task's environment: not where a function makes it, or the script that runs registers it."""
     if task.env_factory is not None or task.env_id is None:
         return False
     registered = _registration(task)
@@ -185,12 +185,12 @@ class EvaluationPool:
 
     @property
     def pending(self) -> bool:
-        """Whether an evaluation was submitted whose result nobody has fetched."""
+        """True while a submitted evaluation's result has not been fetched."""
         return self._job is not None
 
     @property
     def ready(self) -> bool:
-        """Whether all workers have started."""
+        """True once all workers have started."""
         return self._broken is None and len(self._workers) == self._size and all(w.ready for w in self._workers)
 
     def submit(self, policies: Sequence[Policy], seeds: Sequence[int], shared: bool = False) -> None:
@@ -444,7 +444,7 @@ def _play(evaluator: Evaluator, seed: int, episodes: list[int], policy: Policy, 
 
 
 def _registration(task: Task) -> str | None:
-    """How Gymnasium would make the task's environment here, as text; None where it is not registered (yet)."""
+    """Gymnasium's registration of the task's environment in this process, as text; None where it is not registered (yet)."""
     gym: Any = sys.modules.get("gymnasium")
     spec = None if gym is None or task.env_id is None else gym.registry.get(task.env_id.rpartition(":")[2])
     if spec is None:
@@ -509,7 +509,7 @@ class _Cancelled(Exception):
 
 
 def work(descriptor: int) -> None:
-    """What a worker process does, until its link closes or its parent is gone."""
+    """The main loop of a worker process, until its link closes or its parent is gone."""
     link, sending = Connection(descriptor), threading.Lock()
     cancelled = 0
 

@@ -14,8 +14,8 @@ from offrl.tasks.task import Task
 
 
 class Policy(Protocol):
-    """What is scored. Row e of everything belongs to episode e; a row whose episode does not run holds zeros (of texts: None), and its
-    action is ignored."""
+    """The policy that is scored. Row e of every array belongs to episode e; a row whose episode does not run holds zeros (of texts: None),
+    and its action is ignored."""
 
     def start(self, episodes: int) -> Any:
         """A fresh carry for that many episodes."""
@@ -33,7 +33,7 @@ class Values(Protocol):
         """Q(s, a) [E], or None."""
 
     def in_recorded_units(self, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Such values in the units of the environment's rewards, for episodes of these lengths."""
+        """Values in the units of the environment's rewards, for episodes of these lengths."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Evaluation:
         return [float(p.mean()) if len(p) else float("nan") for p in parts]
 
     def _overestimation(self, n: int) -> float | None:
-        """How much more policy n expected, by its own critic, than it earned: the mean of Q(s_0, a_0) less the discounted return."""
+        """The overestimation of policy n by its own critic: the mean of Q(s_0, a_0) less the discounted return."""
         if self.discounted is None or self.estimates is None or np.isnan(self.estimates[n]).any():
             return None
         return float((self.estimates[n] - self.discounted[n]).mean())
@@ -103,7 +103,7 @@ class Evaluation:
 
 @dataclass
 class Tally:
-    """What N policies have earned so far in E episodes each."""
+    """The returns of N policies so far, in E episodes each."""
 
     returns: np.ndarray  # [N, E]
     lengths: np.ndarray  # [N, E]

@@ -31,7 +31,7 @@ CHECK_STEPS, CHECK_STATES = 24, 16
 
 @dataclass
 class Steps:
-    """What K environments answered to one action each."""
+    """The answers of K environments to one action each."""
 
     observations: np.ndarray  # [K, ...] after flattening
     rewards: np.ndarray  # [K] float64
@@ -66,7 +66,7 @@ class PlainStepper:
         self._flatten = flatten
 
     def handle(self, env: gym.Env) -> Any:
-        """What `step` takes for this environment."""
+        """The handle that `step` takes for this environment."""
         return env
 
     def step(self, handles: Sequence[Any], actions: np.ndarray, t: int, warnings: list[str]) -> Steps:
@@ -113,14 +113,14 @@ class FastStepper:
         return type(base), kind.values, frames, dt, limit, [type(v) for v in views], base.model.nq
 
     def handle(self, env: gym.Env) -> Any:
-        """What `step` takes for this environment; None where it is not like the one that this stepper was made for."""
+        """The handle that `step` takes for this environment; None where it is not like the one that this stepper was made for."""
         with contextlib.suppress(TypeError, AttributeError, ValueError):
             if self._signature(env) == self._shape:
                 return _Body(env.unwrapped, self._kind, _read(env)[4])
         return None
 
     def step(self, handles: Sequence[Any], actions: np.ndarray, t: int, warnings: list[str]) -> Steps:
-        """As `PlainStepper.step`. All environments are at their step t."""
+        """Step as `PlainStepper.step` does. All environments are at their step t."""
         count, first = len(handles), handles[0]
         before, after = np.empty(count), np.empty(count)
         qpos, qvel = np.empty((count, len(first.qpos))), np.empty((count, len(first.qvel)))
@@ -176,8 +176,8 @@ def fast_stepper(env: gym.Env, more: Callable[[], gym.Env], flatten: Callable[[A
 def _agrees(
     stepper: FastStepper, envs: Sequence[gym.Env], handles: list[Any], plain: gym.Env, flatten: Callable[[Any], np.ndarray]
 ) -> bool:
-    """Whether `stepper` on both `envs` gives the bits that `plain.step` gives for each of them in turn: from two starts on, past the end of
-    an episode, and from states far outside the healthy ones."""
+    """True where `stepper` on both `envs` gives the bits that `plain.step` gives for each of them in turn: from two starts on, past the end
+    of an episode, and from states far outside the healthy ones."""
     rng = np.random.default_rng(0)
     space: Any = plain.action_space
     total = CHECK_STEPS + CHECK_STATES

@@ -33,7 +33,7 @@ class AchievedReturns:
         return [mean_interval(e.returns.mean(axis=1)[list(replicas)]) for e in self.evaluations]
 
     def scores(self, replicas: Sequence[int]) -> list[tuple[float, float, float]] | None:
-        """As `means`, of normalised scores; None without reference scores."""
+        """The same as `means`, of normalised scores; None without reference scores."""
         if any(e.scores is None for e in self.evaluations):
             return None
         return [mean_interval(e.per_seed()[list(replicas)]) for e in self.evaluations]

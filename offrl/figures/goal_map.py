@@ -54,7 +54,7 @@ class Panel:
 
 @dataclass
 class Scene:
-    """What is drawn: panels, and the maze's walls, [W, 4]: left, bottom, width, height."""
+    """The content of the picture: panels, and the maze's walls, [W, 4]: left, bottom, width, height."""
 
     panels: list[Panel]
     walls: np.ndarray
@@ -62,7 +62,7 @@ class Scene:
 
 
 def is_maze(spec: DataSpec) -> bool:
-    """Whether observations of the data begin with a place in a maze: a flat observation, and a task with such a name."""
+    """True where observations of the data begin with a position in a maze: a flat observation, and a task with such a name."""
     task = spec.task
     names = f"{spec.name} {task.name} {task.env_id}" if task is not None else ""
     return len(spec.observation_shape) == 1 and spec.observation_dim >= 2 and MAZE.search(names) is not None
@@ -90,7 +90,7 @@ def draw(
 
 
 def subgoals(algorithm: GoalConditioned, state: TrainState, start: Tensor, goal: Tensor, observations: Tensor, goals: Tensor) -> list[int]:
-    """Which of the candidates [N, O], which as goals are [N, G], a hierarchical policy passes on the way from `start` [O] to `goal` [G].
+    """The candidates [N, O], which as goals are [N, G], that a hierarchical policy passes on the way from `start` [O] to `goal` [G].
 
     A subgoal is a latent: the candidate is taken whose own latent is nearest. From there the next one is asked for, until that is the goal
     itself or a candidate that was passed already. Empty for policies without a high level.
@@ -113,7 +113,7 @@ def subgoals(algorithm: GoalConditioned, state: TrainState, start: Tensor, goal:
 
 
 def _as_input(spec: DataSpec, raw: np.ndarray, observation: bool) -> Tensor:
-    """What networks see: observations as they were normalised."""
+    """The networks' input: observations as they were normalised."""
     values = torch.as_tensor(np.asarray(raw, np.float32))
     if observation and spec.observation_mean is not None:
         return (values - torch.tensor(spec.observation_mean)) / torch.tensor(spec.observation_std)
@@ -125,7 +125,7 @@ def _goal_column(dataset: Dataset) -> Tensor:
 
 
 def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
-    """Where the rows are, [N, 2], in the environment's units."""
+    """Positions of the rows, [N, 2], in the environment's units."""
     spec, column = dataset.spec, _goal_column(dataset)
     found = column[rows].float()[:, :2].numpy()
     if spec.goal_dim or spec.observation_mean is None or spec.observation_std is None:

@@ -24,7 +24,7 @@ EARLY = 0.1  # share of the steps in which a collapse is looked for
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one cell of the grid (all of a run without one): numbers for each seed, in scores where there are reference returns."""
+    """The results of one grid point (of a run without a grid, all of it): numbers for each seed, in scores where there are reference returns."""
 
     cell: str
     seeds: list[int]
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
-    """Of a fine-tuning run of `steps` steps, from its scores.csv; none where it was not scored after step 0.
+    """The outcomes of a fine-tuning run of `steps` steps, from its scores.csv; none where it was not scored after step 0.
 
     Regret is that of Cal-QL (arXiv 2303.05479, section 7): 1 less the mean normalised score, here over the evaluations after step 0.
     """

@@ -50,7 +50,7 @@ class Group:
 
 
 def reference(score: Score) -> str:
-    """Whose reference scores are 0 and 100: "D4RL", "Minari", ..., "given"; "" for a raw score."""
+    """The source of the reference scores 0 and 100: "D4RL", "Minari", ..., "given"; "" for a raw score."""
     return "" if score.normalised is None else score.reference or "given"
 
 

@@ -123,7 +123,7 @@ def _cell(value: Any) -> str:
 
 
 class RunLog:
-    """Everything one run writes besides checkpoints. Use it as a context manager, or call `close`.
+    """All files that one run writes besides checkpoints. Use it as a context manager, or call `close`.
 
     Write a step's metrics and scores before its checkpoint (and call `sync` in between): a resumed run drops what came after the
     checkpoint and writes it again.

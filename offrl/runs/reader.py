@@ -313,7 +313,7 @@ def _ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
 
 
 def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:
-    """Why a replica has no final score."""
+    """The reason why a replica has no final score."""
     if steps is None:
         return f"{CONFIG} cannot be read, so whether the run finished is not known"
     if at < steps:

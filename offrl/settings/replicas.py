@@ -91,7 +91,7 @@ def scalars(config_class: type) -> list[str]:
 
 
 def varied(config_class: type) -> list[str]:
-    """Those of them that a grid can vary."""
+    """The scalar settings that a grid can vary."""
     fixed = marked(config_class, "structural", "shared")
     return [name for name in scalars(config_class) if name not in fixed]
 

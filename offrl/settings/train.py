@@ -13,7 +13,7 @@ from offrl.settings.field import setting
 
 @dataclass
 class CheckpointConfig:
-    """When to save, and how much to keep."""
+    """Frequency of checkpoints, and how many to keep."""
 
     every: int | None = setting(None, "updates between checkpoints; null: with every evaluation and at least 20 times a run", low=1)
     keep: int = setting(2, "how many checkpoints to keep; 0 keeps all", low=0)
@@ -21,7 +21,7 @@ class CheckpointConfig:
 
 @dataclass
 class TrainConfig:
-    """Everything that decides a run. `algo` is a dataclass of its own, one for each algorithm."""
+    """All settings that decide a run. `algo` is a dataclass of its own, one for each algorithm."""
 
     algo: Any = setting(None, "the algorithm; `offrl list algo=NAME` shows its own settings", shown="iql")
     dataset: DatasetConfig = field(default_factory=DatasetConfig)

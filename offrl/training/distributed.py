@@ -34,7 +34,7 @@ class World:
 
 
 def world() -> World:
-    """Which of torchrun's processes this is; one of one without torchrun."""
+    """This process's place among torchrun's; one of one without torchrun."""
     return World(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 

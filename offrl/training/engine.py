@@ -24,7 +24,7 @@ SLICE_SECONDS = 0.5  # the longest that an interrupt waits
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything but the data that a process needs to train some replicas."""
+    """All inputs but the data that a process needs to train some replicas."""
 
     algorithm: Algorithm
     batch_size: int
@@ -53,7 +53,7 @@ class Engine(Protocol):
         """The states as they are."""
 
     def acting(self) -> TrainState:
-        """Of the states, what `TrainedPolicy` needs."""
+        """The part of the states that `TrainedPolicy` needs."""
 
     def good(self) -> TrainState:
         """The states that `settle` remembered."""
@@ -65,7 +65,7 @@ class Engine(Protocol):
         """`Step.doubt` of the states that `settle` remembered."""
 
     def finished(self) -> Tensor | None:
-        """Which replicas [N] need no more updates; None where the algorithm does not say."""
+        """Mask of the replicas [N] that need no more updates; None where the algorithm does not say."""
 
     def close(self) -> None:
         """Release what it holds."""
@@ -228,7 +228,7 @@ class LocalEngine:
         return None if any(flag is None for flag in flags) else torch.stack([f for f in flags if f is not None]).cpu()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: this engine holds nothing that must be released."""
 
     def _part(self, tree: Any, part: slice) -> Any:
         return pytree.tree_map(lambda x: x[part].to(self.device, copy=True), tree)

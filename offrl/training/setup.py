@@ -227,7 +227,7 @@ def choose_mode(compile: str, device: torch.device, steps: int, algorithm: Algor
 
 @functools.lru_cache
 def no_triton(device: str) -> str | None:
-    """Why Inductor cannot compile for this GPU, found out with one line of code; None where it can."""
+    """The reason why Inductor cannot compile for this GPU, found by compiling one line of code; None where it can."""
     major, minor = torch.cuda.get_device_capability(device)
     if major < 7:
         return f"Triton needs a GPU of compute capability 7.0 or newer, and this one's is {major}.{minor}"

@@ -108,7 +108,7 @@ def load(path: str | Path, spec: DataSpec, name: str, requirement: Requirement) 
 
 
 def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement) -> Pretrained:
-    """As `load`, before the requirement's own check."""
+    """Load as `load` does, without the requirement's own check."""
     where = f"algo.{name}={run_dir}"
     if not (run_dir / runs.RECORD).is_file():
         cure = "name a run directory, or leave the setting out to train one first" if requirement.algo else "name a run directory"

@@ -38,7 +38,7 @@ def metric_means(sums: Metrics, updates: int) -> Metrics:
 
 
 def finite(metrics: Metrics, alive: Tensor) -> Tensor:
-    """Which of the replicas that are `alive` [N] have finite metrics only."""
+    """Mask of the replicas that are `alive` [N] and have finite metrics only."""
     return torch.stack([alive, *(v.isfinite() for v in metrics.values())]).all(0)
 
 

@@ -25,7 +25,7 @@ class WorkersUnavailable(UserError):
 
 
 def shares(replicas: int, group: int, workers: int) -> list[slice]:
-    """Which replicas each worker trains: whole groups, so that the result is the one of a single process."""
+    """The replicas that each worker trains: whole groups, so that the result is the one of a single process."""
     edges = [0]
     for size in group_sizes(replicas, group):
         edges.append(edges[-1] + size)

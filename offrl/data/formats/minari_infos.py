@@ -1,4 +1,4 @@
-"""Which infos the episodes of a Minari dataset have in common."""
+"""The infos that the episodes of a Minari dataset have in common."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class AdjacentSampler(GoalSampler):
     cell: float = 0.0
 
     def prepare(self, dataset: Dataset) -> AdjacentRows:
-        """As GoalSampler; raises UserError for more cells than a table can hold."""
+        """Prepare as GoalSampler does; raises UserError for more cells than a table can hold."""
         source = super().prepare(dataset)
         own = {f.name: getattr(source, f.name) for f in fields(source)}
         if not (self.dims and self.cell):

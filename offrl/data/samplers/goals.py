@@ -69,7 +69,7 @@ class GoalRows:
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
 
     def at(self, rows: Tensor) -> Tensor:
-        """Their numbers in the data."""
+        """The indices of `rows` in the data."""
         return rows if self.rows is None else self.rows[rows]
 
     def take(self, rows: Tensor) -> Batch:

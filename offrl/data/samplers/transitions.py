@@ -171,7 +171,7 @@ class TransitionSampler:
 
 
 def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of `rows` whose next action is known or not needed, and for each the row that holds it: the next, or a terminal row itself."""
+    """The rows whose next action is known or not needed, and for each the row that holds it: the next, or a terminal row itself."""
     last = torch.zeros(len(dataset), dtype=torch.bool, device=rows.device)
     last[dataset.episode_end.to(rows.device) - 1] = True
     rows = rows[~last[rows] | dataset.columns["terminations"][rows]]

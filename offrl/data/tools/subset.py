@@ -18,7 +18,7 @@ from offrl.settings.field import setting
 
 @dataclass
 class Choice:
-    """Which part of a dataset `subset` keeps: the settings are applied in this order, each to what the one before left."""
+    """The part of a dataset that `subset` keeps: the settings are applied in this order, each to what the one before left."""
 
     rows: str = setting("", "rows, such as 0:5000 (from 0; an end alone too: :5000); episodes are cut where the rows end")
     episodes: Any = setting("", "episodes: 0:100, or a list [0,5,7]; negative numbers count from the end")
