@@ -24,7 +24,7 @@ EARLY = 0.1  # share of the steps in which a collapse is looked for
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one grid point (of a run without a grid, all of it): numbers for each seed, in scores where there are reference returns."""
+    """The results of one grid point (or of a run without a grid): numbers for each seed, in scores where there are reference returns."""
 
     cell: str
     seeds: list[int]
