@@ -136,8 +136,8 @@ class Simulator:
         outcome = self.model.outcome(self.tree, prediction, self.observations, actions, self._next_key())
         doubt = np.zeros(self.count)
         if self.measure is not None:
-            found = self.measure(self.model, self.tree, prediction, self.observations, actions)
-            doubt = found.nan_to_num(1e6, 1e6).cpu().double().numpy()
+            estimate = self.measure(self.model, self.tree, prediction, self.observations, actions)
+            doubt = estimate.nan_to_num(1e6, 1e6).cpu().double().numpy()
         self.past = self.model.later_past(self.past, self.observations, actions)
         self.observations = outcome.next_observations
         self.steps += 1
@@ -183,7 +183,7 @@ def task_limit(task: Task | None) -> int | None:
 
 
 class ModelEnv(gym.Env):
-    """Episodes in a trained model. Observations, actions and rewards are those of the real environment: raw, as its data set records them.
+    """Episodes in a trained model. Observations, actions and rewards are those of the real environment: raw, as its dataset records them.
 
     model: a run of algo=dynamics, a file of its models/, or what `offrl.world_models.model.load` gives. dataset: where episodes begin;
     by default in the states that the model's file holds (10,000 of the data's).

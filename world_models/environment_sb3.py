@@ -36,7 +36,7 @@ class ModelVecEnv(VecEnv):
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         observations, rewards, terminated, truncated, infos = self.envs.step(self._actions)
         dones = terminated | truncated
-        told: list[dict[str, Any]] = []
+        step_infos: list[dict[str, Any]] = []
         for i in range(self.num_envs):
             info: dict[str, Any] = {
                 "uncertainty": float(infos["uncertainty"][i]),
@@ -47,8 +47,8 @@ class ModelVecEnv(VecEnv):
                 info["truncation"] = infos["truncation"][i]
             if dones[i]:
                 info["terminal_observation"] = infos["final_obs"][i]
-            told.append(info)
-        return observations, rewards.astype(np.float32), dones, told
+            step_infos.append(info)
+        return observations, rewards.astype(np.float32), dones, step_infos
 
     def close(self) -> None:
         self.envs.close()
@@ -60,8 +60,8 @@ class ModelVecEnv(VecEnv):
         setattr(self.envs, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        found = getattr(self.envs, method_name)(*method_args, **method_kwargs)
-        return [found for _ in self._get_indices(indices)]
+        result = getattr(self.envs, method_name)(*method_args, **method_kwargs)
+        return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]

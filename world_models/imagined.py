@@ -48,66 +48,66 @@ def collect(
     first = dataset.episode_start
     observations = dataset.columns["observations"].reshape(len(dataset), -1)[first].float()
     past = model.first_past(observations)
-    kept: list[dict[str, Tensor]] = []
+    parts: list[dict[str, Tensor]] = []
     best: dict[str, Tensor] | None = None  # so far, of those that do not beat the data
     played = beat = left = 0
     while played < most and beat < wanted:
         begin, go = rng.split(rng.fold_in(key, played // batch))
         rows = rng.randint(begin, (batch,), len(first))
-        whole = expected(model, tree, branched(model, tree, act, observations[rows], past[rows], horizon, go))
-        returns = episode_returns(whole, dataset.spec)
-        inside = ~(whole.clipped & whole.valid).any(0)
+        rollouts = expected(model, tree, branched(model, tree, act, observations[rows], past[rows], horizon, go))
+        returns = episode_returns(rollouts, dataset.spec)
+        inside = ~(rollouts.clipped & rollouts.valid).any(0)
         better = inside & (returns > threshold)
-        kept.append(choose(whole, returns, torch.nonzero(better).squeeze(-1)))
+        parts.append(choose(rollouts, returns, torch.nonzero(better).squeeze(-1)))
         played, beat, left = played + batch, beat + int(better.sum()), left + int((~inside).sum())
         if not beat:
-            rest = choose(whole, returns, torch.nonzero(inside).squeeze(-1))
-            best = merge([*([best] if best else []), rest], wanted)
+            candidates = choose(rollouts, returns, torch.nonzero(inside).squeeze(-1))
+            best = merge([*([best] if best else []), candidates], wanted)
         if tell is not None:
             tell(f"{played:,} episodes played in the model, {beat:,} above the data's best return {threshold:g} (until {wanted:,} are)")
-    found = merge(kept) if beat else best
-    if found is None or not len(found["returns"]):
+    episodes = merge(parts) if beat else best
+    if episodes is None or not len(episodes["returns"]):
         raise UserError(
             f"{dataset.spec.name}: all {played:,} episodes played in the model left the data's range: train a better model or behaviour "
             "policy, or allow more (algo.range_margin=)"
         )
-    about = {"played": played, "left": left, "beat": beat, "threshold": threshold, "best": float(found["returns"].max())}
-    return found, about
+    about = {"played": played, "left": left, "beat": beat, "threshold": threshold, "best": float(episodes["returns"].max())}
+    return episodes, about
 
 
-def expected(model: Any, tree: Tree, whole: Imagined) -> Imagined:
-    """Roll-outs with the mean of the elites' rewards, where those are learnt."""
+def expected(model: Any, tree: Tree, rollouts: Imagined) -> Imagined:
+    """Rollouts with the mean of the elites' rewards, where those are learnt."""
     if not model.learns_reward:
-        return whole
-    found = []
-    for observations, actions, past in zip(whole.observations, whole.actions, whole.past, strict=True):
-        found.append(model.predict(tree, observations, actions, past).reward[tree["elites"]].mean(0))
-    return whole._replace(rewards=torch.stack(found))
+        return rollouts
+    rewards = []
+    for observations, actions, past in zip(rollouts.observations, rollouts.actions, rollouts.past, strict=True):
+        rewards.append(model.predict(tree, observations, actions, past).reward[tree["elites"]].mean(0))
+    return rollouts._replace(rewards=torch.stack(rewards))
 
 
-def episode_returns(whole: Imagined, spec: DataSpec) -> Tensor:
-    """[B] sums of the rewards of roll-outs [H, B], in the units of the recorded ones."""
-    rewards = (whole.rewards - spec.reward_shift) / (spec.reward_scale or 1.0)
-    return (rewards.double() * whole.valid).sum(0).float()
+def episode_returns(rollouts: Imagined, spec: DataSpec) -> Tensor:
+    """[B] sums of the rewards of rollouts [H, B], in the units of the recorded ones."""
+    rewards = (rollouts.rewards - spec.reward_shift) / (spec.reward_scale or 1.0)
+    return (rewards.double() * rollouts.valid).sum(0).float()
 
 
-def choose(whole: Imagined, returns: Tensor, which: Tensor) -> dict[str, Tensor]:
-    """Roll-outs number `which` [n] of [H, B] as columns, one after another, without what comes after their ends."""
-    valid = whole.valid[:, which].T  # [n, H]
+def choose(rollouts: Imagined, returns: Tensor, indices: Tensor) -> dict[str, Tensor]:
+    """Rollouts number `indices` [n] of [H, B] as columns, one after another, without what comes after their ends."""
+    valid = rollouts.valid[:, indices].T  # [n, H]
     names = ("observations", "actions", "rewards", "next_observations", "terminations")
-    columns = {name: getattr(whole, name)[:, which].transpose(0, 1)[valid] for name in names}
-    return {**columns, "lengths": valid.sum(1), "returns": returns[which]}
+    columns = {name: getattr(rollouts, name)[:, indices].transpose(0, 1)[valid] for name in names}
+    return {**columns, "lengths": valid.sum(1), "returns": returns[indices]}
 
 
-def merge(parts: list[dict[str, Tensor]], most: int | None = None) -> dict[str, Tensor]:
-    """Episodes of several parts, one after another; of more than `most` those with the largest returns."""
-    both = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    if most is None or len(both["returns"]) <= most:
-        return both
-    keep = torch.zeros(len(both["returns"]), dtype=torch.bool, device=both["returns"].device)
-    keep[both["returns"].topk(most).indices] = True
-    rows = keep.repeat_interleave(both["lengths"])
-    return {name: column[keep if name in ("lengths", "returns") else rows] for name, column in both.items()}
+def merge(parts: list[dict[str, Tensor]], count: int | None = None) -> dict[str, Tensor]:
+    """Episodes of several parts, one after another; of more than `count` those with the largest returns."""
+    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if count is None or len(columns["returns"]) <= count:
+        return columns
+    keep = torch.zeros(len(columns["returns"]), dtype=torch.bool, device=columns["returns"].device)
+    keep[columns["returns"].topk(count).indices] = True
+    rows = keep.repeat_interleave(columns["lengths"])
+    return {name: column[keep if name in ("lengths", "returns") else rows] for name, column in columns.items()}
 
 
 def say(about: Mapping[str, Any], name: str) -> str:
@@ -130,7 +130,7 @@ def about_file(path: str | Path, spec: DataSpec) -> dict[str, Any]:
 
 
 def read(path: str | Path, spec: DataSpec) -> tuple[Dataset, dict[str, Any]]:
-    """The episodes in a file as a data set of `spec`, and what is said of them. Raises UserError as `about_file`."""
+    """The episodes in a file as a dataset of `spec`, and what is said of them. Raises UserError as `about_file`."""
     if not Path(path).is_file():
         raise UserError(f"imagined={path}: there is no such file; leave it out, and the episodes are played anew")
     columns, about = checkpoint.read(Path(path))

@@ -1,8 +1,8 @@
 """A trained model of an environment: what it predicts, how an outcome is drawn from it, and the file it lives in.
 
 A `WorldModel` is pure functions of a tree of tensors, so that one model is shared by all replicas of a run, or, where an algorithm trains
-the model itself (RAMBO), each replica hands in parameters of its own. Observations are in the units of the data set that the model was
-trained on (normalised if those were), actions in [-1, 1] or int64, rewards as the data set's transforms made them.
+the model itself (RAMBO), each replica hands in parameters of its own. Observations are in the units of the dataset that the model was
+trained on (normalised if those were), actions in [-1, 1] or int64, rewards as the dataset's transforms made them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Prediction(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One step of B roll-outs."""
+    """One step of B rollouts."""
 
     next_observations: Tensor  # [B, O]
     rewards: Tensor  # [B]
@@ -234,7 +234,7 @@ class WorldModel:
         return self._units[device]
 
     def transformed(self, rewards: Tensor) -> Tensor:
-        """Rewards of the environment as the data set's transforms make them."""
+        """Rewards of the environment as the dataset's transforms make them."""
         return rewards * self.spec.reward_scale + self.spec.reward_shift
 
     # ---- files
@@ -275,18 +275,18 @@ class Trained:
 
     def check(self, spec: DataSpec) -> None:
         """Raise UserError where the model was trained on data of other shapes, units or transforms than `spec`'s."""
-        mine, where = self.model.spec, f"world_model={self.path}"
-        trained_on = self.meta.get("data", {}).get("name", mine.name)
+        source, where = self.model.spec, f"world_model={self.path}"
+        trained_on = self.meta.get("data", {}).get("name", source.name)
         if (
-            mine.observation_shape != spec.observation_shape
-            or mine.discrete != spec.discrete
-            or ((mine.num_actions if mine.discrete else mine.action_dim) != (spec.num_actions if spec.discrete else spec.action_dim))
+            source.observation_shape != spec.observation_shape
+            or source.discrete != spec.discrete
+            or ((source.num_actions if source.discrete else source.action_dim) != (spec.num_actions if spec.discrete else spec.action_dim))
         ):
             raise UserError(
-                f"{where}: trained on {trained_on} with observations {mine.observation_shape} and {_actions(mine)}; {spec.name} has "
+                f"{where}: trained on {trained_on} with observations {source.observation_shape} and {_actions(source)}; {spec.name} has "
                 f"{spec.observation_shape} and {_actions(spec)}: train one on this data with algo=dynamics, or leave world_model= out"
             )
-        places = [_place(s) for s in (mine, spec)]
+        places = [_place(s) for s in (source, spec)]
         if None not in places and places[0] != places[1]:
             raise UserError(f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on this data")
         for name, words in (
@@ -297,11 +297,11 @@ class Trained:
             ("reward_scale", "dataset.reward_scale"),
             ("reward_shift", "dataset.reward_shift"),
         ):
-            there, here = getattr(mine, name), getattr(spec, name)
-            if not _same(there, here):
+            expected, actual = getattr(source, name), getattr(spec, name)
+            if not _same(expected, actual):
                 raise UserError(
-                    f"{where}: trained on {trained_on} with another {words} ({name}: {_short(there)} there, {_short(here)} here); train the"
-                    " model with the same dataset settings, or leave world_model= out and one is trained"
+                    f"{where}: trained on {trained_on} with another {words} ({name}: {_short(expected)} there, {_short(actual)} here); "
+                    "train the model with the same dataset settings, or leave world_model= out and one is trained"
                 )
 
 
@@ -365,8 +365,8 @@ def load(path: str | Path) -> Trained:
             )
         path = files[0]
     if not path.exists():
-        there = [p.parent.name for p in path.parent.glob(f"*/{FOLDER}")]
-        raise UserError(f"world_model={path} does not exist.{nearest(path.name, there)}")
+        candidates = [p.parent.name for p in path.parent.glob(f"*/{FOLDER}")]
+        raise UserError(f"world_model={path} does not exist.{nearest(path.name, candidates)}")
     tensors, meta = checkpoint.read(path)
     if meta.get("kind") != "world_model":
         raise UserError(f"{path} is no world model; those are under {FOLDER}/ in the directory of a run of algo=dynamics")
@@ -408,7 +408,7 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Tree:
 
 
 def input_table(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
-    """The inputs [R, I] at `rows` of a data set, with what came before in their episodes."""
+    """The inputs [R, I] at `rows` of a dataset, with what came before in their episodes."""
     observations = dataset.columns["observations"].reshape(len(dataset), -1)
     return model.inputs(observations[rows].float(), dataset.columns["actions"][rows], past_at(model, dataset, rows))
 
@@ -421,9 +421,9 @@ def past_at(model: Any, dataset: Dataset, rows: Tensor) -> Tensor:
     steps = []
     for back in range(model.history - 1, 0, -1):
         at = rows - back
-        there = torch.maximum(at, start)
-        act = model.encode(actions[there])
-        steps.append(torch.cat([observations[there].float(), torch.where((at >= start).unsqueeze(-1), act, torch.zeros_like(act))], -1))
+        row = torch.maximum(at, start)
+        act = model.encode(actions[row])
+        steps.append(torch.cat([observations[row].float(), torch.where((at >= start).unsqueeze(-1), act, torch.zeros_like(act))], -1))
     if not steps:
         return observations.new_zeros(len(rows), 0, model.spec.observation_dim + model.action_width)
     return torch.stack(steps, 1)

@@ -17,7 +17,7 @@ LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # of central
 ROWS = 20_000  # looked at, at most, evenly spread
 NUMBERS = 20_000_000  # held at once at most: rows x elites x dimensions
 HORIZON = 50  # steps ahead
-STARTS = 256  # of roll-outs along recorded actions
+STARTS = 256  # of rollouts along recorded actions
 CHUNK = 4096  # rows that the networks are given at once
 FEWEST = 30  # rows that a scale is worth finding from
 WIDEST = 1e6  # largest and, inverted, smallest scale
@@ -42,8 +42,8 @@ def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, 
     plain = {**tree, "scale": torch.ones_like(tree["scale"])}
     flat = dataset.columns["observations"].reshape(len(dataset), -1)
     parts = []
-    for some in rows.split(CHUNK):
-        found = model.predict(plain, flat[some].float(), dataset.columns["actions"][some], past_at(model, dataset, some))
+    for chunk in rows.split(CHUNK):
+        found = model.predict(plain, flat[chunk].float(), dataset.columns["actions"][chunk], past_at(model, dataset, chunk))
         parts.append(Prediction(*(None if x is None else x[tree["elites"]] for x in found)))  # type: ignore[arg-type]
     elites = Prediction(*(None if x[0] is None else torch.cat(x, 1) for x in zip(*parts, strict=True)))  # type: ignore[arg-type]
     mean = torch.cat([elites.mean, elites.reward.unsqueeze(-1)], -1)
@@ -78,9 +78,9 @@ def coverage(level: Tensor) -> Tensor:
     return torch.stack([(level <= p).float().mean(0) for p in LEVELS], -1)
 
 
-def recalibrated(level: Tensor, asked: Tensor | None) -> Tensor:
+def recalibrated(level: Tensor, targets: Tensor | None) -> Tensor:
     """`coverage` of the intervals that are asked for at the levels [D, L] of `levels`; None: at LEVELS themselves."""
-    return coverage(level) if asked is None else (level.unsqueeze(-1) <= asked).float().mean(0)
+    return coverage(level) if targets is None else (level.unsqueeze(-1) <= targets).float().mean(0)
 
 
 def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
@@ -94,10 +94,10 @@ def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     has no deviations of its own). From fewer than FEWEST rows no factor is found: 1, or then the root mean square of the errors.
     """
     held, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
-    own = own_deviations(model)
+    gaussian = own_deviations(model)
     if len(rows) < FEWEST:
-        return torch.ones(model.out_dim) if own else (held.mean.mean(0) - held.target).square().mean(0).sqrt().clamp(min=1.0 / WIDEST)
-    wanted = (torch.arange(len(held.target)) + 0.5).unsqueeze(-1) / len(held.target)
+        return torch.ones(model.out_dim) if gaussian else (held.mean.mean(0) - held.target).square().mean(0).sqrt().clamp(min=1.0 / WIDEST)
+    uniform = (torch.arange(len(held.target)) + 0.5).unsqueeze(-1) / len(held.target)
 
     least = nll(held)
 
@@ -105,8 +105,8 @@ def scales(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
         scale = torch.exp(logarithm)
         level = central(held, scale).sort(0).values
         unlikely = torch.where(nll(held, scale) > least + 1e-6, 1.0, 0.0)  # farther than any two distributions are
-        tie = logarithm.double().square() if own else logarithm.double()
-        return unlikely + (level - wanted).double().square().mean(0) + 1e-6 * tie
+        tie = logarithm.double().square() if gaussian else logarithm.double()
+        return unlikely + (level - uniform).double().square().mean(0) + 1e-6 * tie
 
     def best(grid: Tensor) -> Tensor:  # [G, D] of logarithms
         return grid.gather(0, torch.stack([distance(row) for row in grid]).argmin(0, keepdim=True))[0]
@@ -123,11 +123,11 @@ def levels(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> Tensor:
     The quantiles of `central`, which is what recalibrated regression comes to for central intervals (arXiv 1807.00263, algorithm 1): errors
     with heavier tails than a Gaussian's need another factor at each level, and `scales` has one. From fewer than FEWEST rows: LEVELS.
     """
-    wanted = torch.tensor(LEVELS)
+    nominal = torch.tensor(LEVELS)
     if len(rows) < FEWEST:
-        return wanted.expand(model.out_dim, -1).clone()
+        return nominal.expand(model.out_dim, -1).clone()
     held, _ = look(model, tree, dataset, spread(rows, room(tree, model)))
-    return torch.quantile(central(held, tree["scale"]), wanted, dim=0).T.contiguous()
+    return torch.quantile(central(held, tree["scale"]), nominal, dim=0).T.contiguous()
 
 
 def nll(held: Held, scale: Tensor | float = 1.0) -> Tensor:
@@ -174,20 +174,20 @@ def endings(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> dict[str,
     held, elites = look(model, tree, dataset, rows)
     recorded = dataset.columns["terminations"][rows]
     if elites.ending is not None:
-        said = elites.ending.sigmoid().mean(0) > 0.5
+        predicted = elites.ending.sigmoid().mean(0) > 0.5
     else:
         following = held.mean.mean(0)[:, :-1]
-        said = registry.get("termination", model.config.termination)(
+        predicted = registry.get("termination", model.config.termination)(
             *model.recorded(held.before, dataset.columns["actions"][rows], following)
         )
-    right, claimed, there = (int(x.sum()) for x in (said & recorded, said, recorded))
+    hits, positives, terminals = (int(x.sum()) for x in (predicted & recorded, predicted, recorded))
     return {
         "function": model.config.termination,
         "rows": len(rows),
-        "recorded": there,
-        "predicted": claimed,
-        "precision": right / claimed if claimed else None,
-        "recall": right / there if there else None,
+        "recorded": terminals,
+        "predicted": positives,
+        "precision": hits / positives if positives else None,
+        "recall": hits / terminals if terminals else None,
     }
 
 
@@ -209,7 +209,7 @@ def starts_of(dataset: Dataset, allowed: Tensor) -> tuple[Tensor, int]:
 
 
 def many_steps(model: Any, tree: Tree, dataset: Dataset, allowed: Tensor) -> dict[str, Any] | None:
-    """Errors of roll-outs along recorded actions, cut off at the data's range as all roll-outs are: of the elites' mean, and of samples (a
+    """Errors of rollouts along recorded actions, cut off at the data's range as all rollouts are: of the elites' mean, and of samples (a
     random elite and noise in each step, as algorithms draw them), beside those of "nothing changes".
 
     An error is the root of the mean over dimensions of squares, each in the data's standard deviations: its median over starts and the
@@ -225,15 +225,15 @@ def many_steps(model: Any, tree: Tree, dataset: Dataset, allowed: Tensor) -> dic
     first = columns["observations"][starts].float()
     real = torch.stack([columns["next_observations"][starts + k].float() for k in range(horizon)])  # [H, B, O]
     earned = torch.stack([dataset.columns["rewards"][starts + k] for k in range(horizon)]).cumsum(0)
-    found: dict[str, Any] = {"horizon": horizon, "starts": len(starts), "std": deviation.tolist()}
+    result: dict[str, Any] = {"horizon": horizon, "starts": len(starts), "std": deviation.tolist()}
     for kind in ("mean", "sampled"):
         states, rewards = roll(model, tree, dataset, starts, horizon, kind == "sampled")
-        found[kind] = _bands((states - real) / unit)
+        result[kind] = _bands((states - real) / unit)
         if kind == "mean":
-            found["rmse"] = (states - real).double().square().mean(1).sqrt().tolist()
-            found["return_rmse"] = (rewards.cumsum(0) - earned).double().square().mean(1).sqrt().tolist()
-    found["unchanged"] = _bands((first - real) / unit)
-    return found
+            result["rmse"] = (states - real).double().square().mean(1).sqrt().tolist()
+            result["return_rmse"] = (rewards.cumsum(0) - earned).double().square().mean(1).sqrt().tolist()
+    result["unchanged"] = _bands((first - real) / unit)
+    return result
 
 
 def roll(model: Any, tree: Tree, dataset: Dataset, starts: Tensor, horizon: int, sampled: bool) -> tuple[Tensor, Tensor]:
@@ -297,7 +297,7 @@ def ood(
         others = inside.transition_rows()
         tree = prepare("density", model, tree, inside, rest if len(rest := others[~torch.isin(others, rows)]) else rows)
     kinds = [name for name in names() if not fault(name, model)]
-    found: dict[str, list[list[Tensor]]] = {name: [[], []] for name in kinds}
+    measures: dict[str, list[list[Tensor]]] = {name: [[], []] for name in kinds}
     alone: list[list[Tensor]] = [[], []]
     for name in kinds:
         tree = prepare(name, model, tree, inside)
@@ -306,9 +306,9 @@ def ood(
             o, a = observations[at], actions[at]
             prediction = model.predict(tree, o, a, past[at])
             for name in kinds:
-                found[name][i].append(measure(name)(model, tree, prediction, o, a))
+                measures[name][i].append(measure(name)(model, tree, prediction, o, a))
             alone[i].append((prediction.std.square().sum(-1) + prediction.reward_std.square()).sqrt())
-    result = {name: auroc(torch.cat(a), torch.cat(b)) for name, (a, b) in found.items()}
+    result = {name: auroc(torch.cat(a), torch.cat(b)) for name, (a, b) in measures.items()}
     if "aleatoric" in kinds and model.members > 1:
         one, two = (torch.cat(x, 1) for x in alone)
         result["single"] = float(np.mean([auroc(a, b) for a, b in zip(one, two, strict=True)]))
@@ -323,7 +323,7 @@ class Sample(NamedTuple):
 
     rows: Tensor  # one step ahead: the next observation is known
     ends: Tensor  # whether the episode ends there is known
-    allowed: Tensor  # bool [R]: where roll-outs may begin
+    allowed: Tensor  # bool [R]: where rollouts may begin
     words: str
 
 

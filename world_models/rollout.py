@@ -19,7 +19,7 @@ Measure = Callable[[Any, Tree, Prediction, Tensor, Tensor], Tensor]  # see `offr
 
 
 class Imagined(NamedTuple):
-    """H steps of B roll-outs, [H, B, ...]. A row is `valid` while its roll-out has not ended before it."""
+    """H steps of B rollouts, [H, B, ...]. A row is `valid` while its rollout has not ended before it."""
 
     observations: Tensor
     actions: Tensor

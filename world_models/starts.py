@@ -37,8 +37,8 @@ def of(trained: Trained, dataset: Dataset | None, kind: str) -> tuple[Tensor, Te
     if kind == "initial" and "initial" in tree:
         return tree["initial"], model.first_past(tree["initial"])
     if kind == "data" and "starts" in tree:
-        found = tree["starts"]["observations"]
-        return found, tree["starts"].get("past", model.first_past(found))
+        states = tree["starts"]["observations"]
+        return states, tree["starts"].get("past", model.first_past(states))
     raise UserError(f"{trained.path} holds no states to start from (an older version wrote it): hand in the data set too, or train it anew")
 
 
@@ -55,5 +55,5 @@ def _at(dataset: Dataset, rows: Tensor) -> Tensor:
 
 
 def _with_past(model: Any, dataset: Dataset, rows: Tensor) -> Tree:
-    found = {"observations": _at(dataset, rows)}
-    return found if model.history == 1 else {**found, "past": past_at(model, dataset, rows)}
+    states = {"observations": _at(dataset, rows)}
+    return states if model.history == 1 else {**states, "past": past_at(model, dataset, rows)}

@@ -49,35 +49,35 @@ def slopes(algorithm: Algorithm, state: TrainState, observations: Tensor) -> Ten
         critic = getattr(algorithm, "critic", None)
         if isinstance(critic, Critic):
             return critic.q(state.params["critic"], at, actions)
-        found = algorithm.q_value(state, at, actions)
-        assert found is not None, "load refuses algorithms without values"
-        return found.unsqueeze(0)
+        q = algorithm.q_value(state, at, actions)
+        assert q is not None, "load refuses algorithms without values"
+        return q.unsqueeze(0)
 
     pulled: Any = vjp(values, observations)
     out, back = pulled
-    each = torch.eye(len(out), device=out.device, dtype=out.dtype)
-    return torch.stack([back(one.unsqueeze(-1).expand_as(out).contiguous())[0] for one in each])
+    basis = torch.eye(len(out), device=out.device, dtype=out.dtype)
+    return torch.stack([back(direction.unsqueeze(-1).expand_as(out).contiguous())[0] for direction in basis])
 
 
 def squares(values: Pretrained, dataset: Dataset, rows: Tensor) -> Tensor:
     """The squared gradients at the next observations of `rows`, the mean over critics and replicas, in the units of `dataset`: [R, O]."""
-    there, here = values.algorithm.spec, dataset.spec
-    device, width = rows.device, here.observation_dim
+    trained_spec, data_spec = values.algorithm.spec, dataset.spec
+    device, width = rows.device, data_spec.observation_dim
 
     def moments(spec: DataSpec) -> tuple[Tensor, Tensor]:
         if spec.observation_mean is None or spec.observation_std is None:
             return torch.zeros(width, device=device), torch.ones(width, device=device)
         return torch.tensor(spec.observation_mean, device=device), torch.tensor(spec.observation_std, device=device)
 
-    (mean, std), (own_mean, own_std) = moments(here), moments(there)
+    (mean, std), (own_mean, own_std) = moments(data_spec), moments(trained_spec)
     flat = dataset.columns["next_observations"].reshape(len(dataset), width)
     members = [(a, pytree.tree_map(lambda x: x.to(device), state)) for a, state in values.replicas]
-    found = []
+    gradients = []
     for part in rows.split(CHUNK):
-        theirs = (flat[part].float() * std + mean - own_mean) / own_std
-        each = [slopes(algorithm, state, theirs).square().mean(0) for algorithm, state in members]
-        found.append(torch.stack(each).mean(0) * (std / own_std).square())  # the chain rule
-    return torch.cat(found) if found else torch.zeros(0, width, device=device)
+        rescaled = (flat[part].float() * std + mean - own_mean) / own_std
+        squared_slopes = [slopes(algorithm, state, rescaled).square().mean(0) for algorithm, state in members]
+        gradients.append(torch.stack(squared_slopes).mean(0) * (std / own_std).square())  # the chain rule
+    return torch.cat(gradients) if gradients else torch.zeros(0, width, device=device)
 
 
 def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float = 0.95) -> Tensor:
@@ -87,9 +87,9 @@ def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float 
     dimensions. quantile: gradients longer than this quantile of their lengths are shortened to it; 1: none.
     Raises UserError for values that say nothing.
     """
-    everything = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
-    some = everything[torch.linspace(0, len(everything) - 1, min(len(everything), MEASURED), device=everything.device).long()]
-    sample = squares(values, dataset, some)
+    known_rows = torch.nonzero(dataset.columns["successor_known"]).squeeze(-1)
+    sampled_rows = known_rows[torch.linspace(0, len(known_rows) - 1, min(len(known_rows), MEASURED), device=known_rows.device).long()]
+    sample = squares(values, dataset, sampled_rows)
     limit = sample.sum(-1).quantile(quantile) if quantile < 1.0 else sample.new_tensor(torch.inf)
 
     def shortened(square: Tensor) -> Tensor:
@@ -100,5 +100,5 @@ def weights(values: Pretrained, dataset: Dataset, rows: Tensor, quantile: float 
     if not bool(torch.isfinite(level)) or not float(level) > 0.0:
         what = "do not change with the observation" if float(level) == 0.0 else "are not finite"
         raise UserError(f"algo.value_run: the values of that run {what}: they say nothing about what matters")
-    found = shortened(squares(values, dataset, rows)) / level
-    return torch.cat([found, torch.ones_like(found[:, :1])], -1)
+    factors = shortened(squares(values, dataset, rows)) / level
+    return torch.cat([factors, torch.ones_like(factors[:, :1])], -1)

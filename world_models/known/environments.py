@@ -183,30 +183,30 @@ def _registered(what: DataSpec | Task | str | None, kind: str) -> str | None:
 
 def _agree(given: Mapping[str, Any], family: Family, free: frozenset[str]) -> bool:
     """True where each setting has the value that the family requires, or is free to have any."""
-    wanted = family.settings
-    return all(_same(v, wanted[k]) if k in wanted else k in free for k, v in given.items())
+    expected_settings = family.settings
+    return all(_same(v, expected_settings[k]) if k in expected_settings else k in free for k, v in given.items())
 
 
 def raw_transitions(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(observations [N, *O], actions [N, A] or int64 [N], next observations [N, *O]) of `rows`, int64 [N], in the environment's units."""
     spec, columns = dataset.spec, dataset.columns
-    here, after, actions = (columns[k][rows] for k in ("observations", "next_observations", "actions"))
+    states, after, actions = (columns[k][rows] for k in ("observations", "next_observations", "actions"))
     if spec.observation_mean is not None and spec.observation_std is not None:
         mean, std = (
-            torch.tensor(v, device=here.device).reshape(spec.observation_shape) for v in (spec.observation_mean, spec.observation_std)
+            torch.tensor(v, device=states.device).reshape(spec.observation_shape) for v in (spec.observation_mean, spec.observation_std)
         )
-        here, after = here * std + mean, after * std + mean
+        states, after = states * std + mean, after * std + mean
     if not spec.discrete and spec.action_low:
-        low, high = (torch.tensor(v, device=here.device) for v in (spec.action_low, spec.action_high))
+        low, high = (torch.tensor(v, device=states.device) for v in (spec.action_low, spec.action_high))
         actions = low + (actions + 1.0) * 0.5 * (high - low)
-    return here, actions, after
+    return states, actions, after
 
 
 def task_of(what: DataSpec | Task | str | None) -> Task | None:
     """The task of a dataset's spec, of an environment's id or of a dataset's name."""
     if isinstance(what, str):
-        found = tasks.lookup(what)
-        return found if found is not None else Task(name=what, env_id=what)
+        task = tasks.lookup(what)
+        return task if task is not None else Task(name=what, env_id=what)
     return what.task if isinstance(what, DataSpec) else what
 
 

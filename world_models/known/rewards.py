@@ -106,8 +106,8 @@ def pusher(observations: Tensor, actions: Tensor, next_observations: Tensor) -> 
 def pen(observations: Tensor, actions: Tensor, next_observations: Tensor) -> Tensor:
     """D4RL's pen: its direction's likeness to the wanted one (entries 33 to 38), less its distance from the place (39 to 41), with
     10 and 50 for being near both, less 5 when it is dropped (26)."""
-    has, wanted = next_observations[..., 33:36], next_observations[..., 36:39]
-    likeness = (has * wanted).sum(-1) / (_length(has) * _length(wanted))
+    has, target = next_observations[..., 33:36], next_observations[..., 36:39]
+    likeness = (has * target).sum(-1) / (_length(has) * _length(target))
     distance = _length(next_observations[..., 39:42])
     near = distance < 0.075
     bonus = 10.0 * (near & (likeness > 0.9)) + 50.0 * (near & (likeness > 0.95))

@@ -145,8 +145,8 @@ class Sindy(Algorithm):
             if not path.exists():
                 self.write(path, replica, dataset, parts)
             trained = load(path)
-            found = [*(f"  note: {n}" for n in trained.meta["notes"]), *(f"  {e}" for e in sindy.equations(trained.tree))]
-            lines += [f"seed {replica.seed}", *found, ""]
+            report = [*(f"  note: {n}" for n in trained.meta["notes"]), *(f"  {e}" for e in sindy.equations(trained.tree))]
+            lines += [f"seed {replica.seed}", *report, ""]
         checkpoint.write_text(run_dir / EQUATIONS, "\n".join(lines))
         if not quiet:
             print("\n".join(lines), flush=True)

@@ -60,12 +60,12 @@ class SindyConfig:
 def terms(observations: int, actions: int, config: SindyConfig) -> int:
     """The number of terms in the library of the dynamics, the constant included."""
     if config.full:
-        found = math.comb(observations + actions + config.degree, config.degree)
+        size = math.comb(observations + actions + config.degree, config.degree)
     else:
-        found = math.comb(observations + config.degree, config.degree)
-        found += actions * math.comb(observations + config.control_degree, config.control_degree)
+        size = math.comb(observations + config.degree, config.degree)
+        size += actions * math.comb(observations + config.control_degree, config.control_degree)
     with_action = 0 if config.full or config.control_degree == 0 else actions
-    return found + 2 * len(config.angles) * (1 + with_action)
+    return size + 2 * len(config.angles) * (1 + with_action)
 
 
 def factors(observations: int, actions: int, config: SindyConfig) -> Tensor:
@@ -87,21 +87,21 @@ def factors(observations: int, actions: int, config: SindyConfig) -> Tensor:
     s = range(1, observations + 1)
     a = range(observations + 1, observations + actions + 1)
     waves = range(a.stop, a.stop + 2 * len(config.angles))
-    found = _monomials([*s, *a] if config.full else s, config.degree) + [(w,) for w in waves]
+    factor_lists = _monomials([*s, *a] if config.full else s, config.degree) + [(w,) for w in waves]
     if not config.full:
         carriers = _monomials(s, config.control_degree) + ([(w,) for w in waves] if config.control_degree else [])
-        found += [(*c, u) for u in a for c in carriers]
-    return _padded(found)
+        factor_lists += [(*c, u) for u in a for c in carriers]
+    return _padded(factor_lists)
 
 
 def _monomials(variables: Sequence[int], degree: int) -> list[tuple[int, ...]]:
     return [m for d in range(degree + 1) for m in combinations_with_replacement(variables, d)]
 
 
-def _padded(found: list[tuple[int, ...]]) -> Tensor:
+def _padded(products: list[tuple[int, ...]]) -> Tensor:
     """Sorted by degree, filled up with variable 0, which is the number 1."""
-    found = sorted(found, key=len)
-    return torch.tensor([[*m, *[0] * (len(found[-1]) - len(m))] for m in found], dtype=torch.int64).reshape(len(found), -1)
+    products = sorted(products, key=len)
+    return torch.tensor([[*m, *[0] * (len(products[-1]) - len(m))] for m in products], dtype=torch.int64).reshape(len(products), -1)
 
 
 def library(terms: Tensor, observations: Tensor, actions: Tensor, angles: Tensor) -> Tensor:
@@ -195,9 +195,9 @@ def _fit(
         triangle = torch.linalg.qr(matrix, mode="r").R
         return triangle[:, : len(terms)], triangle[:, len(terms) :]
 
-    whole = reduced(sample)
-    kept = _independent(whole[0] / math.sqrt(count))
-    offered = kept.expand(targets.shape[1], -1)
+    data_problem = reduced(sample)
+    independent = _independent(data_problem[0] / math.sqrt(count))
+    offered = independent.expand(targets.shape[1], -1)
 
     # the constant is free, or 1 would be had cheaper as 2 h / m - h^2 / m^2 of an h that is always near m
     penalty = torch.full((len(terms),), config.ridge, dtype=scale.dtype).index_fill(0, torch.tensor([0]), 0.0)
@@ -206,19 +206,19 @@ def _fit(
         return stlsq(*problem, offered, config.threshold, penalty, config.iterations)
 
     if config.members == 1:
-        found = solve(whole, offered)[None]
+        solutions = solve(data_problem, offered)[None]
     else:
         problems = [reduced(rng.randint(rng.fold_in(keys[1], e), (count,), total)) for e in range(config.members)]
-        seen = torch.stack([kept & _visible(rng.fold_in(keys[2], e), len(terms), config.dropped) for e in range(config.members)])
-        votes = torch.stack([solve(p, seen[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
-        stable = offered & (2 * votes >= seen.sum(0)) & (votes > 0)
-        stable = torch.where(seen.any(0), stable, offered)  # a term that no member saw has not been judged
-        found = _certain(problems, stable, solve, config.certainty)
-    coefficients = _rounded(found * unit[:, None] / scale)
+        visible = torch.stack([independent & _visible(rng.fold_in(keys[2], e), len(terms), config.dropped) for e in range(config.members)])
+        votes = torch.stack([solve(p, visible[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
+        stable = offered & (2 * votes >= visible.sum(0)) & (votes > 0)
+        stable = torch.where(visible.any(0), stable, offered)  # a term that no member saw has not been judged
+        solutions = _certain(problems, stable, solve, config.certainty)
+    coefficients = _rounded(solutions * unit[:, None] / scale)
     median = torch.from_numpy(np.median(coefficients.numpy(), 0))  # torch.median takes the lower of two middle values
     residual = _rounded((targets[sample] - theta @ median.mT).square().mean(0).sqrt())
     part = {"factors": terms, "scale": torch.where(deviation > 1e-9 * scale, deviation, 0.0), "residual": residual}
-    return part | {"coefficients": coefficients, "median": median}, torch.nonzero(~kept).squeeze(-1).tolist()
+    return part | {"coefficients": coefficients, "median": median}, torch.nonzero(~independent).squeeze(-1).tolist()
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -232,10 +232,10 @@ def _certain(problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Calla
 
     The most doubtful quarter leaves at a time: of two terms that stand in for each other both look doubtful, and one is needed.
     """
-    found = torch.stack([solve(p, stable) for p in problems])
+    solutions = torch.stack([solve(p, stable) for p in problems])
     while certainty > 0.0:
-        ratio = found.mean(0).abs() / found.std(0).clamp(min=1e-300)
-        weak = (found != 0).any(0) & (ratio < certainty)
+        ratio = solutions.mean(0).abs() / solutions.std(0).clamp(min=1e-300)
+        weak = (solutions != 0).any(0) & (ratio < certainty)
         touched = torch.nonzero(weak.any(1)).squeeze(-1)
         if len(touched) == 0:
             break
@@ -243,8 +243,8 @@ def _certain(problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Calla
             order = torch.where(weak[d], ratio[d], torch.inf).argsort(stable=True)
             stable[d, order[: math.ceil(int(weak[d].sum()) / 4)]] = False
         for e, (columns, targets) in enumerate(problems):
-            found[e, touched] = solve((columns, targets[:, touched]), stable[touched])
-    return found
+            solutions[e, touched] = solve((columns, targets[:, touched]), stable[touched])
+    return solutions
 
 
 def _visible(key: Tensor, count: int, dropped: float) -> Tensor:
@@ -276,8 +276,8 @@ def stlsq(matrix: Tensor, targets: Tensor, offered: Tensor, threshold: float, ri
         for _ in range(iterations):
             index = torch.nonzero(use).squeeze(-1)
             penalised = torch.cat([matrix[:, index], below[index][:, index]])
-            wanted = torch.cat([targets[:, d], matrix.new_zeros(len(index))])[:, None]
-            solution = torch.linalg.lstsq(penalised, wanted, driver="gelsy").solution[:, 0]
+            target = torch.cat([targets[:, d], matrix.new_zeros(len(index))])[:, None]
+            solution = torch.linalg.lstsq(penalised, target, driver="gelsy").solution[:, 0]
             large = solution.abs() >= threshold
             use = torch.zeros_like(use).index_fill(0, index[large], True)
             if large.all():
@@ -335,7 +335,7 @@ def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "del
     `names`: of observations, then actions; obs[0], ..., act[0], ... where None. Terms are sorted by the size of their effect in the data,
     the constant last. A coefficient has as many digits as the members agree on, two to five. Raises UserError for too few or many names.
     """
-    width, found = len(tree["partner"]), []
+    width, lines = len(tree["partner"]), []
     action_width = int(tree["reward"]["factors"].max()) - width
     labels = _names(tree["angles"], width, action_width, names)
     for part in ("dynamics", "reward"):
@@ -354,8 +354,8 @@ def equations(tree: Tree, names: Sequence[str] | None = None, target: str = "del
                     text = " ".join(filter(None, [value, _product(terms[t], labels)])).removeprefix("1 ")
                     line += f" {sign} {text}" if line else ("-" if sign == "-" else "") + text
             left = "reward" if part == "reward" else f"next {labels[d + 1]}" if target == "next" else f"d {labels[d + 1]}"
-            found.append(f"{left} = {line or '0'}")
-    return found
+            lines.append(f"{left} = {line or '0'}")
+    return lines
 
 
 def _digits(value: float, spread: float, members: int) -> str:
