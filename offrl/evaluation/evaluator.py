@@ -211,10 +211,10 @@ class Evaluator:
             return actions, np.ones(episodes, bool)
         if self.discrete:
             finite = np.isfinite(actions)
-            whole = np.where(finite, actions, 0).astype(np.int64)
-            if (whole < 0).any() or (whole >= self.size).any():
-                raise UserError(f"the policy gave action {whole.min()}..{whole.max()}, the environment has choices 0..{self.size - 1}")
-            return whole + int(space.start), finite  # type: ignore[attr-defined]
+            choices = np.where(finite, actions, 0).astype(np.int64)
+            if (choices < 0).any() or (choices >= self.size).any():
+                raise UserError(f"the policy gave action {choices.min()}..{choices.max()}, the environment has choices 0..{self.size - 1}")
+            return choices + int(space.start), finite  # type: ignore[attr-defined]
         low, high = space.low.reshape(-1), space.high.reshape(-1)  # type: ignore[attr-defined]
         finite = np.isfinite(actions).all(axis=1)
         return np.clip(actions, low, high).astype(space.dtype).reshape(episodes, *space.shape), finite  # type: ignore[misc]
@@ -230,14 +230,14 @@ class Evaluator:
             warn(f"evaluation in {self.task.env_id or self.task.name}: {message}")
 
 
-def _rows(goals: Sequence[np.ndarray | None], there: Sequence[int]) -> np.ndarray | None:
+def _rows(goals: Sequence[np.ndarray | None], running: Sequence[int]) -> np.ndarray | None:
     """The goals as one array with a row for each episode, zeros where none runs; None where a running one has none, or they
     differ in width."""
-    known = [goal for e in there if (goal := goals[e]) is not None]
-    if len(known) < len(there) or len({goal.shape for goal in known}) > 1:
+    known = [goal for e in running if (goal := goals[e]) is not None]
+    if len(known) < len(running) or len({goal.shape for goal in known}) > 1:
         return None
     rows = np.zeros((len(goals), *known[0].shape), np.float32)
-    rows[list(there)] = np.stack(known)
+    rows[list(running)] = np.stack(known)
     return rows
 
 

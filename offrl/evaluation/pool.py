@@ -281,8 +281,8 @@ class EvaluationPool:
 
     def _take(self) -> Evaluation | None:
         """The result if there is one. Under the lock."""
-        told, self._warnings = self._warnings, []
-        for kind, message in told:
+        warnings, self._warnings = self._warnings, []
+        for kind, message in warnings:
             if kind not in self._told:
                 self._told.add(kind)
                 warn(message)

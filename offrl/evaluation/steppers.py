@@ -77,7 +77,7 @@ class PlainStepper:
         observations: list[np.ndarray] = []
         rewards, over, successes = np.zeros(len(handles)), np.zeros(len(handles), bool), np.full(len(handles), np.nan)
         unstable: dict[int, str] = {}
-        said = False
+        reports_success = False
         for k, env in enumerate(handles):
             try:
                 observation, reward, terminated, truncated, info = env.step(actions[k])
@@ -87,11 +87,11 @@ class PlainStepper:
                 raise StepFailed(k) from error
             success = success_of(info)
             if success is not None:
-                successes[k], said = success, True
+                successes[k], reports_success = success, True
             if warnings:
                 unstable[k] = warnings[0]
                 warnings.clear()
-        return Steps(np.stack(observations), rewards, over, successes if said else None, unstable)
+        return Steps(np.stack(observations), rewards, over, successes if reports_success else None, unstable)
 
 
 class FastStepper:

@@ -20,10 +20,10 @@ class Observed(str):
 
 def observed(text: Any, info: Any) -> Observed:
     """An environment's observation and info as one text."""
-    said = Observed(text)
+    observation = Observed(text)
     legal = info.get("legal_actions") if isinstance(info, Mapping) else None
-    said.legal_actions = None if legal is None else tuple(str(action) for action in legal)
-    return said
+    observation.legal_actions = None if legal is None else tuple(str(action) for action in legal)
+    return observation
 
 
 class TextStepper:
