@@ -115,11 +115,11 @@ class SelfCheck:
         return state, working, float(torch.cuda.mem_get_info(self.device)[0])
 
 
-def difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+def difference(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """Largest difference of a row of [N, K], relative to its norm; infinite where one is not a number."""
     largest = 0.0
-    for name, value in ours.items():
-        a, b = value.double(), theirs[name].double()
+    for name, value in actual.items():
+        a, b = value.double(), expected[name].double()
         relative = ((a - b).norm(dim=1) / a.norm(dim=1).clamp(min=1e-30)).max().item()
         largest = max(largest, relative if relative == relative else float("inf"))
     return largest

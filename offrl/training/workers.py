@@ -54,15 +54,15 @@ class WorkerEngine:
             # the group sizes of the whole run, which those of a part alone need not be
             sizes = group_sizes(len(replicas), plan.group)
             for part, device in zip(self.parts, devices, strict=False):
-                mine, at = [], 0
+                part_sizes, at = [], 0
                 for size in sizes:
                     if part.start <= at < part.stop:
-                        mine.append(size)
+                        part_sizes.append(size)
                     at += size
                 process, link = processes.launch("offrl.training.workers:work")
                 self.children.append(process)
                 self.links.append(link)
-                processes.send(link, (self.shared.blob, list(replicas[part]), mine, str(device), threads))
+                processes.send(link, (self.shared.blob, list(replicas[part]), part_sizes, str(device), threads))
             for i in range(len(self.links)):
                 self._receive(i)
         except WorkersUnavailable:
