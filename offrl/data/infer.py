@@ -151,8 +151,8 @@ def fitting_task(raw: RawData) -> Task | None:
     if task is None:
         return None
     actions = 1 if raw.discrete else raw.columns["actions"].shape[1]
-    for what, ours, theirs in (("observations", width, task.observation_dim), ("actions", actions, task.action_dim)):
-        if theirs is not None and theirs != ours:
-            raw.note(f"taken for no known task: '{task.name}' has {theirs}-dimensional {what}, the data {ours}")
+    for what, recorded, expected in (("observations", width, task.observation_dim), ("actions", actions, task.action_dim)):
+        if expected is not None and expected != recorded:
+            raw.note(f"taken for no known task: '{task.name}' has {expected}-dimensional {what}, the data {recorded}")
             return None
     return task

@@ -99,13 +99,13 @@ def prompt_windows(dataset: Dataset, error: Tensor, length: int, episodes: int, 
     beginning.
     """
     start, lengths = dataset.episode_start.cpu().numpy(), dataset.episode_lengths().cpu().numpy()
-    tasks, whole = (x.cpu().numpy() for x in ranked_episodes(dataset))
+    tasks, complete = (x.cpu().numpy() for x in ranked_episodes(dataset))
     returns = dataset.raw_returns.cpu().numpy()
     total = np.concatenate([[0.0], error.double().cpu().numpy().cumsum()])
     names, number = np.unique(tasks, return_inverse=True)
     begin, last, keep, other, first = [], [], [], [], [0]
     for task in range(len(names)):
-        indices = np.flatnonzero((number == task) & whole)
+        indices = np.flatnonzero((number == task) & complete)
         indices = indices[np.argsort(-returns[indices], kind="stable")][:episodes]
         rows, shares, ends = [], [], []
         for e in indices:

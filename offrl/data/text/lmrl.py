@@ -71,16 +71,16 @@ def _episode(
 ) -> dict[str, Any] | None:
     """Texts, each with whether it is an action, and a reward for each, as an episode; None where there is no action."""
     turns: list[dict[str, Any]] = []
-    said: list[str] = []
+    before: list[str] = []
     for (text, acts), reward in zip(texts, rewards, strict=True):
         if acts:
-            turns.append({"obs": "".join(said), "action": text, "reward": reward})
-            said = []
+            turns.append({"obs": "".join(before), "action": text, "reward": reward})
+            before = []
         else:
-            said.append(text)
+            before.append(text)
     if not turns:
         return None
-    final = "".join(said) if said else None
+    final = "".join(before) if before else None
     meta = {k: v for k, v in item.items() if k not in used}
     return {"turns": turns, "final_obs": final, "terminated": terminated, "truncated": not terminated, "meta": meta}
 

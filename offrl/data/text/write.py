@@ -63,15 +63,15 @@ def write_text(
 
 
 def _write_lines(path: Path, dataset: Dataset, about: dict[str, Any], advance: Callable[[int], None]) -> None:
-    said = {k: about[k] for k in ("description", "history", "combined_datasets") if about.get(k)}
+    provenance = {k: about[k] for k in ("description", "history", "combined_datasets") if about.get(k)}
     with path.open("wb") as raw:
         # no time and no name in it: the same data make the same file
         packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
         with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(header(dataset, said), ensure_ascii=False) + "\n")
+            file.write(json.dumps(header(dataset, provenance), ensure_ascii=False) + "\n")
             for number, episode in enumerate(to_episodes(dataset), 1):
-                kept = {k: v for k, v in episode.items() if k != "meta" or v}
-                file.write(json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
+                entry = {k: v for k, v in episode.items() if k != "meta" or v}
+                file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
                 advance(number)
 
 
