@@ -34,8 +34,8 @@ def episodes(findings: Report) -> list[tuple[Any, str, str]]:
     values = findings.scores if findings.scores is not None else findings.returns
     unit = f"normalised return ({findings.reference})" if normalised else "return of an episode"
     count = f"{len(values):,} episode{'s' if len(values) != 1 else ''}"
-    found = [(_histogram(values, unit), "returns", f"Returns of {count}: {spread(values)}.")]
-    found.append(
+    pictures = [(_histogram(values, unit), "returns", f"Returns of {count}: {spread(values)}.")]
+    pictures.append(
         (_histogram(findings.lengths.astype(np.float64), "steps of an episode"), "lengths", f"Lengths: {spread(findings.lengths)}.")
     )
     if len(values) > 1:
@@ -51,8 +51,8 @@ def episodes(findings: Report) -> list[tuple[Any, str, str]]:
         _count_axis(axes.xaxis)
         _finish(axes, "number of the episode", unit)
         shown = f" {len(keep):,} of them are shown." if len(keep) < len(values) else ""
-        found.append((figure, "order", f"{text}.{shown}"))
-    return found
+        pictures.append((figure, "order", f"{text}.{shown}"))
+    return pictures
 
 
 def rewards(values: np.ndarray, name: str = "reward of a step") -> tuple[Any, str]:

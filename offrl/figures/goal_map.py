@@ -97,19 +97,19 @@ def subgoals(algorithm: GoalConditioned, state: TrainState, start: Tensor, goal:
     """
     from offrl.families.subgoals import Candidates, Subgoals, nearest
 
-    passed: list[int] = []
+    path: list[int] = []
     if algorithm.subgoal_kind != "latent":
-        return passed
-    here, provider = start, Subgoals.from_algorithm(algorithm)
-    every = Candidates(observations, torch.cat([goals, goal.unsqueeze(0)]))
-    while len(passed) < SUBGOALS:
-        wanted = provider.choose(state, here.unsqueeze(0), goal.unsqueeze(0))
-        best = int(nearest(provider, state, here.unsqueeze(0), wanted, every))
-        if best == len(goals) or best in passed:
+        return path
+    position, provider = start, Subgoals.from_algorithm(algorithm)
+    candidates = Candidates(observations, torch.cat([goals, goal.unsqueeze(0)]))
+    while len(path) < SUBGOALS:
+        target = provider.choose(state, position.unsqueeze(0), goal.unsqueeze(0))
+        best = int(nearest(provider, state, position.unsqueeze(0), target, candidates))
+        if best == len(goals) or best in path:
             break
-        passed.append(best)
-        here = observations[best]
-    return passed
+        path.append(best)
+        position = observations[best]
+    return path
 
 
 def _as_input(spec: DataSpec, raw: np.ndarray, observation: bool) -> Tensor:
@@ -127,10 +127,10 @@ def _goal_column(dataset: Dataset) -> Tensor:
 def _places(dataset: Dataset, rows: Tensor) -> np.ndarray:
     """Positions of the rows, [N, 2], in the environment's units."""
     spec, column = dataset.spec, _goal_column(dataset)
-    found = column[rows].float()[:, :2].numpy()
+    positions = column[rows].float()[:, :2].numpy()
     if spec.goal_dim or spec.observation_mean is None or spec.observation_std is None:
-        return np.asarray(found, np.float64)
-    return np.asarray(found * np.asarray(spec.observation_std[:2]) + np.asarray(spec.observation_mean[:2]), np.float64)
+        return np.asarray(positions, np.float64)
+    return np.asarray(positions * np.asarray(spec.observation_std[:2]) + np.asarray(spec.observation_mean[:2]), np.float64)
 
 
 # -------------------------------------------------------------------------------------------- starts, goals, ways, walls
@@ -172,8 +172,8 @@ def _reset(task: Task, env: Any, seed: int, episode: int) -> tuple[Any, np.ndarr
 
 def _place(observation: Any, flatten: Callable[[Any], np.ndarray]) -> np.ndarray:
     """[2]: where an observation is."""
-    there = observation["achieved_goal"] if isinstance(observation, Mapping) and "achieved_goal" in observation else flatten(observation)
-    return np.asarray(there, np.float64).ravel()[:2]
+    position = observation["achieved_goal"] if isinstance(observation, Mapping) and "achieved_goal" in observation else flatten(observation)
+    return np.asarray(position, np.float64).ravel()[:2]
 
 
 def _follow(policy: TrainedPolicy, envs: Sequence[Any], panels: Sequence[Panel], flatten: Callable[[Any], np.ndarray], limit: int) -> None:
@@ -191,9 +191,9 @@ def _follow(policy: TrainedPolicy, envs: Sequence[Any], panels: Sequence[Panel],
             observation, _, terminated, truncated, info = envs[e].step(action if hasattr(space, "low") else int(action) + int(space.start))
             ways[e].append(_place(observation, flatten))
             rows[e] = flatten(observation)
-            there = float(info.get("success", info.get("is_success", 0.0))) >= 1.0
-            if there or terminated or truncated:
-                panels[e].title += f": {'' if there else 'not '}reached in {t + 1:,} steps"
+            success = float(info.get("success", info.get("is_success", 0.0))) >= 1.0
+            if success or terminated or truncated:
+                panels[e].title += f": {'' if success else 'not '}reached in {t + 1:,} steps"
                 running.remove(e)
                 rows[e] = 0
         if not running:

@@ -25,10 +25,10 @@ def draw(result: Mapping[str, Any], out: Path) -> None:
     grid = figure.subplots(2, 2)
     _explained(grid[0, 0], result)
     _coverage(grid[0, 1], result)
-    found = [m["many_steps"] for m in models]
-    if all(found):
-        _many_steps(grid[1, 0], found)
-        _each_dimension(figure, grid[1, 1], result["dimensions"][:-1], found)
+    horizons = [m["many_steps"] for m in models]
+    if all(horizons):
+        _many_steps(grid[1, 0], horizons)
+        _each_dimension(figure, grid[1, 1], result["dimensions"][:-1], horizons)
     else:
         for axes in grid[1]:
             axes.remove()
@@ -89,15 +89,15 @@ def _coverage(axes: Any, result: Mapping[str, Any]) -> None:
     _legend(axes, loc="upper left")
 
 
-def _many_steps(axes: Any, found: list[dict[str, Any]]) -> None:
-    steps = np.arange(1, found[0]["horizon"] + 1)
+def _many_steps(axes: Any, models: list[dict[str, Any]]) -> None:
+    steps = np.arange(1, models[0]["horizon"] + 1)
     top = 0.0
     for kind, colour, label in (
         ("unchanged", GREY, "nothing changes"),
         ("sampled", COLOURS[1], "sampled"),
         ("mean", COLOURS[0], "mean of elites"),
     ):
-        low, median, high = (np.mean([m[kind][k] for m in found], 0) for k in ("low", "median", "high"))
+        low, median, high = (np.mean([m[kind][k] for m in models], 0) for k in ("low", "median", "high"))
         if kind == "mean":
             axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0)
         style: dict[str, Any] = {"linestyle": (0, (5, 4)), "linewidth": 1.4} if kind == "unchanged" else {"linewidth": 2.2}
@@ -109,10 +109,10 @@ def _many_steps(axes: Any, found: list[dict[str, Any]]) -> None:
     _legend(axes, loc="upper left")
 
 
-def _each_dimension(figure: Any, axes: Any, names: list[str], found: list[dict[str, Any]]) -> None:
+def _each_dimension(figure: Any, axes: Any, names: list[str], models: list[dict[str, Any]]) -> None:
     """Dimensions (top to bottom) and steps (left to right)."""
-    unit = np.array(found[0]["std"], dtype=np.float64)
-    relative = np.mean([m["rmse"] for m in found], 0) / np.where(unit > 0.0, unit, np.nan)  # [H, O]
+    unit = np.array(models[0]["std"], dtype=np.float64)
+    relative = np.mean([m["rmse"] for m in models], 0) / np.where(unit > 0.0, unit, np.nan)  # [H, O]
     horizon = len(relative)
     image = axes.imshow(
         relative.T,
