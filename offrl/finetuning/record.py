@@ -37,7 +37,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
     Raises UserError where anything else is there.
     """
     old = runs.read_record(run_dir) if (run_dir / runs.RECORD).exists() else None
-    mine = identity(start)
+    expected = identity(start)
     if old is None:
         if others := sorted(p.name for p in run_dir.iterdir() if not p.name.startswith(".")) if run_dir.exists() else []:
             raise UserError(f"{run_dir} is no run directory and not empty (it has {', '.join(others[:3])}); choose another name=")
@@ -46,15 +46,15 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
             raise UserError(f"{run_dir} holds a run of `offrl train`; choose another name=")
         if old["data"].get("fingerprint") != start.described.get("fingerprint"):
             raise UserError(f"{run_dir} was begun with other data ({old['data']['name']}); choose another name=")
-        if old["identity"]["parent"] != mine["parent"]:
+        if old["identity"]["parent"] != expected["parent"]:
             raise UserError(
-                f"{run_dir} began from another state ({_words(old['identity']['parent'])}) than {_words(mine['parent'])}, which has "
+                f"{run_dir} began from another state ({_words(old['identity']['parent'])}) than {_words(expected['parent'])}, which has "
                 f"changed since: offrl finetune resume={run_dir} goes on with the old one, another name= begins anew"
             )
-        changed = difference(runs.complete(old["identity"]), mine)
+        changed = difference(runs.complete(old["identity"]), expected)
         if changed:
-            name, (there, here) = next(iter(changed.items()))
-            raise UserError(f"{run_dir} holds another run ({name}: {there} there, {here} here); choose another name=")
+            name, (old_value, new_value) = next(iter(changed.items()))
+            raise UserError(f"{run_dir} holds another run ({name}: {old_value} there, {new_value} here); choose another name=")
         if not checkpoint.steps(run_dir) and (run_dir / "policies").exists():
             raise UserError(f"{run_dir} holds a finished run without checkpoints; remove that folder, or choose another name=")
         if old["device"] == device and start.config.compile == "auto":
@@ -62,7 +62,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
     record = {
         "kind": KIND,
         "label": f"{start.label}+online",
-        "identity": mine,
+        "identity": expected,
         "replicas": [{"seed": r.seed, **dict(r.values)} for r in start.replicas],
         "data": start.described,
         "spec": start.spec.to_json(),

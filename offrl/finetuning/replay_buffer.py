@@ -61,10 +61,10 @@ class Ring:
         """Rows in the order in which they came: `replica` [K] says whose they are, `rows` name -> [K, ...]."""
         keep, slots = np.ones(len(replica), bool), np.zeros(len(replica), np.int64)
         for n in np.unique(replica).tolist():
-            mine = np.flatnonzero(replica == n)
-            slots[mine] = n * self.capacity + (self.total[n] + np.arange(len(mine))) % self.capacity
-            keep[mine[: -self.capacity]] = False  # overwritten at once
-            self.total[n] += len(mine)
+            indices = np.flatnonzero(replica == n)
+            slots[indices] = n * self.capacity + (self.total[n] + np.arange(len(indices))) % self.capacity
+            keep[indices[: -self.capacity]] = False  # overwritten at once
+            self.total[n] += len(indices)
         if not keep.any():
             return
         index = torch.from_numpy(slots[keep]).to(self.device)

@@ -118,10 +118,10 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
         data = _data(parent, config, dataset, run.record, path)
         spec = data.spec
     algorithm = kind(algo, spec)
-    found = checkpoint.load_latest(path)
-    if found is None:
+    saved = checkpoint.load_latest(path)
+    if saved is None:
         raise UserError(f"{path} has no checkpoint, so its critics are gone: a policy file alone cannot learn on; train it again")
-    tensors, meta = found
+    tensors, meta = saved
     where = f"the checkpoint of step {meta['step']:,} in {path}"
     state = checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
     notes = []
@@ -206,11 +206,11 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     if spec.discrete and not kind.traits.discrete:
         raise UserError(f"{algo.name} needs continuous actions, and {task.name} has discrete ones")
     seeds = seed_list(parent.seeds)
-    them = expand(parent.grid, seeds)
-    if not kind.traits.vectorized and len(them) > 1:
+    replicas = expand(parent.grid, seeds)
+    if not kind.traits.vectorized and len(replicas) > 1:
         raise UserError(f"{algo.name} trains one replica at a time: seeds=1")
-    return Start(config, algorithm, them, parent.grid, spec, task, parent.label or algo.name, parent.dataset if named else None,
-                 described, data if config.mixing != 0.0 else None, first_state(algorithm, them), None, {}, anneal)  # fmt: skip
+    return Start(config, algorithm, replicas, parent.grid, spec, task, parent.label or algo.name, parent.dataset if named else None,
+                 described, data if config.mixing != 0.0 else None, first_state(algorithm, replicas), None, {}, anneal)  # fmt: skip
 
 
 def spec_of(task: Task) -> DataSpec:

@@ -44,7 +44,7 @@ def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
     rows = run.scores
     unit = "score" if rows and all(r["score"] is not None for r in rows) else "return"
     key = "score" if unit == "score" else "return_mean"
-    found = []
+    result = []
     for values, where in by_cell(run.replicas).items():
         curves = [
             {r["step"]: float(r[key]) for r in rows if r["seed"] == run.replicas[i].seed and all(r[k] == v for k, v in values)}
@@ -54,7 +54,7 @@ def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
             continue
         online = [math.fsum(v for t, v in c.items() if t > 0) / (len(c) - 1) for c in curves]
         early = [[v for t, v in c.items() if 0 < t <= EARLY * steps] for c in curves]
-        found.append(
+        result.append(
             Outcome(
                 cell_name(values),
                 [run.replicas[i].seed for i in where],
@@ -66,36 +66,36 @@ def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
                 [1.0 - m / 100.0 for m in online] if unit == "score" else None,
             )
         )
-    return found
+    return result
 
 
 def write(run: SavedRun, steps: int) -> list[Outcome]:
     """Write finetune.json and finetune.png; returns what is in them."""
-    found = outcomes(run, steps)
-    if found:
-        checkpoint.write_text(run.dir / FILE, json.dumps([asdict(o) for o in found], indent=1) + "\n")
+    result = outcomes(run, steps)
+    if result:
+        checkpoint.write_text(run.dir / FILE, json.dumps([asdict(o) for o in result], indent=1) + "\n")
         picture({run.algorithm: run.dir / SCORES}, run.dir / PICTURE, title=f"{run.record['online']['label']} in {run.record['env']}")
-    return found
+    return result
 
 
-def report(run: SavedRun, found: Sequence[Outcome]) -> None:
+def report(run: SavedRun, results: Sequence[Outcome]) -> None:
     """Print the final table."""
-    if not found:
+    if not results:
         return
-    unit = found[0].unit
+    unit = results[0].unit
 
     def cells(values: list[float] | None, digits: int = 1) -> str:
         return "" if values is None else interval_text(mean_interval(values), digits)
 
     columns: dict[str, list[str]] = {
-        "algorithm": [run.record["online"]["label"]] * len(found),
-        "cell": [o.cell for o in found],
-        f"offline {unit} [95% interval]": [cells(o.offline) for o in found],
-        "at the end": [cells(o.final) for o in found],
-        "mean online": [cells(o.online) for o in found],
-        "lowest in the first tenth": [cells(o.lowest) for o in found],
-        "regret": [cells(o.regret, 2) for o in found],
-        "seeds": [str(len(o.seeds)) for o in found],
+        "algorithm": [run.record["online"]["label"]] * len(results),
+        "cell": [o.cell for o in results],
+        f"offline {unit} [95% interval]": [cells(o.offline) for o in results],
+        "at the end": [cells(o.final) for o in results],
+        "mean online": [cells(o.online) for o in results],
+        "lowest in the first tenth": [cells(o.lowest) for o in results],
+        "regret": [cells(o.regret, 2) for o in results],
+        "seeds": [str(len(o.seeds)) for o in results],
     }
     columns = {name: column for name, column in columns.items() if any(column)}
     print_table(list(columns), list(zip(*columns.values(), strict=True)), run.scored_in)
