@@ -34,17 +34,17 @@ class Choice:
     level: float  # of medium: 0 random, 1 expert; NaN where training gained nothing
 
 
-def choose(found: list[Snapshot], medium: float, expert: str) -> Choice:
+def choose(candidates: list[Snapshot], medium: float, expert: str) -> Choice:
     """Random is the untrained policy, expert the last (or best) snapshot, medium the one between them that is nearest to the return
     `medium` of the way from random to expert, among those up to the first that reaches it: where D4RL stops training early.
     """
-    first, last = found[0], found[-1]
-    top = max(found, key=lambda s: s.mean) if expert == "best" else last
+    first, last = candidates[0], candidates[-1]
+    top = max(candidates, key=lambda s: s.mean) if expert == "best" else last
     gain = top.mean - first.mean
     if gain <= 0:
-        return Choice(first, found[len(found) // 2], top, float("nan"))
+        return Choice(first, candidates[len(candidates) // 2], top, float("nan"))
     aim = first.mean + medium * gain
-    between = [s for s in found if first.step < s.step < top.step] or [top]
+    between = [s for s in candidates if first.step < s.step < top.step] or [top]
     crossing = next((i for i, s in enumerate(between) if s.mean >= aim), len(between) - 1)
     pick = min(between[: crossing + 1], key=lambda s: abs(s.mean - aim))
     return Choice(first, pick, top, (pick.mean - first.mean) / gain)
@@ -55,7 +55,7 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     world = place.world
     steps = config.steps or (DISCRETE_STEPS if world.discrete else STEPS)
     every = min(steps, config.snapshot_every or max(250, steps // 100))
-    wanted = _sets(config)
+    sets = _sets(config)
     train(world, config, folder / "train", steps, every, stop)
     stop.check()
     choice = choose(snapshots(folder / "train"), config.medium, config.expert)
@@ -65,14 +65,14 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
         config.rows = steps
     recorded: dict[str, list[Episode]] = {}
     for name in ("random", "medium", "expert"):
-        if any(name in PARTS[w] and not place.written(w) for w in wanted):
+        if any(name in PARTS[w] and not place.written(w) for w in sets):
             recorded[name] = record(
                 world, getattr(choice, name).actor(world), folder / "episodes" / name,
                 rows=config.rows if config.episodes is None else None, episodes=config.episodes, seed=seed_for(config.seed, name),
                 explore=True, noise=0.0, parallel=config.parallel, title=f"recording {name}", quiet=config.quiet, stop=stop,
             )  # fmt: skip
     low, high = _references(config, world, choice, folder, place)
-    for name in wanted:
+    for name in sets:
         if not place.written(name):
             publish(place, _make(name, choice, recorded, folder, world, config), low, high)
 

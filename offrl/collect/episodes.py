@@ -37,9 +37,9 @@ class Episode:
 
 def shards(folder: Path) -> list[tuple[int, int, Path]]:
     """(first, last + 1, file) of the shards in `folder`, in order, up to the first gap."""
-    found = sorted((int(m[1]), int(m[2]), p) for p in folder.glob("*.safetensors") if (m := re.fullmatch(r"(\d+)-(\d+)", p.stem)))
+    files = sorted((int(m[1]), int(m[2]), p) for p in folder.glob("*.safetensors") if (m := re.fullmatch(r"(\d+)-(\d+)", p.stem)))
     kept: list[tuple[int, int, Path]] = []
-    for first, stop, path in found:
+    for first, stop, path in files:
         if first == (kept[-1][1] if kept else 0):
             kept.append((first, stop, path))
     return kept

@@ -46,10 +46,10 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     """Record; several policies (a run's replicas, a dict) have equal shares, one after the other. `rows` and `episodes` are of all."""
     if place.written(SET):
         return
-    found = agents(config, place.world)
-    share = 1.0 / len(found)
+    policies = agents(config, place.world)
+    share = 1.0 / len(policies)
     episodes: list[Episode] = []
-    for i, (name, policy) in enumerate(found.items()):
+    for i, (name, policy) in enumerate(policies.items()):
         new = record(
             place.world, policy, folder / "episodes" / f"policy_{i:03d}",
             rows=None if config.episodes is not None else math.ceil((config.rows or ROWS) * share),
@@ -61,7 +61,7 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     how = "with its own noise" if config.explore else "greedily"
     extra = f", and Gaussian noise of {config.noise} half widths of the range added" if config.noise and not place.world.discrete else ""
     extra = f", and a random action with probability {config.noise}" if config.noise and place.world.discrete else extra
-    names = ", ".join(found)
-    text = f"Rows of {names} ({config.policy}), acting {how}{extra}." if len(found) == 1 else (
+    names = ", ".join(policies)
+    text = f"Rows of {names} ({config.policy}), acting {how}{extra}." if len(policies) == 1 else (
         f"Rows of the policies {names} of {config.policy} in turn, equal shares, acting {how}{extra}.")  # fmt: skip
-    publish(place, Made(SET, episodes, text, {"policies": list(found)}), None, None)
+    publish(place, Made(SET, episodes, text, {"policies": list(policies)}), None, None)

@@ -90,7 +90,7 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
     card = {
         "env_id": config.env, "kind": config.kind, "versions": place.world.label, "seed": config.seed, "settings": place.record["identity"],
         "files": names, "columns": list(data), "training": numbers, "validation_episodes": total - count,
-        "packages": {name: found for name in PACKAGES if (found := installed(name))},
+        "packages": {name: version for name in PACKAGES if (version := installed(name))},
     }  # fmt: skip
     place.save()
     checkpoint.write_text(folder / "card.json", json.dumps(card, indent=1) + "\n", KEPT)
@@ -204,8 +204,8 @@ def _maze(env: Any, config: CollectConfig, seed: int) -> Rows:
     direction, over, step = np.zeros(2), False, 0
     while not over:
         if config.kind != "explore":
-            here = base.get_xy()
-            direction = base.get_oracle_subgoal(here, base.cur_goal_xy)[0] - here
+            position = base.get_xy()
+            direction = base.get_oracle_subgoal(position, base.cur_goal_xy)[0] - position
         elif step % EXPLORE_STEPS == 0:
             direction = np.random.normal(size=2)
         unit = direction / (np.linalg.norm(direction) + 1e-6)

@@ -154,7 +154,7 @@ def _card(place: Collection, made: Made, numbers: dict[str, Any], low: float | N
         "seed": config.seed,
         "settings": place.record["identity"],
         **made.facts,
-        "packages": {name: found for name in PACKAGES if (found := installed(name))},
+        "packages": {name: version for name in PACKAGES if (version := installed(name))},
         "columns": sorted(columns_of(made.episodes[:1])),
         "summary": f"{numbers['rows']:,} rows in {numbers['episodes']:,} whole episodes of {world.env_id}, mean return "
                    f"{numbers['return_mean']:.1f}, seed {config.seed}.",

@@ -189,14 +189,14 @@ class Stage:
 def measure(world: World, policy: Policy, explore: bool, episodes: int, seed: int) -> np.ndarray:
     """Undiscounted returns [episodes] of a policy."""
     with Stage(world, min(episodes, 16)) as stage:
-        found: list[Episode] = []
+        result: list[Episode] = []
         wave = 0
-        while len(found) < episodes:
-            found += stage.wave(policy, seed_for(seed, "measure", wave), explore)
+        while len(result) < episodes:
+            result += stage.wave(policy, seed_for(seed, "measure", wave), explore)
             wave += 1
             if wave > 10 * episodes:
                 raise UserError(f"the physics of {world.env_id} is unstable in every episode")
-    return np.array([e.total for e in found[:episodes]])
+    return np.array([e.total for e in result[:episodes]])
 
 
 def record(
@@ -220,12 +220,12 @@ def record(
     of their end: short ones are not preferred.
     """
     least = episodes if episodes is not None else math.ceil((rows or 1) / (world.limit or 1000))
-    kept = shards(folder)
-    found = read_shards(p for _, _, p in kept)
-    wave = kept[-1][1] if kept else 0
+    saved_shards = shards(folder)
+    result = read_shards(p for _, _, p in saved_shards)
+    wave = saved_shards[-1][1] if saved_shards else 0
 
     def size() -> int:
-        return len(found) if episodes is not None else sum(map(len, found))
+        return len(result) if episodes is not None else sum(map(len, result))
 
     goal = episodes if episodes is not None else int(rows or 0)
     done, pending, first = size(), [], wave
@@ -242,8 +242,8 @@ def record(
                 late = time.monotonic() - saved > SHARD_SECONDS or sum(map(len, pending)) >= SHARD_ROWS
                 if late or done >= goal or stop.asked:
                     write_shard(folder, first, wave, pending)
-                    found, pending, first, saved = [*found, *pending], [], wave, time.monotonic()
+                    result, pending, first, saved = [*result, *pending], [], wave, time.monotonic()
                     stop.check()
                 if wave > 1000 and not done:
                     raise UserError(f"the physics of {world.env_id} is unstable in every episode")
-    return found[:episodes] if episodes is not None else first_rows(found, int(rows or 0))
+    return result[:episodes] if episodes is not None else first_rows(result, int(rows or 0))

@@ -55,11 +55,11 @@ def algorithm_of(world: World, config: CollectConfig) -> str:
 
 def snapshots(folder: Path) -> list[Snapshot]:
     """The snapshots in the folder of a training, by step."""
-    found = []
+    result = []
     for path in sorted((folder / "snapshots").glob("step_*.safetensors")):
         _, meta = checkpoint.read(path)
-        found.append(Snapshot(int(meta["step"]), tuple(meta["returns"]), path))
-    return found
+        result.append(Snapshot(int(meta["step"]), tuple(meta["returns"]), path))
+    return result
 
 
 def stream(folder: Path) -> list[Episode]:
@@ -69,11 +69,11 @@ def stream(folder: Path) -> list[Episode]:
 
 def train(world: World, config: CollectConfig, folder: Path, steps: int, every: int, stop: Stop) -> None:
     """Train for `steps` steps, from the last checkpoint in `folder` on if there is one. Raises Stopped at Ctrl-C or SIGTERM."""
-    found = checkpoint.load_latest(folder)
-    at = int(found[1]["step"]) if found else 0
+    saved = checkpoint.load_latest(folder)
+    at = int(saved[1]["step"]) if saved else 0
     if at >= steps:
         return
-    kept = int(found[1]["episodes"]) if found else 0
+    kept = int(saved[1]["episodes"]) if saved else 0
     for first, _, path in shards(folder / "stream"):
         if first >= kept:
             path.unlink()
@@ -87,8 +87,8 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, every: 
     with mujoco_warnings() as unstable:
         recorder = Recorder(world, lambda episode: pending.append(episode), unstable)
         model = _model(world, config, recorder, steps, every)
-        if found:
-            _restore(model, found[0], found[1], at)
+        if saved:
+            _restore(model, saved[0], saved[1], at)
             if hasattr(model, "replay_buffer") and episodes:
                 _refill(model, episodes)
             model.set_random_seed(seed_for(config.seed, "resume", at) % (2**31))
@@ -108,7 +108,7 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, every: 
                 tensors, meta = _state(model)
                 checkpoint.save(folder, step, tensors, {**meta, "episodes": kept, "rows": rows}, keep=2)
 
-            if not found:
+            if not saved:
                 save(0, True)
             callback = _callback(recorder, steps, every, stop, save, bar, recent, pending)
             try:
@@ -189,15 +189,15 @@ def _restore(model: Any, tensors: Mapping[str, torch.Tensor], meta: Mapping[str,
     """The inverse of `_state`."""
     values: dict[str, Any] = {}
     for name, own in model.get_parameters().items():
-        mine = {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
+        entries = {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
         if "param_groups" in own:
             state: dict[int, dict[str, torch.Tensor]] = {}
-            for key, value in mine.items():
+            for key, value in entries.items():
                 i, _, part = key.partition("/")
                 state.setdefault(int(i), {})[part] = value
             values[name] = {"state": state, "param_groups": own["param_groups"]}
         else:
-            values[name] = mine
+            values[name] = entries
     model.set_parameters(values, exact_match=True)
     if "log_ent_coef" in tensors:
         with torch.no_grad():
