@@ -118,7 +118,7 @@ def chosen(tasks: Any, some: Any) -> list[int]:
     """The numbers of the tasks. Raises UserError for what is neither a number nor a list of different numbers."""
     if isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1:
         return some(tasks)
-    whole = isinstance(tasks, list) and tasks and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in tasks)
-    if not whole or len(set(tasks)) != len(tasks):
+    valid = isinstance(tasks, list) and tasks and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in tasks)
+    if not valid or len(set(tasks)) != len(tasks):
         raise UserError(f"tasks={tasks} must be how many tasks, at least 1, or a list of their numbers: tasks=[7,8,9]")
     return list(tasks)

@@ -90,20 +90,20 @@ def _expect(action: str, names: list[str], count: int, what: str) -> None:
         raise UserError(f"usage: offrl data {action} {what} [name=value ...]; {len(names)} names were given, {count} are needed")
 
 
-def _dataset(name: str, settings: list[str], mine: tuple[str, ...] = ()) -> tuple[DatasetConfig, dict[str, Any]]:
-    """The settings that read the dataset `name`, and the values of the action's settings, whose names are `mine`."""
+def _dataset(name: str, settings: list[str], names: tuple[str, ...] = ()) -> tuple[DatasetConfig, dict[str, Any]]:
+    """The settings that read the dataset `name`, and the values of the action's settings, whose names are `names`."""
     from offrl.settings.compose import compose, parse
 
-    own = [a for a in settings if a.partition("=")[0] in mine]
-    others = [a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in own]
-    if mine:
+    arguments = [a for a in settings if a.partition("=")[0] in names]
+    others = [a if a.startswith("dataset.") else f"dataset.{a}" for a in settings if a not in arguments]
+    if names:
         for argument in settings:
             key = argument.partition("=")[0]
-            if argument not in own and not key.startswith("dataset."):
-                raise UserError(f"there is no setting '{key}' here.{nearest(key, mine)} Settings: {', '.join(mine)}, dataset....")
+            if argument not in arguments and not key.startswith("dataset."):
+                raise UserError(f"there is no setting '{key}' here.{nearest(key, names)} Settings: {', '.join(names)}, dataset....")
     values = parse([f"dataset={name}", *others])
     config = compose({**values, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}).dataset
-    return config, parse(own)
+    return config, parse(arguments)
 
 
 def _inspect(action: str, names: list[str], settings: list[str]) -> int:

@@ -54,15 +54,15 @@ def run(arguments: list[str]) -> int:
 def _named(arguments: list[str]) -> list[str]:
     """`--device cuda` and `--device=cuda` as device=cuda. Raises UserError for another option."""
     known = [f.name for f in fields(DoctorConfig)]
-    words, found = iter(arguments), []
+    words, settings = iter(arguments), []
     for word in words:
         if word.startswith("-"):
             name, equals, value = word.lstrip("-").partition("=")
             if name not in known:
                 raise UserError(f"offrl doctor has no option {word}.{nearest(name, known)} Settings: {', '.join(known)}")
             word = f"{name}={value if equals else next(words, '')}"
-        found.append(word)
-    return found
+        settings.append(word)
+    return settings
 
 
 class _Cure(Exception):
@@ -124,9 +124,9 @@ class _Doctor:
         else:
             import torch
 
-            free, whole = torch.cuda.mem_get_info(device)
+            free, total = torch.cuda.mem_get_info(device)
             major, minor = torch.cuda.get_device_capability(device)
-            words = f"compute capability {major}.{minor}, {free / 1e9:.0f} of {whole / 1e9:.0f} GB free; the host: {_vectors()}"
+            words = f"compute capability {major}.{minor}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free; the host: {_vectors()}"
         self.device = device
         return f"{device} ({arithmetic}), {words}"
 
@@ -167,16 +167,16 @@ class _Doctor:
             if problem := no_triton(str(self.device)):
                 raise _Cure(f"{problem}; compile=cudagraph does without")
             return f"Triton works ({time.monotonic() - began:.0f} s)"
-        found = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-        if found is None:
+        compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
+        if compiler is None:
             raise _Cure("no C++ compiler; install g++, or train with compile=eager")
         try:
             torch.compile(lambda x: x + 1, fullgraph=True)(torch.zeros(8))
         except Exception as error:
             raise _Cure(
-                f"{found} is there, but one line of code did not compile ({first_line(error)}); compile=eager does without"
+                f"{compiler} is there, but one line of code did not compile ({first_line(error)}); compile=eager does without"
             ) from None
-        return f"{found} works ({time.monotonic() - began:.0f} s)"
+        return f"{compiler} works ({time.monotonic() - began:.0f} s)"
 
     def data(self) -> str:
         """The built-in data and the algorithm for it."""

@@ -13,11 +13,11 @@ def run(arguments: list[str]) -> int:
     if not arguments:
         print_all()
         return 0
-    asked = dict(a.partition("=")[::2] for a in arguments)
-    if not asked.get("algo") or not set(asked) <= {"algo", "dataset"} or not asked.get("dataset", "-"):
+    requests = dict(a.partition("=")[::2] for a in arguments)
+    if not requests.get("algo") or not set(requests) <= {"algo", "dataset"} or not requests.get("dataset", "-"):
         raise UserError(USAGE)
-    if "dataset" in asked:
-        print(experiment_text(asked["algo"], asked["dataset"]))
+    if "dataset" in requests:
+        print(experiment_text(requests["algo"], requests["dataset"]))
     else:
-        print_algorithm(asked["algo"])
+        print_algorithm(requests["algo"])
     return 0

@@ -29,8 +29,8 @@ def print_all() -> None:
         print(f"\nwith other settings: {', '.join(variants)}")
     print("\nexperiments (published settings, found by the data set's name; `tuned` and the like only with experiment=NAME):")
     for name in registry.names("algo"):
-        if mine := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
-            print(f"  {', '.join(mine)}")
+        if experiments := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
+            print(f"  {', '.join(experiments)}")
     print("data sets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a data set: offrl list algo=NAME dataset=NAME")
 
 

@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"{next(iter(about_data))} needs the data set itself: dataset=NAME")
         refuse_transforms(about_data)
         dataset = compose({**about_data, "algo": "bc", "experiment": "none"}).dataset
-    runs = [found for path in paths for found in find_runs([path])]
+    runs = [run_path for path in paths for run_path in find_runs([path])]
     target = output(config.out, runs[0].dir if runs else Path())
     device = pick_device(config.device)
     arithmetic = backend.configure(device, config.threads)
