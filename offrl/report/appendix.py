@@ -32,12 +32,12 @@ def settings(made: Material) -> None:
         else:
             page.text("Nothing: their settings, data and versions are the same.")
         return
-    found = details.differing(runs)
-    if not found:
+    differences = details.differing(runs)
+    if not differences:
         return
     page.heading("Settings that differ")
     page.text("Within an algorithm, between its runs; what is the same in all of them is left out.", "small")
-    for algorithm, (names, rows) in found.items():
+    for algorithm, (names, rows) in differences.items():
         with folded(page, len(rows) > MANY, algorithm):
             page.table(["run", "data set", *names], rows, sortable=True)
 
@@ -86,25 +86,25 @@ def diagnostics(made: Material) -> None:
     for run in made.results.runs:
         own = labels.get(str(run.dir), set())
         runs.append((own.pop() if len(own) == 1 else str(run.algorithm), run))
-    found = details.metrics(runs)
-    if not found:
+    metrics = details.metrics(runs)
+    if not metrics:
         return
     colour = {**figures.colours(list(dict.fromkeys(label for label, _ in runs))), **made.colour}
     page = made.page
     page.heading("Diagnostics")
     page.text(METRICS, "small")
-    order = [*(m for m in FIRST_METRICS if m in found), *sorted(m for m in found if m not in FIRST_METRICS)]
+    order = [*(m for m in FIRST_METRICS if m in metrics), *sorted(m for m in metrics if m not in FIRST_METRICS)]
     drawn, left_out = 0, []
     for metric in order:
-        if drawn + len(found[metric]) > MOST_DIAGNOSTICS:
+        if drawn + len(metrics[metric]) > MOST_DIAGNOSTICS:
             left_out.append(metric)
             continue
-        drawn += len(found[metric])
+        drawn += len(metrics[metric])
         with page.details(metric):
-            present = {label for lines in found[metric].values() for label in lines}
+            present = {label for lines in metrics[metric].values() for label in lines}
             page.legend([(label, c) for label, c in colour.items() if label in present])
             with page.gallery(small=True):
-                for dataset, lines in found[metric].items():
+                for dataset, lines in metrics[metric].items():
                     page.figure(figures.diagnostic(dataset, lines, colour), "")
     if left_out:
         page.text(f"Not drawn, to keep the page small: {', '.join(left_out)} (metrics.jsonl of each run has them).", "small")

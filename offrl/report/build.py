@@ -33,10 +33,10 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     labels = list(dict.fromkeys(e.label for e in rows))
     check_baseline(config.baseline, labels)
     out = Path(config.out)
-    found, ungrouped = groups(results)
+    compared, ungrouped = groups(results)
     algorithms = {e.cell.algorithm for e in rows}
     say(f"{count(len(results.runs), 'run')}, {count(len(algorithms), 'algorithm')}, {count(len(results.datasets), 'data set')}: comparing")
-    comparisons = [compare(group, config.bootstrap, config.baseline) for group in found]
+    comparisons = [compare(group, config.bootstrap, config.baseline) for group in compared]
     page = Page(config.title or _title(results, rows), _subtitle(results, rows))
     made = Material(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
     write(results, out / "scores.csv")
@@ -89,8 +89,8 @@ def _problems(made: Material) -> None:
             where.setdefault(e.lost, []).append(e)
     failed: list[str] = []
     rest: list[str] = []
-    for reason, found in where.items():
-        cells = ", ".join(f"{e.label} on {e.dataset}" for e in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    for reason, group in where.items():
+        cells = ", ".join(f"{e.label} on {e.dataset}" for e in group[:3]) + (f" and {len(group) - 3} more" if len(group) > 3 else "")
         (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
     lines = [*made.results.problems, *failed, *rest]
     _, several = details.version_rows(made.results.runs)
@@ -104,6 +104,6 @@ def _problems(made: Material) -> None:
     if len(lines) > MANY:
         with page.details(f"{len(lines) - MANY} more"):
             page.items(lines[MANY:])
-    if any(len(found) > 3 for found in where.values()):
+    if any(len(group) > 3 for group in where.values()):
         with page.details("Every score that is missing, and why"):
             page.table(["data set", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in made.rows if e.lost])

@@ -35,8 +35,8 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
         )
     if not group.scores:
         return Comparison(group, (), {}, {}, {}, "no algorithm has final scores on most of its data sets")
-    found = {label: aggregates(x, reps=reps) for label, x in group.scores.items()}
-    order = tuple(sorted(found, key=lambda label: -found[label]["iqm"].value))
+    intervals = {label: aggregates(x, reps=reps) for label, x in group.scores.items()}
+    order = tuple(sorted(intervals, key=lambda label: -intervals[label]["iqm"].value))
     top = max(float(x[x == x].max()) for x in group.scores.values())
     low = min(0.0, *(float(x[x == x].min()) for x in group.scores.values()))
     grid = [low + (top - low) * i / 60 for i in range(61)] if top > low else [low, low + 1.0]
@@ -49,7 +49,7 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
     else:
         pairs = [(order[0], label) for label in order[1:]]
     chances = {(x, y): probability_of_improvement(group.scores[x], group.scores[y], reps=reps) for x, y in pairs}
-    return Comparison(group, order, {label: found[label] for label in order}, profiles, chances, "")
+    return Comparison(group, order, {label: intervals[label] for label in order}, profiles, chances, "")
 
 
 def check_baseline(baseline: str, labels: Sequence[str]) -> None:

@@ -84,11 +84,11 @@ def _add(page: Page, figure: Any, path: Path, caption: str) -> None:
 
 
 def _sample(raw: RawData, findings: Report) -> Sample:
-    whole = raw.rows <= SAMPLE
-    rows = np.arange(raw.rows) if whole else np.sort(np.random.default_rng(0).choice(raw.rows, SAMPLE, replace=False))
+    all_rows = raw.rows <= SAMPLE
+    rows = np.arange(raw.rows) if all_rows else np.sort(np.random.default_rng(0).choice(raw.rows, SAMPLE, replace=False))
     lengths = findings.lengths
     episode = None if lengths is None else np.searchsorted(np.cumsum(lengths), rows, side="right")
-    return Sample(rows, episode, whole)
+    return Sample(rows, episode, all_rows)
 
 
 def _verdict(page: Page, raw: RawData, findings: Report, sample: Sample) -> None:
@@ -113,51 +113,53 @@ def _fault(fault: Fault) -> str:
 
 def _remarks(raw: RawData, findings: Report, sample: Sample) -> list[str]:
     """Properties of sound data that decide how to train on them."""
-    found: list[str] = []
+    remarks: list[str] = []
     returns = findings.returns
     if returns is not None and len(returns):
         finite = returns[np.isfinite(returns)]
         if len(returns) == 1:
-            found.append("There is one episode only: nothing here shows how returns vary.")
+            remarks.append("There is one episode only: nothing here shows how returns vary.")
         elif len(finite) == len(returns) and np.ptp(finite) == 0:
-            found.append(f"All {len(returns)} episodes have the same return, {finite[0]:.6g}: none is better than another.")
+            remarks.append(f"All {len(returns)} episodes have the same return, {finite[0]:.6g}: none is better than another.")
         elif len(finite) >= 20 and (trend := _rank_correlation(np.arange(len(finite)), finite)) > 0.5:
             text = f"Returns rise in the order of the file (rank correlation {trend:.2f}), as in a replay buffer"
-            found.append(f"{text}: its first rows are unlike its last, so draw episodes at random (dataset.subsample) rather than cut it.")
+            remarks.append(
+                f"{text}: its first rows are unlike its last, so draw episodes at random (dataset.subsample) rather than cut it."
+            )
         if findings.duplicates > 0.01 * findings.rows:
             share = 100 * findings.duplicates / findings.rows
-            found.append(f"{findings.duplicates:,} rows ({share:.1f}%) repeat an earlier row's observation, action and reward.")
+            remarks.append(f"{findings.duplicates:,} rows ({share:.1f}%) repeat an earlier row's observation, action and reward.")
     rewards = raw.columns.get("rewards")
     if rewards is not None and rewards.ndim == 1 and len(rewards):
         values = sample.take(rewards)
         used = 100 * float((values != 0).mean())
         if used == 0:
-            found.append("Every reward is zero: there is nothing to learn from but the actions.")
+            remarks.append("Every reward is zero: there is nothing to learn from but the actions.")
         elif used < 2:
-            found.append(f"Rewards are sparse: {used:.2g}% of the rows have one other than zero.")
-    found += _constant(findings)
+            remarks.append(f"Rewards are sparse: {used:.2g}% of the rows have one other than zero.")
+    remarks += _constant(findings)
     observations = raw.columns.get("observations")
     if observations is not None and 1 < np.prod(observations.shape[1:]) <= WIDE and len(observations):
-        found += _scales(sample.take(observations))
+        remarks += _scales(sample.take(observations))
     for share, d in draw.edge_shares(raw, sample, EDGE)[:3]:
         if share > 0.1:
-            found.append(f"Action dimension {d} lies on an end of its range in {100 * share:.0f}% of the rows.")
-    return found
+            remarks.append(f"Action dimension {d} lies on an end of its range in {100 * share:.0f}% of the rows.")
+    return remarks
 
 
 def _constant(findings: Report) -> list[str]:
-    found = []
+    remarks = []
     for column in findings.columns:
         if column.name == "observations" and column.constant:
             total = int(np.prod(column.shape[1:], dtype=int))
-            found.append(f"{len(column.constant)} of {total} dimensions of the observations never change.")
-    return found
+            remarks.append(f"{len(column.constant)} of {total} dimensions of the observations never change.")
+    return remarks
 
 
 def _scales(values: np.ndarray) -> list[str]:
     """Dimensions of very unlike spread, of observations [n, O]."""
-    whole = values[np.isfinite(values).all(1)]
-    spreads = whole.std(0) if len(whole) else np.zeros(values.shape[1])
+    finite = values[np.isfinite(values).all(1)]
+    spreads = finite.std(0) if len(finite) else np.zeros(values.shape[1])
     spreads = np.where(spreads > 0, spreads, np.nan)
     if np.isnan(spreads).all() or not np.nanmax(spreads) > UNLIKE * np.nanmin(spreads):
         return []
@@ -190,17 +192,17 @@ def _facts(page: Page, raw: RawData, findings: Report) -> None:
 
 def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Path) -> None:
     """Pictures of the columns, as far as these can be drawn."""
-    said = "" if sample.all_rows else f" Drawn from {len(sample.rows):,} of {raw.rows:,} rows, taken at random."
+    sampling = "" if sample.all_rows else f" Drawn from {len(sample.rows):,} of {raw.rows:,} rows, taken at random."
     rewards, actions, observations = (raw.columns.get(k) for k in ("rewards", "actions", "observations"))
     if rewards is not None and len(rewards) and rewards.ndim == 1:
         page.heading("Rewards")
         figure, caption = draw.rewards(sample.take(rewards)[:, 0])
-        _add(page, figure, out / "rewards.png", caption + said)
+        _add(page, figure, out / "rewards.png", caption + sampling)
     if actions is not None and len(actions):
         page.heading("Actions")
         values = sample.take(actions)
         figure, caption = draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
-        _add(page, figure, out / "actions.png", caption + said)
+        _add(page, figure, out / "actions.png", caption + sampling)
     if observations is None or not len(observations):
         return
     page.heading("Observations")
@@ -211,11 +213,11 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
             f"An observation has {width:,} numbers; their spread is drawn together, and the coverage from {WIDE} of them, evenly apart."
         )
         figure, caption = draw.rewards(values[:, :: -(-width // WIDE)].ravel()[:SAMPLE], "value of an entry")
-        _add(page, figure, out / "observations.png", caption + said)
+        _add(page, figure, out / "observations.png", caption + sampling)
         values = values[:, :: -(-width // WIDE)]
     else:
         figure, caption = draw.observations(values)
-        _add(page, figure, out / "observations.png", caption + said)
+        _add(page, figure, out / "observations.png", caption + sampling)
         with page.details("each dimension in numbers"):
             headers = ["dimension", "lowest", "1%", "median", "99%", "highest", "std"]
             page.table(headers, _dimension_rows(values), sortable=True)
@@ -228,7 +230,7 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
     if figure is None:
         page.text(caption)
     else:
-        _add(page, figure, out / "coverage.png", caption + said)
+        _add(page, figure, out / "coverage.png", caption + sampling)
 
 
 def _column_rows(findings: Report) -> list[list[Any]]:

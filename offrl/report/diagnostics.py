@@ -91,11 +91,11 @@ def version_rows(runs: Sequence[SavedRun]) -> tuple[list[list[str]], list[str]]:
         for name, value in known.items():
             if value:
                 values[str(name)][str(value)] += 1
-    several = [name for name, found in values.items() if len(found) > 1]
+    several = [name for name, counts in values.items() if len(counts) > 1]
     rows = []
-    for name, found in values.items():
-        total = sum(found.values())
-        text = ", ".join(f"{value} ({count} of {total})" if len(found) > 1 else value for value, count in found.items())
+    for name, counts in values.items():
+        total = sum(counts.values())
+        text = ", ".join(f"{value} ({count} of {total})" if len(counts) > 1 else value for value, count in counts.items())
         rows.append([name, text, str(total)])
     return rows, several
 
@@ -111,7 +111,7 @@ def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[
     by_algorithm: dict[str, list[SavedRun]] = defaultdict(list)
     for run in runs:
         by_algorithm[str(run.algorithm)].append(run)
-    found = {}
+    result = {}
     for algorithm, group in by_algorithm.items():
         settings = [settings_of(run) for run in group]
         names = [n for n in dict.fromkeys(k for s in settings for k in s) if len({meaning(s.get(n, ABSENT)) for s in settings}) > 1]
@@ -119,8 +119,8 @@ def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[
             rows = [
                 [run.dir.name, str(run.dataset), *(_text(s.get(n, ABSENT)) for n in names)] for run, s in zip(group, settings, strict=True)
             ]
-            found[algorithm] = (names, rows)
-    return found
+            result[algorithm] = (names, rows)
+    return result
 
 
 def two_runs(a: SavedRun, b: SavedRun) -> list[list[str]]:
@@ -145,8 +145,8 @@ def _text(value: Any) -> str:
 
 def behaviour(runs: Sequence[SavedRun], dataset: str, normalised: bool) -> float | None:
     """The mean return, or score, of a dataset's own episodes; None where runs saw different parts of it, or it is not known."""
-    found = {own_behaviour(run.record, normalised) for run in runs if run.dataset == dataset}
-    return found.pop() if len(found) == 1 else None
+    values = {own_behaviour(run.record, normalised) for run in runs if run.dataset == dataset}
+    return values.pop() if len(values) == 1 else None
 
 
 def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[str, Curves]]]:
@@ -154,13 +154,13 @@ def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[st
 
     `runs`: (label, run). Values that are not finite are left out. Logs longer than POINTS lines are thinned evenly.
     """
-    found: dict[str, dict[str, dict[str, Curves]]] = defaultdict(lambda: defaultdict(dict))
+    result: dict[str, dict[str, dict[str, Curves]]] = defaultdict(lambda: defaultdict(dict))
     for label, run in runs:
         for name, curves in {**_training(run.dir / "metrics.jsonl"), **_extra(run)}.items():
-            place = found[name][str(run.dataset)].setdefault(label, {})
+            place = result[name][str(run.dataset)].setdefault(label, {})
             for replica, curve in curves.items():
                 place[len(place) + replica if replica in place else replica] = curve
-    return found
+    return result
 
 
 def _training(path: Path) -> dict[str, Curves]:

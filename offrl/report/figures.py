@@ -26,18 +26,18 @@ def colours(algorithms: Sequence[str]) -> dict[str, str]:
     return dict(zip(algorithms, palette, strict=False))
 
 
-def intervals(found: Mapping[str, Mapping[str, Interval]], colour: Mapping[str, str]) -> Any:
+def intervals(estimates: Mapping[str, Mapping[str, Interval]], colour: Mapping[str, str]) -> Any:
     """Aggregates {algorithm: {"iqm" | "median" | "mean" | "optimality_gap": interval, in units of 1}} side by side, drawn in units of 100.
 
     A bar is the interval, the line in it the estimate, as in rliable's plots (arXiv 2108.13264, figure 9).
     """
-    names = list(found)
+    names = list(estimates)
     figure, first = new_figure("", height=0.95 + 0.36 * len(names), width=8.8)
     first.remove()
     grid = figure.subplots(1, len(METRICS), sharey=True)
     for axes, (metric, title) in zip(grid, METRICS.items(), strict=True):
         for row, name in enumerate(names):
-            item = found[name][metric]
+            item = estimates[name][metric]
             if math.isfinite(item.low) and math.isfinite(item.high):
                 axes.barh(row, 100 * (item.high - item.low), 0.62, 100 * item.low, color=colour[name], alpha=0.55, linewidth=0)
             axes.plot([100 * item.value] * 2, [row - 0.31, row + 0.31], color=INK, linewidth=1.8, solid_capstyle="butt")
@@ -54,10 +54,10 @@ def intervals(found: Mapping[str, Mapping[str, Interval]], colour: Mapping[str, 
     return figure
 
 
-def profiles(found: Mapping[str, Curve], colour: Mapping[str, str]) -> Any:
+def profiles(curves: Mapping[str, Curve], colour: Mapping[str, str]) -> Any:
     """Performance profiles {algorithm: share of runs above each score, scores in units of 1} with their bands."""
     figure, axes = new_figure("", height=3.1, width=5.0)
-    for name, curve in found.items():
+    for name, curve in curves.items():
         x = 100 * curve.x
         axes.plot(x, curve.value, color=colour[name], linewidth=2, label=name, zorder=3)
         if all(map(math.isfinite, curve.low)):
@@ -70,10 +70,10 @@ def profiles(found: Mapping[str, Curve], colour: Mapping[str, str]) -> Any:
     return figure
 
 
-def improvement(found: Mapping[tuple[str, str], Interval], colour: Mapping[str, str]) -> Any:
+def improvement(estimates: Mapping[tuple[str, str], Interval], colour: Mapping[str, str]) -> Any:
     """Probabilities of improvement {(x, y): P(x > y)}, one line each; the dashed line is chance."""
-    figure, axes = new_figure("", height=0.9 + 0.34 * len(found), width=5.0)
-    for row, ((x, _), item) in enumerate(found.items()):
+    figure, axes = new_figure("", height=0.9 + 0.34 * len(estimates), width=5.0)
+    for row, ((x, _), item) in enumerate(estimates.items()):
         if math.isfinite(item.low):
             axes.barh(row, item.high - item.low, 0.58, item.low, color=colour[x], alpha=0.55, linewidth=0)
         axes.plot([item.value] * 2, [row - 0.29, row + 0.29], color=INK, linewidth=1.8, solid_capstyle="butt")
@@ -82,8 +82,8 @@ def improvement(found: Mapping[tuple[str, str], Interval], colour: Mapping[str, 
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     axes.axvline(0.5, color="#666666", linewidth=1.2, linestyle=(0, (5, 4)), zorder=1)
     axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_yticks(range(len(found)), [f"{x} over {y}" for x, y in found], parse_math=False)
+    axes.set_ylim(len(estimates) - 0.5, -0.5)
+    axes.set_yticks(range(len(estimates)), [f"{x} over {y}" for x, y in estimates], parse_math=False)
     axes.set_xlabel("probability of improvement", fontsize=9.5, color=INK)
     return figure
 

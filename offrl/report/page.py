@@ -121,12 +121,12 @@ class Page:
         for row in rows:
             cells = [_cell(c, "th" if i == 0 else "td", numeric[i]) for i, c in enumerate(row)]
             body.append(f"<tr>{''.join(cells)}</tr>")
-        said = f'<p class="small">{escape(caption)}</p>' if caption else ""  # no <caption>, which would be as wide as a wide table
+        caption_html = f'<p class="small">{escape(caption)}</p>' if caption else ""  # no <caption>, which would be as wide as a wide table
         top = f"<thead><tr>{head}</tr></thead>" if any(headers) else ""
         below = "".join(f"<li>{escape(note)}</li>" for note in notes)
         sorts = _class("sortable" if sortable and len(rows) > 1 else "")
         self._parts.append(
-            f'{said}<div class="scroll" tabindex="0"><table{sorts}>{top}'
+            f'{caption_html}<div class="scroll" tabindex="0"><table{sorts}>{top}'
             f"<tbody>\n{chr(10).join(body)}\n</tbody></table></div>" + (f'<ol class="notes">{below}</ol>' if below else "")
         )
 
@@ -150,8 +150,8 @@ class Page:
         else:
             self._pictures += 1
             image = svg(picture, f"f{self._pictures}", alt or caption)
-        said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-        self._parts.append(f'<figure><div class="scroll">{image}</div>{said}</figure>')
+        caption_html = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+        self._parts.append(f'<figure><div class="scroll">{image}</div>{caption_html}</figure>')
 
     def legend(self, colours: Sequence[tuple[str, str]]) -> None:
         """Names with their colours (name, one of style.COLOURS), for pictures that share them."""

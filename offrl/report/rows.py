@@ -78,13 +78,13 @@ def entries(results: Results) -> list[Entry]:
     for c in cells:
         if groups[id(c)]:
             by_dataset.setdefault(c.dataset, []).append(groups[id(c)])
-    found = []
+    result = []
     for c in cells:
         name = groups[id(c)] or next(iter(by_dataset.get(c.dataset, ())), UNSCORED)
-        whole = next((m for m in c.missing if m.seed is None), None)
-        asked = len({s.seed for s in c.scores} | {m.seed for m in c.missing if m.seed is not None})
+        run_missing = next((m for m in c.missing if m.seed is None), None)
+        seeds = len({s.seed for s in c.scores} | {m.seed for m in c.missing if m.seed is not None})
         success = c.interval("success") if c.scores and all(s.success is not None for s in c.scores) else None
-        found.append(
+        result.append(
             Entry(
                 cell=c,
                 group=name,
@@ -92,12 +92,12 @@ def entries(results: Results) -> list[Entry]:
                 returns=c.interval("raw"),
                 success=success,
                 seeds=len(c.scores),
-                asked=asked if whole is None or asked else 0,
+                asked=seeds if run_missing is None or seeds else 0,
                 step=max((s.step for s in c.scores), default=None),
                 published=_published(results, c, name),
             )
         )
-    return found
+    return result
 
 
 def _of_one_unit(cell: Cell) -> Cell:
@@ -122,9 +122,9 @@ def _published(results: Results, cell: Cell, name: str) -> Published | None:
     if name in (RAW, UNSCORED):
         return None
     for lookup in registry.names("published").values():
-        found = lookup(cell.dataset, cell.algorithm)
-        if found is not None:
-            return Published(float(found.mean), None if found.std is None else float(found.std), str(found.source))
+        published = lookup(cell.dataset, cell.algorithm)
+        if published is not None:
+            return Published(float(published.mean), None if published.std is None else float(published.std), str(published.source))
     return None
 
 

@@ -83,14 +83,14 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
     notes: list[str] = []
     body: list[list[Any]] = []
     for dataset in dict.fromkeys(e.dataset for e in rows):
-        here = {e.label: e for e in rows if e.dataset == dataset}
-        means = {label: e.mean[0] for label, e in here.items() if e.seeds}
+        by_label = {e.label: e for e in rows if e.dataset == dataset}
+        means = {label: e.mean[0] for label, e in by_label.items() if e.seeds}
         top = max(means.values(), default=math.nan)
         best = {label for label, mean in means.items() if len(means) > 1 and mean == top}
-        body.append([dataset, *(show(here[label], notes, top=label in best) if label in here else Cell(NONE) for label in labels)])
+        body.append([dataset, *(show(by_label[label], notes, top=label in best) if label in by_label else Cell(NONE) for label in labels)])
     if comparison is not None and comparison.aggregates:
-        found = comparison.aggregates
-        cells = [_estimate(found[label]["mean"], "note") if label in found else Cell(NONE) for label in labels]
+        aggregates = comparison.aggregates
+        cells = [_estimate(aggregates[label]["mean"], "note") if label in aggregates else Cell(NONE) for label in labels]
         used = len(comparison.group.datasets)
         body.append([f"mean of {count(used, 'data set')}{', those with scores of all' if used < len(body) else ''}", *cells])
     if len(labels) > WIDE and len(body) <= len(labels) // 2:
@@ -100,10 +100,10 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
     made.page.table(["data set", *labels], body, notes=notes)
 
 
-def _estimate(found: Interval, kind: str = "") -> Cell:
+def _estimate(interval: Interval, kind: str = "") -> Cell:
     """An aggregate in units of 100, with its interval below it."""
-    small = (whole(f"{100 * found.low:.1f} to {100 * found.high:.1f}"),) if math.isfinite(found.low) else ()
-    return Cell(f"{100 * found.value:.1f}", small=small, value=100 * found.value, kind=kind)
+    small = (whole(f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"),) if math.isfinite(interval.low) else ()
+    return Cell(f"{100 * interval.value:.1f}", small=small, value=100 * interval.value, kind=kind)
 
 
 def _success(made: Material) -> None:
@@ -114,14 +114,14 @@ def _success(made: Material) -> None:
     labels = made.labels(rows)
     body: list[list[Any]] = []
     for dataset in dict.fromkeys(e.dataset for e in rows):
-        here = {e.label: e.success for e in rows if e.dataset == dataset}
+        successes = {e.label: e.success for e in rows if e.dataset == dataset}
         cells: list[Any] = []
         for label in labels:
-            found = here.get(label)
-            if found is None:
+            success = successes.get(label)
+            if success is None:
                 cells.append(Cell(NONE))
                 continue
-            percent = (100 * found[0], 100 * max(0.0, found[1]), 100 * min(1.0, found[2]))
+            percent = (100 * success[0], 100 * max(0.0, success[1]), 100 * min(1.0, success[2]))
             interval = whole(span(percent))
             cells.append(Cell(f"{percent[0]:.1f}%", small=(interval,) if interval else (), value=percent[0]))
         body.append([dataset, *cells])
@@ -188,9 +188,10 @@ def together(made: Material) -> None:
                 )
 
 
-def _chances(found: Interval) -> list[Cell]:
+def _chances(interval: Interval) -> list[Cell]:
     return [
-        Cell(f"{v:.2f}" if math.isfinite(v) else NONE, value=v if math.isfinite(v) else None) for v in (found.value, found.low, found.high)
+        Cell(f"{v:.2f}" if math.isfinite(v) else NONE, value=v if math.isfinite(v) else None)
+        for v in (interval.value, interval.low, interval.high)
     ]
 
 
@@ -235,10 +236,10 @@ def curves(made: Material) -> None:
     page.legend([(label, made.colour[label]) for label in made.labels(cells)])
     with page.gallery():
         for dataset in dict.fromkeys(e.dataset for e in cells):
-            here = [e for e in cells if e.dataset == dataset]
-            score = all(e.cell.normalised for e in here)
+            group = [e for e in cells if e.dataset == dataset]
+            score = all(e.cell.normalised for e in group)
             lines: dict[str, Curves] = {}
-            for e in here:
+            for e in group:
                 curves: Curves = {}
                 for s in e.cell.history:
                     curves.setdefault(s.seed, {})[s.step] = s.normalised if score and s.normalised is not None else s.raw

@@ -20,8 +20,8 @@ def headline(comparisons: Sequence[Comparison], entries: Sequence[Entry]) -> lis
     """
     algorithm = {e.label: e.cell.algorithm for e in entries}
     lines = [_group_line(c, algorithm) for c in comparisons if c.aggregates]
-    told = {c.group.name for c in comparisons if c.aggregates}
-    for name in dict.fromkeys(e.group for e in entries if e.group not in (*told, UNSCORED)):
+    groups = {c.group.name for c in comparisons if c.aggregates}
+    for name in dict.fromkeys(e.group for e in entries if e.group not in (*groups, UNSCORED)):
         for dataset in dict.fromkeys(e.dataset for e in entries if e.group == name):
             rows = [e for e in entries if e.group == name and e.dataset == dataset and e.seeds]
             if rows:
@@ -108,6 +108,6 @@ def _dataset_line(dataset: str, rows: Sequence[Entry]) -> str:
     return line + chosen
 
 
-def _others(found: Sequence[tuple[str, str]]) -> str:
-    more = f" and {len(found) - MOST_OTHERS} more" if len(found) > MOST_OTHERS else ""
-    return ", ".join(f"{label} {text}" for label, text in found[:MOST_OTHERS]) + more
+def _others(pairs: Sequence[tuple[str, str]]) -> str:
+    more = f" and {len(pairs) - MOST_OTHERS} more" if len(pairs) > MOST_OTHERS else ""
+    return ", ".join(f"{label} {text}" for label, text in pairs[:MOST_OTHERS]) + more

@@ -98,7 +98,7 @@ def measure(
     model: Any, models: Sequence[tuple[Replica, Tree]], dataset: Dataset, chosen: Sample, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The numbers of all replicas, as plain values."""
-    found = [{"name": r.name, "seed": r.seed, "values": dict(r.values), **measured(model, tree, dataset, chosen)} for r, tree in models]
+    results = [{"name": r.name, "seed": r.seed, "values": dict(r.values), **measured(model, tree, dataset, chosen)} for r, tree in models]
     return {
         "about": dict(about),
         "dataset": dataset.spec.name,
@@ -107,7 +107,7 @@ def measure(
         "levels": list(LEVELS),
         "calibrated": bool(model.config.calibrated),
         "own_deviations": own_deviations(model),
-        "models": found,
+        "models": results,
     }
 
 
@@ -122,10 +122,10 @@ def _identity(run_dir: Path, replica: Replica) -> str | None:
 def read(path: Path) -> dict[str, Any]:
     """The file that `write` wrote; {} where it is missing or cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}
 
 
 def write(out: Path, result: Mapping[str, Any]) -> None:
@@ -154,8 +154,8 @@ def report_again(name: str, dataset: str | None, reading: Mapping[str, Any], out
     the run's, or one in it. Raises UserError.
     """
     path = Path(name)
-    found = _models(path)
-    first, run_dir = found[0][1], found[0][1].path.parent.parent
+    trained_models = _models(path)
+    first, run_dir = trained_models[0][1], trained_models[0][1].path.parent.parent
     own = _own_data(run_dir, first) if dataset is None or outside else None
     other = _read(dataset, reading, first) if dataset is not None else None
     if other is not None and other.fingerprint == first.meta["data"]["fingerprint"] and (run_dir / "run.json").exists():
@@ -164,8 +164,8 @@ def report_again(name: str, dataset: str | None, reading: Mapping[str, Any], out
     assert data is not None
     chosen = sample(data, _parts(data, first))
     other_data = _read(outside, reading, first) if outside else None
-    models = [(replica, trained.tree) for replica, trained in found]
-    about = about_of([str(trained.meta["sha256"]) for _, trained in found], data)
+    models = [(replica, trained.tree) for replica, trained in trained_models]
+    about = about_of([str(trained.meta["sha256"]) for _, trained in trained_models], data)
     result = measure(first.model, models, data, chosen, about)
     show(result)
     if other_data is not None:
@@ -191,8 +191,8 @@ def _models(path: Path) -> list[tuple[Replica, Trained]]:
         raise UserError(f"{path} holds a model of another kind ({getattr(first.model, 'kind', '?')}): offrl model reports on ensembles")
     if not path.is_dir():
         return [(Replica(int(first.meta.get("seed", 0))), first)]
-    found = [(r, path / FOLDER / f"{r.name}.safetensors") for r in SavedRun(path).replicas]
-    return [(replica, load(file)) for replica, file in found if file.exists()]  # those that diverged left none
+    files = [(r, path / FOLDER / f"{r.name}.safetensors") for r in SavedRun(path).replicas]
+    return [(replica, load(file)) for replica, file in files if file.exists()]  # those that diverged left none
 
 
 def _own_data(run_dir: Path, trained: Trained) -> Dataset:
@@ -281,23 +281,23 @@ def show(result: Mapping[str, Any]) -> None:
         print(line)
 
 
-def show_ood(found: Sequence[Mapping[str, float]], inside: str, outside: str) -> None:
+def show_ood(scores: Sequence[Mapping[str, float]], inside: str, outside: str) -> None:
     """Print the areas under the ROC curve of all models' measures, best first."""
-    several = f", mean of {len(found)} models" if len(found) > 1 else ""
-    mean = {name: float(np.mean([f[name] for f in found])) for name in found[0]}
+    several = f", mean of {len(scores)} models" if len(scores) > 1 else ""
+    mean = {name: float(np.mean([f[name] for f in scores])) for name in scores[0]}
     words = {"single": "single (one network's aleatoric)"}
     rows = [[words.get(name, name), f"{mean[name]:.3f}"] for name in sorted(mean, key=lambda n: -mean[n])]
     print_table(["uncertainty", "AUROC"], rows, f"tells {outside} from {inside}, 0.5: not at all, 1: always{several}")
 
 
 def _show_steps(result: Mapping[str, Any], several: str) -> None:
-    found = [m["many_steps"] for m in result["models"]]
-    if not all(found):
+    horizons = [m["many_steps"] for m in result["models"]]
+    if not all(horizons):
         return
-    steps = sorted({k for k in SHOWN_STEPS if k < found[0]["horizon"]} | {found[0]["horizon"]})
+    steps = sorted({k for k in SHOWN_STEPS if k < horizons[0]["horizon"]} | {horizons[0]["horizon"]})
     kinds = {"mean of elites": "mean", "sampled": "sampled", "nothing changes": "unchanged"}
-    values = {label: np.mean([m[kind]["median"] for m in found], 0) for label, kind in kinds.items()}
-    title = f"many steps ahead: median error, in standard deviations of the data, {found[0]['starts']} starts{several}"
+    values = {label: np.mean([m[kind]["median"] for m in horizons], 0) for label, kind in kinds.items()}
+    title = f"many steps ahead: median error, in standard deviations of the data, {horizons[0]['starts']} starts{several}"
     print_table(["steps", *kinds], [[str(k), *(f"{v[k - 1]:.3f}" for v in values.values())] for k in steps], title)
 
 
