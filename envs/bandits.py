@@ -180,8 +180,8 @@ class Optimist(Linear):
     def choose(self, memory: dict[str, Any]) -> np.ndarray:
         if self.independent:
             pulls = np.einsum("nii->ni", memory["A"])
-            found = memory["b"] / np.maximum(pulls, 1.0) + self.bonus / np.sqrt(np.maximum(pulls, 1.0))
-            return np.where((pulls == 0).any(-1), pulls.argmin(-1), found.argmax(-1))
+            bounds = memory["b"] / np.maximum(pulls, 1.0) + self.bonus / np.sqrt(np.maximum(pulls, 1.0))
+            return np.where((pulls == 0).any(-1), pulls.argmin(-1), bounds.argmax(-1))
         inverse = np.linalg.inv(np.eye(self.phi.shape[1]) + memory["A"])
         estimate = np.einsum("nij,nj->ni", inverse, memory["b"]) @ self.phi.T
         return (estimate + self.bonus * np.sqrt(np.einsum("kd,nde,ke->nk", self.phi, inverse, self.phi))).argmax(-1)

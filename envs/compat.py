@@ -119,8 +119,8 @@ class Adroit(gym.Wrapper):
         return self._at("Object", mujoco.mjtObj.mjOBJ_BODY)
 
     def _pen(self) -> tuple[float, bool]:
-        pen, wanted = self._at("object_top") - self._at("object_bottom"), self._at("target_top") - self._at("target_bottom")
-        similarity = float(pen @ wanted / (np.linalg.norm(pen) * np.linalg.norm(wanted)))
+        pen, target = self._at("object_top") - self._at("object_bottom"), self._at("target_top") - self._at("target_bottom")
+        similarity = float(pen @ target / (np.linalg.norm(pen) * np.linalg.norm(target)))
         distance = float(np.linalg.norm(self._object() - self._at("eps_ball")))
         dropped = bool(self._object()[2] < 0.075)
         near = distance < 0.075

@@ -96,8 +96,8 @@ def guess(stem: str) -> Task | None:
     The result keeps the file's name and has no URL. Callers check its dimensions against the data before they trust it.
     """
     name = re.sub(r"\.(hdf5|h5|npz)$", "", stem.lower()).replace("_", "-")
-    found = _nearest_known(name)
-    return replace(found, name=name, url=None) if found is not None else None
+    task = _nearest_known(name)
+    return replace(task, name=name, url=None) if task is not None else None
 
 
 def _nearest_known(name: str) -> Task | None:

@@ -69,8 +69,8 @@ class Darkroom(gym.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.position = np.clip(self.position + MOVES[action], 0, self.size - 1)
-        there = bool((self.position == self.goal).all())
-        return self.position.astype(np.float32), float(there), False, False, {"success": there}
+        success = bool((self.position == self.goal).all())
+        return self.position.astype(np.float32), float(success), False, False, {"success": success}
 
     def contexts(self, key: Tensor, batch: int, length: int) -> dict[str, Tensor]:
         """Contexts of goals that are not held out, as `offrl.data.samplers.contexts.FreshContexts` asks for them: every transition begins

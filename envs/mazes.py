@@ -120,8 +120,8 @@ class Maze2d(_Maze):
         np.clip(self.data.qvel, -5.0, 5.0, out=self.data.qvel)
         self._simulate(action)
         distance = self._distance()
-        there = distance <= REACH
-        return self._observe(), float(np.exp(-distance)) if self.dense else float(there), False, False, {"success": there}
+        success = distance <= REACH
+        return self._observe(), float(np.exp(-distance)) if self.dense else float(success), False, False, {"success": success}
 
 
 class AntMaze(_Maze):
@@ -145,8 +145,8 @@ class AntMaze(_Maze):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._simulate(action)
-        there = self._distance() <= REACH
-        return self._observe(), float(there), there, False, {"success": there}
+        success = self._distance() <= REACH
+        return self._observe(), float(success), success, False, {"success": success}
 
 
 @functools.cache
@@ -203,10 +203,10 @@ def _ant_xml(maze: str) -> str:
 
 
 def _find(root: ET.Element, path: str) -> ET.Element:
-    found = root.find(path)
-    if found is None:
+    element = root.find(path)
+    if element is None:
         raise RuntimeError(f"Gymnasium's ant.xml has no <{path}>")
-    return found
+    return element
 
 
 gym.register("offrl/D4RL-Maze2d-v0", entry_point="offrl.envs.mazes:Maze2d")

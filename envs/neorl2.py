@@ -54,17 +54,17 @@ def lookup(name: str) -> Task | None:
     if name not in TASKS:
         return None
     observations, actions, steps, low, high = TASKS[name]
-    there = importlib.util.find_spec("neorl2") is not None
+    installed = importlib.util.find_spec("neorl2") is not None
     return Task(
         name=name,
-        env_id=f"neorl2:{name}" if there else None,
+        env_id=f"neorl2:{name}" if installed else None,
         max_episode_steps=steps,
         ref_min=low,
         ref_max=high,
         ref_label="NeoRL-2",
         observation_dim=observations,
         action_dim=actions,
-        note="" if there else "NeoRL-2's environments need the neorl2 package, which is not installed",
+        note="" if installed else "NeoRL-2's environments need the neorl2 package, which is not installed",
     )
 
 

@@ -23,15 +23,15 @@ def lookup(name: str) -> Task | None:
     "pointmaze-medium-navigate-v0": five goals in turn, scored by the share of episodes that reach theirs.
     "pointmaze-medium-navigate-singletask-task1-v0": one goal that is not shown, with rewards.
     """
-    found = NAME.fullmatch(name)
-    if found is None or found["val"]:
+    match = NAME.fullmatch(name)
+    if match is None or match["val"]:
         return None
-    there = importlib.util.find_spec("ogbench") is not None
-    env = f"{found['env']}{found['single'] or ''}-v0"
+    installed = importlib.util.find_spec("ogbench") is not None
+    env = f"{match['env']}{match['single'] or ''}-v0"
     return Task(
         name=name,
-        env_id=f"offrl.envs.ogbench_env:offrl/{env}" if there else None,
-        starts=() if found["single"] else GOALS,
+        env_id=f"offrl.envs.ogbench_env:offrl/{env}" if installed else None,
+        starts=() if match["single"] else GOALS,
         scored_by="success",
-        note="" if there else "its environment is in the package ogbench: pip install 'offrl[ogbench]'",
+        note="" if installed else "its environment is in the package ogbench: pip install 'offrl[ogbench]'",
     )

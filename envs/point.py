@@ -30,8 +30,8 @@ class PointStitch(gym.Env):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.position, reward, over = move(self.position, np.asarray(action, np.float64))
-        there = over and bool(np.linalg.norm(self.position - np.array(PLACES["G"])) <= REACH)
-        return self.position.astype(np.float32), reward, over, False, {"success": there}
+        success = over and bool(np.linalg.norm(self.position - np.array(PLACES["G"])) <= REACH)
+        return self.position.astype(np.float32), reward, over, False, {"success": success}
 
     def render(self) -> np.ndarray | None:
         """A picture [200, 350, 3] uint8: the ends' discs and the point."""

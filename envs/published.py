@@ -34,13 +34,13 @@ class Published:
 @functools.cache
 def table() -> dict[tuple[str, str], tuple[Published, ...]]:
     """(dataset, algorithm) -> what was published, in order of preference."""
-    found: dict[tuple[str, str], tuple[Published, ...]] = {}
+    numbers: dict[tuple[str, str], tuple[Published, ...]] = {}
     for part in json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))["tables"]:
         for dataset, row in part["scores"].items():
             for algorithm, (mean, *std) in row.items():
-                one = Published(mean, std[0] if std else None, part["label"], part["protocol"], part["source"], part["unit"])
-                found[dataset, algorithm] = (*found.get((dataset, algorithm), ()), one)
-    return found
+                number = Published(mean, std[0] if std else None, part["label"], part["protocol"], part["source"], part["unit"])
+                numbers[dataset, algorithm] = (*numbers.get((dataset, algorithm), ()), number)
+    return numbers
 
 
 @register("published", "papers")
@@ -50,8 +50,8 @@ def published(dataset: str, algorithm: str) -> Published | None:
     dataset: an exact name, such as "hopper-medium-v2"; a file with a name of its own has none. algorithm: as offrl calls it ("td3_bc",
     "percent_bc"), without settings: a variant of it that somebody tuned was not published.
     """
-    found = every(dataset, algorithm)
-    return found[0] if found else None
+    numbers = every(dataset, algorithm)
+    return numbers[0] if numbers else None
 
 
 def every(dataset: str, algorithm: str) -> tuple[Published, ...]:

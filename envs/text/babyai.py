@@ -79,12 +79,12 @@ class TextBabyAI(gym.Env):
                 continue
             state = f"{self.states[int(image[x, y, 2])]} " if name == "door" else ""
             things.append((ahead + abs(right), ahead, right, f"{state}{self.colours[int(image[x, y, 1])]} {name}"))
-        said = [f"a {what} {_where(ahead, right)}" for _, ahead, right, what in sorted(things)]
-        said += [f"a wall {_steps(walls[side])} {side}" for side in ("ahead", "to your left", "to your right") if side in walls]
+        objects = [f"a {what} {_where(ahead, right)}" for _, ahead, right, what in sorted(things)]
+        objects += [f"a wall {_steps(walls[side])} {side}" for side in ("ahead", "to your left", "to your right") if side in walls]
         held = image[middle, last]
         name = self.objects[int(held[0])]
         carried = "nothing" if name in (*HIDDEN, "door", "goal", "lava", "wall") else f"a {self.colours[int(held[1])]} {name}"
-        return f"Mission: {seen['mission']}. You see {', '.join(said) or 'nothing'}. You carry {carried}.\n"
+        return f"Mission: {seen['mission']}. You see {', '.join(objects) or 'nothing'}. You carry {carried}.\n"
 
 
 def _steps(number: int) -> str:

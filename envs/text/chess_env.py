@@ -140,17 +140,17 @@ class TextChess(gym.Env):
         return played.move
 
     def _start_engine(self) -> Any:
-        found = shutil.which(self.engine) or next((p for p in PLACES if self.engine == "stockfish" and shutil.which(p)), None)
-        if found is None:
+        path = shutil.which(self.engine) or next((p for p in PLACES if self.engine == "stockfish" and shutil.which(p)), None)
+        if path is None:
             raise UserError(
                 f"there is no chess engine {self.engine}: install one (apt install stockfish), or give its path with engine=PATH"
             )
         engines = package("chess.engine", "chess", "chess")
         try:
-            engine = engines.SimpleEngine.popen_uci(found)
+            engine = engines.SimpleEngine.popen_uci(path)
             engine.configure({k: v for k, v in DEFAULTS.items() if k in engine.options} | self.settings)
         except Exception as error:  # not a program, no UCI engine, an option it does not know, no answer in time
-            raise UserError(f"the chess engine {found} could not be started: {type(error).__name__}: {error}") from error
+            raise UserError(f"the chess engine {path} could not be started: {type(error).__name__}: {error}") from error
         return engine
 
     def _tell(self, won: bool) -> tuple[str, dict[str, Any]]:

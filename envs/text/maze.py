@@ -44,8 +44,8 @@ def is_wall(cell: Cell) -> bool:
 
 def after(cell: Cell, move: str) -> Cell:
     """The cell to which a move ("move left") leads: the same one where a wall is."""
-    there = (cell[0] + MOVES[move][0], cell[1] + MOVES[move][1])
-    return cell if is_wall(there) else there
+    target = (cell[0] + MOVES[move][0], cell[1] + MOVES[move][1])
+    return cell if is_wall(target) else target
 
 
 @cache
@@ -54,10 +54,10 @@ def distances() -> dict[Cell, int]:
     known, border = {GOAL: 0}, [GOAL]
     for cell in border:  # it grows while it is read
         for move in MOVES:
-            there = after(cell, move)
-            if there not in known:
-                known[there] = known[cell] + 1
-                border.append(there)
+            neighbour = after(cell, move)
+            if neighbour not in known:
+                known[neighbour] = known[cell] + 1
+                border.append(neighbour)
     return known
 
 
@@ -73,15 +73,15 @@ def words(cell: Cell, describe: str, spaced_digits: bool = False) -> str:
         return f"{cell[0]} {cell[1]}\n"
     walls = [side for side, (i, j) in SIDES if is_wall((cell[0] + i, cell[1] + j))]
     if not walls:
-        said = "There are no walls near you."
+        walls_text = "There are no walls near you."
     elif len(walls) == 1:
-        said = f"There is a wall {walls[0]}."
+        walls_text = f"There is a wall {walls[0]}."
     else:
-        said = f"There are walls {', '.join(walls)}."
+        walls_text = f"There are walls {', '.join(walls)}."
     if describe == "walls":
-        return f"{said}\n"
-    goal, here = (", ".join(" ".join(str(n)) if spaced_digits else str(n) for n in at) for at in (GOAL, cell))
-    return f"The goal is at position {goal}. Your current position is at position {here}. {said}\n"
+        return f"{walls_text}\n"
+    goal, position = (", ".join(" ".join(str(n)) if spaced_digits else str(n) for n in at) for at in (GOAL, cell))
+    return f"The goal is at position {goal}. Your current position is at position {position}. {walls_text}\n"
 
 
 class TextMaze(gym.Env):
@@ -124,9 +124,9 @@ class TextMaze(gym.Env):
             self.position = after(self.position, move)
         elif not failed:
             reward = -4.0
-        there = self.position == GOAL
-        info = {"legal_actions": list(ACTIONS), "success": there, "understood": move in MOVES}
-        return self._said(), 0.0 if there else reward, there, failed and not there, info
+        success = self.position == GOAL
+        info = {"legal_actions": list(ACTIONS), "success": success, "understood": move in MOVES}
+        return self._said(), 0.0 if success else reward, success, failed and not success, info
 
     def render(self) -> Any:
         """The maze as lines of text, "@" in one's place."""

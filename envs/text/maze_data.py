@@ -40,14 +40,14 @@ def generate(describe: str = "full", seed: int = 0, episodes: int = EPISODES) ->
 
 def _walk(env: maze.TextMaze, inside: frozenset[Cell], solver: bool, length: int, draw: np.random.Generator) -> dict[str, Any]:
     starts, moves = sorted(inside - {maze.GOAL}), tuple(maze.MOVES)
-    said, _ = env.reset(options={"start": starts[int(draw.integers(len(starts)))]})
+    text, _ = env.reset(options={"start": starts[int(draw.integers(len(starts)))]})
     turns: list[dict[str, Any]] = []
     terminated = False
     while not terminated and len(turns) < length:
         move = maze.solve(env.position) if solver else moves[int(draw.integers(len(moves)))]
         while maze.after(env.position, move) not in inside:
             move = moves[int(draw.integers(len(moves)))]
-        before, action = said, f"{move}\n"
-        said, reward, terminated, _, _ = env.step(action)
+        before, action = text, f"{move}\n"
+        text, reward, terminated, _, _ = env.step(action)
         turns.append({"obs": before, "action": action, "reward": reward})
-    return {"turns": turns, "final_obs": said, "terminated": terminated, "truncated": not terminated}
+    return {"turns": turns, "final_obs": text, "terminated": terminated, "truncated": not terminated}

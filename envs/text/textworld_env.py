@@ -51,16 +51,16 @@ class TextWorld(gym.Env):
         super().reset(seed=seed)
         state = self._env.reset()
         self._score, self._steps = float(state.get("score") or 0.0), 0
-        told = [state.get("objective"), state.get("description")]
+        parts = [state.get("objective"), state.get("description")]
         # the first feedback is a picture made of letters, and then these two; games that were not made with TextWorld give neither
-        return self._tell(state, "\n\n".join(t.strip() for t in told if t) if told[1] else str(state.get("feedback") or ""))
+        return self._tell(state, "\n\n".join(t.strip() for t in parts if t) if parts[1] else str(state.get("feedback") or ""))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         state, score, done = self._env.step(action.strip())
-        now = state.get("score")
-        now = float(score if now is None else now)
-        reward, self._score = now - self._score, now
+        points = state.get("score")
+        points = float(score if points is None else points)
+        reward, self._score = points - self._score, points
         text, info = self._tell(state, str(state.get("feedback") or ""))
         over = bool(done or state.get("won") or state.get("lost"))
         return text, reward, over, self._steps >= self.limit and not over, info

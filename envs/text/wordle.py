@@ -29,15 +29,15 @@ def load_words(path: str | None = None) -> tuple[str, ...]:
     file = WORDS if path is None else Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
-        found = json.loads(text) if file.suffix.lower() == ".json" else text.split()
+        words = json.loads(text) if file.suffix.lower() == ".json" else text.split()
     except (OSError, ValueError) as error:  # JSON's and UTF-8's errors are ValueErrors
         raise UserError(f"the word list {file} cannot be read: {error}") from None
-    if not isinstance(found, list) or not found:
+    if not isinstance(words, list) or not words:
         raise UserError(f"the word list {file} is no list of words")
-    for word in found:
+    for word in words:
         if not isinstance(word, str) or len(word) != LETTERS or not (word.isascii() and word.isalpha() and word.islower()):
             raise UserError(f"the word list {file} has {word!r}: a word is {LETTERS} letters a to z, in lower case")
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(words)))
 
 
 def feedback(guess: str, target: str, yellow: str = "anywhere") -> str:
@@ -97,16 +97,16 @@ class TextWordle(gym.Env):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         guess = "".join(action.split()) if isinstance(action, str) else ""
-        said = spaced(feedback(guess, self.word, self.yellow)) if guess in self._known else INVALID
-        self.guesses.append((guess, said))
+        reply = spaced(feedback(guess, self.word, self.yellow)) if guess in self._known else INVALID
+        self.guesses.append((guess, reply))
         solved = guess == self.word
         over = solved or len(self.guesses) >= TRIES
         info = {"legal_actions": list(self._legal), "success": solved, "understood": guess in self._known}
-        return said, 0.0 if solved else -1.0, over, False, info
+        return reply, 0.0 if solved else -1.0, over, False, info
 
     def render(self) -> Any:
         """The guesses so far and the answers."""
-        return "".join(f"{spaced(guess)}{said}" for guess, said in self.guesses) or FIRST
+        return "".join(f"{spaced(guess)}{reply}" for guess, reply in self.guesses) or FIRST
 
 
 gym.register(ENV, entry_point="offrl.envs.text.wordle:TextWordle")

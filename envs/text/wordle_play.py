@@ -32,10 +32,10 @@ def table(words: tuple[str, ...], yellow: str = "anywhere") -> np.ndarray:
         else:
             left = ~same  # letters of the targets about which nothing has been said
             for place, letter in enumerate(guess):
-                there = (letters == letter) & left & ~same[:, place, None]
-                found = np.flatnonzero(there.any(-1))
-                marks[found, place] = 1
-                left[found, there[found].argmax(-1)] = False
+                matches = (letters == letter) & left & ~same[:, place, None]
+                targets = np.flatnonzero(matches.any(-1))
+                marks[targets, place] = 1
+                left[targets, matches[targets].argmax(-1)] = False
         codes[number] = marks @ POWERS
     return codes
 
@@ -53,10 +53,10 @@ class Consistent:
     def candidates(self, history: list[str]) -> np.ndarray:
         """The numbers of the words that agree with the feedback in these texts of an episode."""
         agree = np.ones(len(self.words), bool)
-        for guess, said in zip(history[1::2], history[2::2], strict=True):
+        for guess, reply in zip(history[1::2], history[2::2], strict=True):
             number = self.number.get("".join(guess.split()))
             if number is not None:
-                agree &= self.table[number] == sum("byg".index(mark) * p for mark, p in zip(said.split(), POWERS.tolist(), strict=True))
+                agree &= self.table[number] == sum("byg".index(mark) * p for mark, p in zip(reply.split(), POWERS.tolist(), strict=True))
         return np.flatnonzero(agree) if agree.any() else np.arange(len(agree))  # none: the feedback is by other rules or of another list
 
     def guess(self, history: list[str]) -> int:
@@ -136,9 +136,9 @@ def generate(
     games = []
     answer: Callable[[str, str], str] = cache(lambda guess, target: spaced(feedback(guess, target, yellow)))
     for target, row, length in zip(targets.tolist(), guesses.tolist(), lengths.tolist(), strict=True):
-        said, turns = FIRST, []
+        reply, turns = FIRST, []
         for guess in row[:length]:
-            before, said = said, answer(known[guess], known[target])
+            before, reply = reply, answer(known[guess], known[target])
             turns.append({"obs": before, "action": spaced(known[guess]), "reward": 0.0 if guess == target else -1.0})
-        games.append({"turns": turns, "final_obs": said, "terminated": True, "truncated": False, "meta": {"word": known[target]}})
+        games.append({"turns": turns, "final_obs": reply, "terminated": True, "truncated": False, "meta": {"word": known[target]}})
     return games
