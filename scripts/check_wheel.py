@@ -56,17 +56,17 @@ def faults(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         members = {name for name in archive.namelist() if not name.endswith("/")}
         entry_points = next((archive.read(n).decode() for n in members if n.endswith(".dist-info/entry_points.txt")), "")
-    found = [f"missing: {name}" for name in sorted(source_files() - members)]
-    found += [f"does not belong: {n}" for n in sorted(members) if not n.startswith(("offrl/", "offrl-")) or "__pycache__" in n]
+    problems = [f"missing: {name}" for name in sorted(source_files() - members)]
+    problems += [f"does not belong: {n}" for n in sorted(members) if not n.startswith(("offrl/", "offrl-")) or "__pycache__" in n]
     for folder in LINKED:
         if not any(name.startswith(f"offrl/{folder}/") for name in members):
-            found.append(f"nothing of {folder}/")
+            problems.append(f"nothing of {folder}/")
     for suffix in (".yaml", ".hdf5"):
         if not any(name.endswith(suffix) for name in members):
-            found.append(f"no {suffix} file")
+            problems.append(f"no {suffix} file")
     if "offrl = offrl.cli.main:main" not in entry_points:
-        found.append("no command 'offrl'")
-    return found
+        problems.append("no command 'offrl'")
+    return problems
 
 
 def main() -> int:
@@ -74,10 +74,10 @@ def main() -> int:
         print(f"usage: {Path(__file__).name} WHEEL", file=sys.stderr)
         return 2
     wheel = Path(sys.argv[1]).resolve()
-    found = faults(wheel)
-    for fault in found:
+    problems = faults(wheel)
+    for fault in problems:
         print(f"{wheel.name}: {fault}", file=sys.stderr)
-    if found:
+    if problems:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", f"{folder}/site", str(wheel)]

@@ -151,28 +151,28 @@ def contestants(name: str) -> tuple[list[Contestant], list[Row]]:
     square, own = Contestant("square", "gemm"), Contestant("own", "gemm", ["--products", name])
     plain = [Contestant("plain", f"{name}_plain"), Contestant("plain+", f"{name}_plain", ["--onednn"])]
     rows = [Row(PLAIN, ["plain"]), Row("the same with offrl's matrix back end", ["plain+"])]
-    found = [*plain]
+    programs = [*plain]
     if name == "ensemble":
         for mode in ("eager", "compiled"):
-            found.append(Contestant(mode, "offrl_speed", ["--algo", name, "--mode", mode]))
+            programs.append(Contestant(mode, "offrl_speed", ["--algo", name, "--mode", mode]))
             rows.append(Row(f"offrl, {mode}", [mode]))
-        return [*found, square, own], rows
+        return [*programs, square, own], rows
     if D3RLPY in PEERS.get(name, ()):
-        found.append(Contestant("d3rlpy", "d3rlpy_speed", ["--algo", name], "d3rlpy"))
+        programs.append(Contestant("d3rlpy", "d3rlpy_speed", ["--algo", name], "d3rlpy"))
         rows.append(Row(D3RLPY, ["d3rlpy"]))
     if JAX in PEERS.get(name, ()):
-        found += [Contestant("jax", f"{name}_jax", [], "jax"), Contestant("jax4", f"{name}_jax", ["--replicas", "4"], "jax")]
+        programs += [Contestant("jax", f"{name}_jax", [], "jax"), Contestant("jax4", f"{name}_jax", ["--replicas", "4"], "jax")]
         rows += [Row(JAX, ["jax"]), Row("JAX, lax.scan, vmap", ["jax4"], 4)]
     for mode in ("eager", "compiled"):
         one, four, other = f"{mode}1", f"{mode}4", f"{mode}4b"
         arguments = ["--algo", name, "--mode", mode]
-        found.append(Contestant(one, "offrl_speed", arguments))
-        found.append(Contestant(four, "offrl_speed", [*arguments, "--replicas", "4"]))
+        programs.append(Contestant(one, "offrl_speed", arguments))
+        programs.append(Contestant(four, "offrl_speed", [*arguments, "--replicas", "4"]))
         rows += [Row(f"offrl, {mode}", [one]), Row(f"offrl, {mode}", [four], 4)]
         if len(cores()) > 1:
-            found.append(Contestant(other, "offrl_speed", [*arguments, "--replicas", "4", "--first-seed", "4"], core=1))
+            programs.append(Contestant(other, "offrl_speed", [*arguments, "--replicas", "4", "--first-seed", "4"], core=1))
             rows.append(Row(f"offrl, {mode}, two processes on two cores", [four, other], 8))
-    return [*found, square, own], rows
+    return [*programs, square, own], rows
 
 
 def command(python: str, module: str, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -223,8 +223,8 @@ def burst(group: list[Contestant], seconds: float) -> list[float]:
     return rates
 
 
-def stop(found: list[Contestant]) -> None:
-    for contestant in found:
+def stop(programs: list[Contestant]) -> None:
+    for contestant in programs:
         if contestant.process is not None and contestant.process.stdin is not None:
             contestant.process.stdin.close()
             contestant.process.wait()
@@ -242,23 +242,23 @@ def check(name: str, pythons: dict[str, str]) -> str:
         if "jax" in pythons and JAX in PEERS.get(name, ()):
             losses["JAX"] = ask(f"{name}_jax", pythons["jax"], arguments)["losses"]
     words = []
-    for who, theirs in losses.items():
-        if who != "offrl":
-            worst = difference(losses["offrl"], theirs)
+    for program, values in losses.items():
+        if program != "offrl":
+            worst = difference(losses["offrl"], values)
             if not worst < 1e-3:
-                raise SystemExit(f"{name}: the {who}'s losses differ from offrl's by {worst:.1e}: they do not train the same")
-            words.append(f"{who} {worst:.0e}")
+                raise SystemExit(f"{name}: the {program}'s losses differ from offrl's by {worst:.1e}: they do not train the same")
+            words.append(f"{program} {worst:.0e}")
     return (
         f"Same weights, same {common.CHECKED_UPDATES} batches: the losses' largest difference from offrl's, relative to 1 or to the loss "
         f"if that is larger: {', '.join(words)}."
     )
 
 
-def difference(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+def difference(expected: list[dict[str, float]], actual: list[dict[str, float]]) -> float:
     """Largest difference of any loss, relative to it where it is above 1; NaN where one side has a loss that the other has not."""
-    if [sorted(row) for row in ours] != [sorted(row) for row in theirs]:
+    if [sorted(row) for row in expected] != [sorted(row) for row in actual]:
         return float("nan")
-    return max(abs(a[k] - b[k]) / max(abs(a[k]), 1.0) for a, b in zip(ours, theirs, strict=True) for k in a)
+    return max(abs(a[k] - b[k]) / max(abs(a[k]), 1.0) for a, b in zip(expected, actual, strict=True) for k in a)
 
 
 def ask(module: str, python: str, arguments: list[str]) -> dict[str, Any]:
@@ -272,10 +272,10 @@ def ask(module: str, python: str, arguments: list[str]) -> dict[str, Any]:
 
 def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missing: dict[str, str]) -> list[str]:
     """Measure one table and write it."""
-    found, rows = contestants(name)
-    by_key = {c.key: c for c in found}
+    programs, rows = contestants(name)
+    by_key = {c.key: c for c in programs}
     try:
-        for contestant in found:
+        for contestant in programs:
             if contestant.environment not in pythons:
                 contestant.failure = missing.get(contestant.environment, "left out")
                 continue
@@ -289,7 +289,7 @@ def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missi
                 rates = burst([by_key[k] for k in row.keys], options.seconds)
                 row.rates.append(sum(rates) * row.seeds / len(row.keys))
     finally:
-        stop(found)
+        stop(programs)
     hidden = flops.HIDDEN.get(name, common.HIDDEN)
     needed = flops.needed(name, flops.BATCHES.get(name, common.BATCH), common.OBSERVATION, common.ACTION, hidden)
     rate = 2 * 256**3 * statistics.median(floors["square"].rates)

@@ -218,9 +218,9 @@ class Worker:
             line = self.process.stdout.readline()
         if not line:
             self.process.wait()
-            said = self._said(before)
-            answer = {"error": f"the process ended with status {self.process.returncode}: {said[-1] if said else ''}"}
-            answer["trace"] = "\n".join([f"the process ended with status {self.process.returncode}; its last words:", *said[-15:]])
+            lines = self._said(before)
+            answer = {"error": f"the process ended with status {self.process.returncode}: {lines[-1] if lines else ''}"}
+            answer["trace"] = "\n".join([f"the process ended with status {self.process.returncode}; its last words:", *lines[-15:]])
         else:
             answer = json.loads(line)
             if "error" in answer and (warned := [x for x in self._said(before) if x.startswith("offrl: warning")]):
@@ -234,8 +234,8 @@ class Worker:
 
     def _said(self, first: int) -> list[str]:
         """The standard error of the process from this byte on. Its own place in the file is not moved."""
-        said = os.pread(self.errors.fileno(), self._size() - first, first).decode(errors="replace")
-        return [x.rstrip() for x in said.splitlines() if x.strip()]
+        output = os.pread(self.errors.fileno(), self._size() - first, first).decode(errors="replace")
+        return [x.rstrip() for x in output.splitlines() if x.strip()]
 
     def kill(self) -> None:
         """End the process, with the compilers and commands that it started; `ask` then comes back."""
@@ -251,11 +251,11 @@ class Worker:
             self.process = None
 
 
-def hung(said: Sequence[str]) -> list[str]:
+def hung(lines: Sequence[str]) -> list[str]:
     """The place where a process was when its time was over, from what faulthandler wrote: `places` of the main thread."""
-    starts = [i for i, line in enumerate(said) if line.startswith(("Thread ", "Current thread "))]  # the main thread comes last
-    found = [re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in said[starts[-1] if starts else 0 :]]
-    frames = places([(m[1], int(m[2]), m[3]) for m in reversed(found) if m])
+    starts = [i for i, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))]  # the main thread comes last
+    matches = [re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in lines[starts[-1] if starts else 0 :]]
+    frames = places([(m[1], int(m[2]), m[3]) for m in reversed(matches) if m])
     return [f"it was at {frame}" for frame in frames]
 
 
@@ -293,9 +293,9 @@ def work(device: str) -> None:
 def failure(error: BaseException) -> Answer:
     """An error as an answer: its first line, and the project's last frames with the whole message."""
     frames = places([(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)])
-    said = str(error).strip()
-    first = said.splitlines()[0] if said else ""
-    trace = [*frames, f"{type(error).__name__}: {said[:SHOWN]}"]
+    message = str(error).strip()
+    first = message.splitlines()[0] if message else ""
+    trace = [*frames, f"{type(error).__name__}: {message[:SHOWN]}"]
     return {"error": f"{type(error).__name__}: {first}"[:300], "trace": "\n".join(trace)}
 
 

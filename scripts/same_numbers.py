@@ -345,11 +345,11 @@ def main() -> int:
             print(f"{name:16} old: {a.get('error', 'ran')}; new: {b.get('error', 'ran')}")
             failed += 1
             continue
-        found = {kind: differences(a[kind], b[kind]) for kind in ("tensors", "metrics", "scores")}
-        counts = ", ".join(f"{len(b[kind])} {kind}" for kind in found)
-        if any(found.values()):
+        gaps = {kind: differences(a[kind], b[kind]) for kind in ("tensors", "metrics", "scores")}
+        counts = ", ".join(f"{len(b[kind])} {kind}" for kind in gaps)
+        if any(gaps.values()):
             failed += 1
-            print(f"{name:16} DIFFERS of {counts}: " + "; ".join(f"{k}: {len(v)} ({', '.join(v[:4])})" for k, v in found.items() if v))
+            print(f"{name:16} DIFFERS of {counts}: " + "; ".join(f"{k}: {len(v)} ({', '.join(v[:4])})" for k, v in gaps.items() if v))
         else:
             print(f"{name:16} same: {counts}")
     print(f"{len(names) - failed} of {len(names)} cases are the same; runs in {out}")

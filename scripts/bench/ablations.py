@@ -86,14 +86,14 @@ def spikes(series: Sequence[float], factor: float = SPIKE, window: int = WINDOW)
     from statistics import median
 
     size = [abs(v) for v in series]
-    whole = [v for v in size if math.isfinite(v)]
-    least = median(whole) * 1e-3 if whole else 0.0
-    found = 0
+    finite = [v for v in size if math.isfinite(v)]
+    least = median(finite) * 1e-3 if finite else 0.0
+    count = 0
     for i, v in enumerate(size):
         before = [x for x in size[max(0, i - window) : i] if math.isfinite(x)]
         if not math.isfinite(v) or (len(before) >= 5 and v > factor * max(median(before), least)):
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 def counted(name: str) -> Callable[[Trained], list[float] | str]:
@@ -241,7 +241,7 @@ PARTS: dict[str, Part] = {
 def plan(part: Part, options: argparse.Namespace) -> list[tuple[str, str, dict[str, Any]]]:
     """(variant, file, settings of offrl.training.loop) of every run of a part, in order."""
     steps = options.steps or part.steps
-    found = []
+    result = []
     for file in options.files or part.files:
         for variant, values in part.variants.items():
             path = Path(file) if Path(file).suffix else Path(options.data) / f"{file}.hdf5"
@@ -258,8 +258,8 @@ def plan(part: Part, options: argparse.Namespace) -> list[tuple[str, str, dict[s
                 "label": "".join(c if c.isalnum() or c in "-_." else "-" for c in variant.lower()),
                 "quiet": not options.verbose,
             }
-            found.append((variant, path.stem, settings))
-    return found
+            result.append((variant, path.stem, settings))
+    return result
 
 
 def trained(variant: str, file: str, settings: dict[str, Any]) -> Trained:
@@ -285,17 +285,17 @@ def cell(values: list[float] | str) -> str:
 
     if isinstance(values, str):
         return values
-    whole = [v for v in values if math.isfinite(v)]
-    lost = len(values) - len(whole)
+    finite = [v for v in values if math.isfinite(v)]
+    lost = len(values) - len(finite)
     more = f"; {lost} of {len(values)} not finite" if lost else ""
-    if not whole:
+    if not finite:
         return f"-{more}"
-    mean, low, high = mean_interval(whole)
+    mean, low, high = mean_interval(finite)
 
     def short(x: float) -> str:
         return f"{x:.2f}" if abs(mean) < 10 else f"{x:.1f}" if abs(mean) < 1000 else f"{x:.2g}"
 
-    interval = f" [{short(low)}, {short(high)}]" if len(whole) > 1 else ""
+    interval = f" [{short(low)}, {short(high)}]" if len(finite) > 1 else ""
     return f"{short(mean)}{interval}{more}"
 
 

@@ -46,16 +46,16 @@ def rows_of(names: Sequence[str]) -> list[Row]:
     """TD3+BC first; then each algorithm with its defaults, with TD3+BC's sizes where they differ, and the variants."""
     from offrl import registry
 
-    found = []
+    rows = []
     for name in sorted(names, key=lambda n: (n != REFERENCE, n)):
         config = registry.get("algo", name).Config()
-        found.append(Row(name, {}, "as published"))
+        rows.append(Row(name, {}, "as published"))
         small = {k: v for k, v in SMALL.items() if getattr(config, k, v) != v}
         if small:
-            found.append(Row(name, small, "TD3+BC's sizes"))
+            rows.append(Row(name, small, "TD3+BC's sizes"))
         for setting, value in VARIANTS.get(name, {}).items():
-            found.append(Row(name, {**small, setting: value}, f"TD3+BC's sizes, {setting}={value}"))
-    return found
+            rows.append(Row(name, {**small, setting: value}, f"TD3+BC's sizes, {setting}={value}"))
+    return rows
 
 
 def prepare(row: Row, dataset: Any, modes: Sequence[str], replicas: int) -> None:
@@ -110,9 +110,9 @@ def table(rows: Sequence[Row], modes: Sequence[str], replicas: int, speed: float
             if mode in row.failure:
                 cells += [row.failure[mode], "-", "-"]
                 continue
-            rates, theirs = row.rates[mode], reference.rates.get(mode, [])
+            rates, baseline = row.rates[mode], reference.rates.get(mode, [])
             each = 1e3 / statistics.median(rates) / replicas
-            ratios = [b / a for a, b in zip(rates, theirs, strict=True)] if theirs else []
+            ratios = [b / a for a, b in zip(rates, baseline, strict=True)] if baseline else []
             cells += [
                 f"{each:.2f}",
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-",

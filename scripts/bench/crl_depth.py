@@ -29,8 +29,8 @@ def measured(run: Any, seeds: int) -> tuple[list[float], list[float], list[float
     lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
     tenth = max(1, len(lines) // 10)
     loss = [[math.inf if line["critic/loss"][s] is None else line["critic/loss"][s] for line in lines] for s in range(seeds)]
-    found = [[line["critic/accuracy"][s] or 0.0 for line in lines] for s in range(seeds)]
-    mean = [sum(x[-tenth:]) / tenth for x in loss], [sum(x[-tenth:]) / tenth for x in found]
+    accuracies = [[line["critic/accuracy"][s] or 0.0 for line in lines] for s in range(seeds)]
+    mean = [sum(x[-tenth:]) / tenth for x in loss], [sum(x[-tenth:]) / tenth for x in accuracies]
     return mean[0], mean[1], [max(x[tenth:] or x) for x in loss]
 
 

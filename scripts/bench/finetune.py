@@ -118,11 +118,11 @@ def sb3(args: argparse.Namespace) -> None:
                 rows.append({"step": step, "seed": seed, "episodes": args.episodes, "return_mean": row["return"], "score": row["score"],
                              "dataset": "", **asdict(evaluator.provenance)})  # fmt: skip
         part.write_text(json.dumps(rows))
-    found = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
+    records = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
     with open(folder / SCORES, "w", newline="") as file:
         writer = csv.DictWriter(file, SCORE_COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(found, key=lambda r: (r["step"], r["seed"])))
+        writer.writerows(sorted(records, key=lambda r: (r["step"], r["seed"])))
 
 
 class _Greedy:

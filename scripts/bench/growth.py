@@ -119,9 +119,9 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(5.5, 3.6))
     for mode, marker, colour in (("eager", "o", "tab:blue"), ("compiled", "s", "tab:orange")):
-        mine = [p for p in points if p.mode == mode]
-        if mine:
-            axes.plot([p.value for p in mine], [1e3 * p.seconds for p in mine], marker=marker, color=colour, label=f"offrl, {mode}")
+        curve = [p for p in points if p.mode == mode]
+        if curve:
+            axes.plot([p.value for p in curve], [1e3 * p.seconds for p in curve], marker=marker, color=colour, label=f"offrl, {mode}")
     floor = sorted({(p.value, 1e3 * p.floor) for p in points})
     axes.plot(*zip(*floor, strict=True), color="0.5", linestyle="--", label="matrix products at the measured rate")
     axes.set_xscale("log")
@@ -151,8 +151,8 @@ def table(points: list[Point]) -> list[str]:
     lines.append("")
     for axis in AXES:
         mode = "compiled" if any(p.mode == "compiled" and p.axis == axis for p in points) else "eager"
-        mine = sorted((p for p in points if p.axis == axis and p.mode == mode), key=lambda p: p.value)
-        first, last = mine[0], mine[-1]
+        curve = sorted((p for p in points if p.axis == axis and p.mode == mode), key=lambda p: p.value)
+        first, last = curve[0], curve[-1]
         factor, cost = last.value / first.value, last.seconds / first.seconds
         lines.append(
             f"- {axis.capitalize()}, {mode}: from {first.value:,} to {last.value:,} (x{factor:g}) an update takes {cost:.1f} times as long."

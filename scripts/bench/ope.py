@@ -79,13 +79,13 @@ def snapshots(robot: str, data: Path) -> dict[str, Trpo]:
 
 
 def candidates(robot: str, data: Path, runs: Path | None) -> dict[str, Any]:
-    found: dict[str, Any] = dict(snapshots(robot, data))
+    candidates: dict[str, Any] = dict(snapshots(robot, data))
     for algorithm in ("td3_bc", "iql") if runs else ():
         (run,) = find_runs([runs / f"{algorithm}-{robot}_medium_replay"])
         policies = run_candidates(run)
         last = max(int(name.rpartition("@")[2]) for name in policies)
-        found |= {name: policy for name, policy in policies.items() if name.endswith(f"@{last}")}
-    return found
+        candidates |= {name: policy for name, policy in policies.items() if name.endswith(f"@{last}")}
+    return candidates
 
 
 def play(env_id: str, policy: Any, episodes: int) -> tuple[float, float]:
@@ -172,16 +172,16 @@ def table(args: argparse.Namespace) -> None:
             about = json.loads(path.with_suffix(".json").read_text())
             trpo = {n: known[n] for n in rows if n.startswith("iter")}
             own = {n: known[n] for n in rows if n not in trpo}
-            there = [m for m in METHODS if any(r.get(m) for r in rows.values())]
-            print(f"\n### {robot}{suffix}: {about}\n\n| candidate | truth | {' | '.join(there)} |\n|---|---|{'---|' * len(there)}")
+            methods = [m for m in METHODS if any(r.get(m) for r in rows.values())]
+            print(f"\n### {robot}{suffix}: {about}\n\n| candidate | truth | {' | '.join(methods)} |\n|---|---|{'---|' * len(methods)}")
             for name in sorted(rows, key=lambda n: -known[n]):
-                cells = [f"{float(rows[name][m]):.1f}" if rows[name].get(m) else "" for m in there]
+                cells = [f"{float(rows[name][m]):.1f}" if rows[name].get(m) else "" for m in methods]
                 print(f"| {name} | {known[name]:.1f} | {' | '.join(cells)} |")
             groups = {f"{len(trpo)} TRPO": list(trpo), f"{len(distinct(trpo))} TRPO, distinct": distinct(trpo)}
             groups |= {f"{len(own)} td3_bc and iql": list(own), f"all {len(rows)}": list(rows)} if own else {}
             print("\n| candidates | method | Spearman | regret@1 | regret@5 | mean absolute error |\n|---|---|---|---|---|---|")
             for title, names in groups.items():
-                for method in there:
+                for method in methods:
                     if all(rows[n].get(method) for n in names):
                         v, e = np.array([known[n] for n in names]), np.array([float(rows[n][method]) for n in names])
                         numbers = f"{spearman(v, e):.2f} | {regret(v, e, 1):.2f} | {regret(v, e, 5):.2f} | {np.abs(v - e).mean():.1f}"

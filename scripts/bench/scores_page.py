@@ -65,9 +65,9 @@ def table(results: Results) -> list[str]:
     for label in labels:
         row = [cells.get((label, d)) for d in datasets]
         means = [c.interval()[0] for c in row if c is not None and c.scores and c.normalised]
-        whole = f"{sum(means) / len(means):.1f}" if len(means) == len(datasets) else "-"
+        average = f"{sum(means) / len(means):.1f}" if len(means) == len(datasets) else "-"
         shown = [text_of(c, c is not None and bool(c.scores) and c.interval()[0] == best[d]) for d, c in zip(datasets, row, strict=True)]
-        lines.append(f"| {' | '.join([label, *shown, *([whole] if several else [])])} |")
+        lines.append(f"| {' | '.join([label, *shown, *([average] if several else [])])} |")
     return lines
 
 
@@ -83,20 +83,22 @@ def lengths(results: Results) -> str:
     for s in results.final:
         labels.setdefault(results.label(s), set()).add(s.step)
     # an algorithm whose files are all of one length is named once
-    said = {n: sorted({w if len(labels[w.split(" on ")[0]]) > 1 else w.split(" on ")[0] for w in who}) for n, who in steps.items()}
-    others = [f"{', '.join(who)} {n:,}" for n, who in sorted(said.items()) if n != usual]
+    groups = {n: sorted({w if len(labels[w.split(" on ")[0]]) > 1 else w.split(" on ")[0] for w in who}) for n, who in steps.items()}
+    others = [f"{', '.join(who)} {n:,}" for n, who in sorted(groups.items()) if n != usual]
     return f"{usual:,} updates of each seed; {'; '.join(others)}." if others else ""
 
 
 def page(results: Results, command: str, title: str = "Model-free algorithms on the same files") -> str:
     """The whole page."""
     notes = [*results.problems]
-    gone = sorted({f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing})
+    absent = sorted(
+        {f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing}
+    )
     scale = f"A score is {SUCCESS}, in %." if all(s.scored_by == "success" for s in results.final) else D4RL
     lines = [HEAD.format(title=title, command=command, scale=scale, updates=lengths(results)), *table(results)]
     places = sorted({s.provenance.place for s in results.final})
     lines += ["", f"Scored in {'; '.join(places)}."] if places else []
-    lines += ["", "Not in the table, or to be read with care:", "", *(f"- {note}" for note in (*gone, *notes))] if gone or notes else []
+    lines += ["", "Not in the table, or to be read with care:", "", *(f"- {note}" for note in (*absent, *notes))] if absent or notes else []
     return "\n".join(lines) + "\n"
 
 

@@ -59,9 +59,9 @@ def coverage(draw: Draw, seeds: int, experiments: int, reps: int) -> dict[str, t
     true, rng = truth(draw), np.random.default_rng(1000 + seeds)
     inside, width = dict.fromkeys(STATISTICS, 0), dict.fromkeys(STATISTICS, 0.0)
     for experiment in range(experiments):
-        for name, found in aggregates(draw(rng, seeds), reps=reps, seed=experiment).items():
-            inside[name] += found.low <= true[name] <= found.high
-            width[name] += found.high - found.low
+        for name, estimate in aggregates(draw(rng, seeds), reps=reps, seed=experiment).items():
+            inside[name] += estimate.low <= true[name] <= estimate.high
+            width[name] += estimate.high - estimate.low
     return {name: (inside[name] / experiments, width[name] / experiments) for name in STATISTICS}
 
 
@@ -75,8 +75,8 @@ def main() -> None:
     started, rows = time.monotonic(), []
     for world, draw in WORLDS.items():
         for seeds in options.seeds:
-            found = coverage(draw, seeds, options.experiments, options.reps)
-            rows.append([world, str(seeds), *(f"{100 * share:.1f}% ({100 * width:.1f})" for share, width in found.values())])
+            shares = coverage(draw, seeds, options.experiments, options.reps)
+            rows.append([world, str(seeds), *(f"{100 * share:.1f}% ({100 * width:.1f})" for share, width in shares.values())])
     error = 100 * math.sqrt(0.05 * 0.95 / options.experiments)
     title = f"share of 95% intervals that hold the truth (mean width, points), {TASKS} tasks; standard error {error:.1f}"
     print_table(["scatter", "seeds", *STATISTICS], rows, title)

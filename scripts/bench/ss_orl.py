@@ -30,14 +30,14 @@ def arms(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "dataset.action_free_updates": args.updates,
         "dataset.action_free_hidden": args.hidden,
     }
-    found: dict[str, dict[str, Any]] = {
+    settings: dict[str, dict[str, Any]] = {
         "all labelled": {},
         "few + inverse dynamics": {**few, **labels},
         "few alone": {**few, "dataset.action_free_members": 0},
     }
     if args.bc:
-        found["few alone, BC"] = {**found["few alone"], "algo": "bc"}
-    return found
+        settings["few alone, BC"] = {**settings["few alone"], "algo": "bc"}
+    return settings
 
 
 def main() -> None:
@@ -73,9 +73,11 @@ def main() -> None:
             seconds[label] = time.monotonic() - began
             notes += [n for n in run.record["data"]["notes"] if "labelled by" in n]
         final_table(results, f"{path.stem}: {args.algo}, {args.steps:,} updates")
-        whole = next((r.score or r.returns for r in results if r.algorithm == "all labelled"), None)
-        if whole is not None and whole[0]:
-            shares = [(r.algorithm, f"{100 * (r.score or r.returns)[0] / whole[0]:.0f}%", f"{seconds[r.algorithm]:.0f}") for r in results]
+        reference = next((r.score or r.returns for r in results if r.algorithm == "all labelled"), None)
+        if reference is not None and reference[0]:
+            shares = [
+                (r.algorithm, f"{100 * (r.score or r.returns)[0] / reference[0]:.0f}%", f"{seconds[r.algorithm]:.0f}") for r in results
+            ]
             print_table(["data", "of all labelled", "seconds"], shares)
         for note in dict.fromkeys(notes):
             print(note)

@@ -78,8 +78,8 @@ def round_trip(name: str) -> list[str]:
         for column in columns.T.numpy():
             column = np.ascontiguousarray(column)
             special = alone if group in ("rewards", "values") else ()
-            found = {"published": published(column), **{n: ours(column, s.bins_of, special) for n, s in samplers.items()}}
-            for n, x in found.items():
+            reconstructions = {"published": published(column), **{n: ours(column, s.bins_of, special) for n, s in samplers.items()}}
+            for n, x in reconstructions.items():
                 errors[n].append(float(np.sqrt(np.square(x - column).mean()) / max(float(column.std()), 1e-12)))
         rows.append(f"| {Path(name).stem} | {group} | " + " | ".join(f"{100 * np.mean(e):.2f} %" for e in errors.values()) + " |")
     if ends:
@@ -129,9 +129,9 @@ def prefixes(policy: TrainedPolicy, dataset: Dataset, count: int) -> Tensor:
 def timing(policy: TrainedPolicy, dataset: Dataset, widths: list[int], rounds: int) -> list[str]:
     rows = []
     actor: Any = policy.actor
-    whole = policy.algorithm.config.context
+    context = policy.algorithm.config.context
     for width, episodes in [(w, e) for w in widths for e in (1, 10)]:
-        short, long = (changed(policy, beam_width=width, plan_longest=n) for n in (actor.search.context, whole))
+        short, long = (changed(policy, beam_width=width, plan_longest=n) for n in (actor.search.context, context))
         prefix, key = prefixes(policy, dataset, episodes), rng.make_key(0)
         cases = {
             name: partial(run, p, prefix, key) for name, run, p in (("anew", anew, short), ("kept", kept, short), ("longer", kept, long))

@@ -125,8 +125,8 @@ def main() -> None:
     dataset = load_dataset(args.dataset)
     parts: dict[str, Callable[[], None]] = {}
     for hidden in (args.small, args.hidden):  # roll-outs are of the last
-        found, algorithm, source, state = trainers(dataset, device, args.members, hidden, args.updates, args.mode)
-        parts = found | parts
+        trainer, algorithm, source, state = trainers(dataset, device, args.members, hidden, args.updates, args.mode)
+        parts = trainer | parts
     config = algorithm.config
     model = algorithm.model
     tree = {k: torch.as_tensor(v).to(device) for k, v in data_range(dataset).items()}
@@ -186,8 +186,8 @@ def main() -> None:
             lines.append(
                 f"| {name} ({args.rollouts:,} x {args.horizon}) | {middle[name]:.2f} s | {count / middle[name]:,.0f} transitions |"
             )
-    for size, (ours, *loops) in zip(sizes, (updates[:3], updates[3:]), strict=True):
-        ratio, plain = (statistics.median(b / a for a, b in zip(times[ours], times[loop], strict=True)) for loop in loops)
+    for size, (rate, *loops) in zip(sizes, (updates[:3], updates[3:]), strict=True):
+        ratio, plain = (statistics.median(b / a for a, b in zip(times[rate], times[loop], strict=True)) for loop in loops)
         lines += [
             "",
             f"{size}: all members at once are {ratio:.1f} times as fast as the loop, and {plain:.1f} times with torch's products.",

@@ -117,23 +117,23 @@ def command(device: str, seeds: int, steps: int, settings: list[str]) -> Answer:
     with ThreadPoolExecutor(1 if device == "cpu" else 3) as pool:
         jobs = [pool.submit(whole, "whole"), pool.submit(whole, "again"), pool.submit(killed, "killed")]
         first, *others = [job.result() for job in jobs]
-    found = [same_run(first, other) for other in others]
+    comparisons = [same_run(first, other) for other in others]
     over = "" if killed_at[0] < steps else " (it was over before it could be killed)"
-    text = f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {found[0]}; killed at {killed_at[0]:,}{over} and resumed: {found[1]}"
-    verdict = "right" if all(f.startswith("equal") for f in found) else "DIFFERENT"
+    text = f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {comparisons[0]}; killed at {killed_at[0]:,}{over} and resumed: {comparisons[1]}"
+    verdict = "right" if all(f.startswith("equal") for f in comparisons) else "DIFFERENT"
     return {"verdict": verdict, "text": f"{text}; {time.perf_counter() - began:.0f} s"}
 
 
-def same_run(ours: Path, theirs: Path) -> str:
+def same_run(first: Path, second: Path) -> str:
     """Words for how two runs' last checkpoints and scores compare."""
-    (a, _), (b, _) = [checkpoint.load_latest(run) or ({}, {}) for run in (ours, theirs)]
+    (a, _), (b, _) = [checkpoint.load_latest(run) or ({}, {}) for run in (first, second)]
     if list(a) != list(b):
         return "OTHER TENSORS"
-    scores = [(run / "scores.csv").read_text() for run in (ours, theirs)]
+    scores = [(run / "scores.csv").read_text() for run in (first, second)]
     if all(torch.equal(x, b[k]) for k, x in a.items()):
         return f"equal in all {len(a)} tensors" if scores[0] == scores[1] else "EQUAL TENSORS, OTHER SCORES"
     state = [{k: x[k] for k in a if k.startswith("state/params")} for x in (a, b)]
-    lines = [(run / "metrics.jsonl").read_text().splitlines() for run in (ours, theirs)]
+    lines = [(run / "metrics.jsonl").read_text().splitlines() for run in (first, second)]
     at = next((json.loads(x)["step"] for x, y in zip(*lines, strict=False) if x != y), None)
     return f"PARAMETERS DIFFER by {difference(*state)[0]:.1e}" + ("" if at is None else f", metrics from step {at:,} on")
 
@@ -182,14 +182,14 @@ def draws(device: str, mode: str) -> Answer:
         return vmap(one)
 
     keys = torch.stack([rng.make_key(seed) for seed in range(4)])
-    expected, ours = drawn("cpu")(keys), drawn(device)
-    found = (ours if mode == "eager" else torch.compile(ours, fullgraph=True, dynamic=False))(keys.to(device))
+    expected, draw = drawn("cpu")(keys), drawn(device)
+    result = (draw if mode == "eager" else torch.compile(draw, fullgraph=True, dynamic=False))(keys.to(device))
     wrong = []
     for name, value in expected.items():
-        there = found[name].cpu()
-        if not (torch.allclose(there, value, rtol=0.0, atol=NORMALS) if name == "normal" else torch.equal(there, value)):
-            wrong.append(f"{name} ({(there != value).double().mean():.0%} of the numbers)")
-    distance = (found["normal"].cpu() - expected["normal"]).abs().max().item()
+        actual = result[name].cpu()
+        if not (torch.allclose(actual, value, rtol=0.0, atol=NORMALS) if name == "normal" else torch.equal(actual, value)):
+            wrong.append(f"{name} ({(actual != value).double().mean():.0%} of the numbers)")
+    distance = (result["normal"].cpu() - expected["normal"]).abs().max().item()
     text = f"bits, uniform, randint and {len(expected) - 4} columns of a batch equal; normal within {distance:.0e}"
     return {"verdict": "WRONG", "text": f"differ from the CPU's: {', '.join(wrong)}"} if wrong else {"verdict": "right", "text": text}
 
@@ -202,30 +202,30 @@ def engine_of(algo: str, device: str, mode: str, sizes: list[int], rows: int) ->
     dataset = dataset_of(rows)
     algorithm, where = make(algo, dataset), torch.device(device)
     plan = engine.Plan(algorithm, algorithm.config.batch_size, mode, "float32", max(sizes))
-    source, them = algorithm.sampler().prepare(dataset.to(where)), [Replica(seed) for seed in range(sum(sizes))]
-    made = engine.LocalEngine(plan, source, them, where, sizes=sizes)
-    state = engine.first_state(algorithm, them)
-    made.load(state, state, {})
-    return plan, source, made
+    source, replicas = algorithm.sampler().prepare(dataset.to(where)), [Replica(seed) for seed in range(sum(sizes))]
+    trainer = engine.LocalEngine(plan, source, replicas, where, sizes=sizes)
+    state = engine.first_state(algorithm, replicas)
+    trainer.load(state, state, {})
+    return plan, source, trainer
 
 
 def memory(device: str, mode: str, size: int, looks: list[int], rows: int) -> Answer:
     """Memory of three groups of `size` seeds of IQL after so many updates; what grows between the looks leaks."""
     sizes, done = [size] * 3, 0
     clear(device)
-    made, found = engine_of("iql", device, mode, sizes, rows)[2], []
+    trainer, peaks = engine_of("iql", device, mode, sizes, rows)[2], []
     for look in looks:
         while done < look:
             count = min(500, look - done)
-            made.run(done, count)
-            keeps_to(mode, made.groups[0])
+            trainer.run(done, count)
+            keeps_to(mode, trainer.groups[0])
             done += count
-            made.settle(torch.ones(sum(sizes), dtype=torch.bool))  # as with each line of metrics
-        found.append(resident() if device == "cpu" else torch.cuda.max_memory_reserved())
-    grown = found[-1] - found[0]
+            trainer.settle(torch.ones(sum(sizes), dtype=torch.bool))  # as with each line of metrics
+        peaks.append(resident() if device == "cpu" else torch.cuda.max_memory_reserved())
+    grown = peaks[-1] - peaks[0]
     what = "resident" if device == "cpu" else "max_memory_reserved"
-    text = ", ".join(f"{what} {x / 1e6:.0f} MB after {look:,} updates" for look, x in zip(looks, found, strict=True))
-    return {"verdict": "LEAKS" if grown > max(0.05 * found[0], 32e6) else "right", "text": f"three groups of {size}: {text}"}
+    text = ", ".join(f"{what} {x / 1e6:.0f} MB after {look:,} updates" for look, x in zip(looks, peaks, strict=True))
+    return {"verdict": "LEAKS" if grown > max(0.05 * peaks[0], 32e6) else "right", "text": f"three groups of {size}: {text}"}
 
 
 def replica(algo: str, device: str, mode: str) -> Answer:
@@ -236,10 +236,10 @@ def replica(algo: str, device: str, mode: str) -> Answer:
     for count in (4, 8):
         clear(device)
         before = torch.cuda.memory_reserved()  # graphs keep what they once took
-        plan, source, made = engine_of(algo, device, mode, [count], 5_000)
-        made.run(0, 4 * plan.algorithm.traits.period)
+        plan, source, trainer = engine_of(algo, device, mode, [count], 5_000)
+        trainer.run(0, 4 * plan.algorithm.traits.period)
         peaks.append(torch.cuda.max_memory_reserved() - before)
-        del made
+        del trainer
     real = (peaks[1] - peaks[0]) / 4
     estimate = sum(setup.replica_bytes(plan, source, torch.device(device)))
     verdict = "right" if real <= 1.1 * estimate else "TOO SMALL"
@@ -345,12 +345,12 @@ def kernels(algo: str, replicas: int, mode: str, rows: int, device: str) -> Answ
         runner.wait()
     field = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
     totals = sorted(((getattr(e, field), e.count, e.key) for e in seen.key_averages() if getattr(e, field) > 0), reverse=True)
-    whole = sum(t for t, _, _ in totals)
-    if not whole:
+    total = sum(t for t, _, _ in totals)
+    if not total:
         raise RuntimeError("the profiler saw no kernel: CUPTI may not be allowed here (it needs a driver that lets users profile)")
     table = [["kernel", "launches an update", "µs an update", "share"]]
-    table += [[f"`{name[:90]}`", f"{n / count:.1f}", f"{t / count:.1f}", f"{t / whole:.0%}"] for t, n, name in totals[:10]]
-    text = f"{algo} with {replicas}, {mode}: {whole / count:.0f} µs an update in {sum(n for _, n, _ in totals) / count:.0f} launches"
+    table += [[f"`{name[:90]}`", f"{n / count:.1f}", f"{t / count:.1f}", f"{t / total:.0%}"] for t, n, name in totals[:10]]
+    text = f"{algo} with {replicas}, {mode}: {total / count:.0f} µs an update in {sum(n for _, n, _ in totals) / count:.0f} launches"
     if device != "cpu":
         text += f"; {gaps([e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA], count)}"
     return {"verdict": "measured", "text": text, "table": table}
@@ -391,11 +391,11 @@ def sanitizer(device: str, mode: str, rows: int) -> Answer:
     ]
     settings = {**os.environ, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if mode == "eager" else {})}
     done = subprocess.run(words, input=json.dumps(job) + "\n", capture_output=True, text=True, env=settings)
-    said = (done.stdout + done.stderr).splitlines()
-    summary = next((x.strip("= ") for x in reversed(said) if "ERROR SUMMARY" in x), None)
-    answered = any(x.startswith('{"warm"') for x in said)
+    lines = (done.stdout + done.stderr).splitlines()
+    summary = next((x.strip("= ") for x in reversed(lines) if "ERROR SUMMARY" in x), None)
+    answered = any(x.startswith('{"warm"') for x in lines)
     if summary is None or not answered:
-        raise RuntimeError("\n".join(["compute-sanitizer did not get to the end:", *said[-15:]]))
+        raise RuntimeError("\n".join(["compute-sanitizer did not get to the end:", *lines[-15:]]))
     return {"verdict": "right" if summary.endswith(" 0 errors") else "WRONG", "text": f"{mode}: {summary}"}
 
 

@@ -88,9 +88,9 @@ def equality(algo: str, mode: str, size: str, device: str) -> Answer:
     eager = once(f"eager-{algo}-{size}", lambda: dict(zip(("losses", "trees"), history(*what, "eager", device), strict=True)))
     losses, trees = history(*what, mode, device)
     answer: Answer = {"losses": largest(eager["losses"], losses), "cpu": None, "rounding early": None, "rounding late": None}
-    for when, ours, theirs in zip(("early", "late"), eager["trees"], trees, strict=True):
-        answer[f"parameters {when}"], answer["where"] = difference(ours, theirs)
-        answer["modules"] = difference(by_module(ours), by_module(theirs))[0]
+    for phase, expected, actual in zip(("early", "late"), eager["trees"], trees, strict=True):
+        answer[f"parameters {phase}"], answer["where"] = difference(expected, actual)
+        answer["modules"] = difference(by_module(expected), by_module(actual))[0]
     if mode != "eager":
         answer |= once(f"rounding-{algo}-{size}", lambda: rounding(what, eager["trees"], device))
     if device != "cpu":
@@ -102,12 +102,12 @@ def once(name: str, work: Callable[[], Answer]) -> Answer:
     """The result of `work`, which is done once in a check, for all modes and workers."""
     path = scratch() / f"{name}.pt"
     if path.exists():
-        found: Answer = torch.load(path, weights_only=True)
-        return found
+        result: Answer = torch.load(path, weights_only=True)
+        return result
     part = path.with_suffix(f".{os.getpid()}")
-    torch.save(made := work(), part)
+    torch.save(answer := work(), part)
     part.replace(path)
-    return made
+    return answer
 
 
 def rounding(what: tuple[Any, Any, int], trees: list[Any], device: str) -> Answer:
@@ -121,8 +121,8 @@ def rounding(what: tuple[Any, Any, int], trees: list[Any], device: str) -> Answe
 
 def on_cpu(what: tuple[Any, Any, int], tree: Any) -> Answer:
     """By how much the modules after the eager step differ from a CPU's."""
-    there = history(*what, "eager", "cpu", replicas=1, updates=EARLY)[1][0]
-    worst, where = difference(by_module(pytree.tree_map(lambda x: x[:1], tree)), by_module(there))
+    reference = history(*what, "eager", "cpu", replicas=1, updates=EARLY)[1][0]
+    worst, where = difference(by_module(pytree.tree_map(lambda x: x[:1], tree)), by_module(reference))
     return {"cpu": worst, "cpu where": where}
 
 
@@ -171,18 +171,18 @@ def history(
     return losses, trees
 
 
-def difference(ours: Any, theirs: Any) -> tuple[float, str]:
+def difference(expected: Any, actual: Any) -> tuple[float, str]:
     """Largest difference of a leaf of a replica, relative to the leaf's norm, and that leaf's name; infinite for what is not a number."""
-    found = [(0.0, "")]
-    for name, value in ours.items():
+    differences = [(0.0, "")]
+    for name, value in expected.items():
         if isinstance(value, dict):
-            worst, where = difference(value, theirs[name])
-            found.append((worst, f"{name}/{where}"))
+            worst, where = difference(value, actual[name])
+            differences.append((worst, f"{name}/{where}"))
         else:
-            a, b = (x.double().reshape(len(x), -1) for x in (value, theirs[name]))
+            a, b = (x.double().reshape(len(x), -1) for x in (value, actual[name]))
             relative = ((a - b).norm(dim=1) / a.norm(dim=1).clamp(min=1e-30)).max().item()
-            found.append((relative if relative == relative else float("inf"), name))
-    return max(found)
+            differences.append((relative if relative == relative else float("inf"), name))
+    return max(differences)
 
 
 def by_module(tree: Any) -> Any:
@@ -194,11 +194,11 @@ def by_module(tree: Any) -> Any:
     }
 
 
-def largest(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+def largest(expected: list[dict[str, float]], actual: list[dict[str, float]]) -> float:
     """Largest difference of a loss, relative to it or to 1 if that is larger; infinite for what is not a number."""
-    pairs = [(a[k], b[k]) for a, b in zip(ours, theirs, strict=True) for k in a]
-    found = [abs(b - a) / max(abs(a), 1.0) for a, b in pairs]
-    return max((x if x == x else float("inf") for x in found), default=0.0)
+    pairs = [(a[k], b[k]) for a, b in zip(expected, actual, strict=True) for k in a]
+    differences = [abs(b - a) / max(abs(a), 1.0) for a, b in pairs]
+    return max((x if x == x else float("inf") for x in differences), default=0.0)
 
 
 # ---- speed and memory
@@ -264,20 +264,20 @@ def clear(device: str) -> None:
 @contextlib.contextmanager
 def sampled(device: str) -> Iterator[list[float]]:
     """Collects what nvidia-smi says the GPU's utilisation is (share of the time in which some kernel ran), five times a second."""
-    found: list[float] = []
+    durations: list[float] = []
     if device == "cpu" or shutil.which("nvidia-smi") is None:
-        yield found
+        yield durations
         return
     index = str(torch.device(device).index or 0)
     command = ["nvidia-smi", "-i", index, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        yield found
+        yield durations
     finally:
         process.terminate()
         lines = process.communicate()[0].splitlines()
         usable = [float(x) / 100.0 for x in lines if x.strip().replace(".", "").isdigit()]
-        found += usable[len(usable) // 2 :]  # the first half of a burst finds out how long a burst is
+        durations += usable[len(usable) // 2 :]  # the first half of a burst finds out how long a burst is
 
 
 def kernel_share(runner: Any, rate: float) -> float | None:

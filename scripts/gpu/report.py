@@ -45,15 +45,15 @@ def cell(text: str) -> str:
 
 def summary(pairs: Pairs) -> list[str]:
     """The number of jobs of each outcome, and the failed ones by name."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     wrong = []
     for job, answer in pairs:
         kind = next((k for k in ("missed", "skipped", "error") if k in answer), "done")
-        found[kind] += 1
-        told = verdict(answer) if "losses" in answer else answer.get("verdict", "")
-        if told.split(" ")[0].isupper() or told.startswith("NOT "):
-            wrong.append(f"{describe(job)} ({told})")
-    words = f"{found['done']} jobs done, {found['skipped']} skipped, {found['error']} failed, {found['missed']} not reached."
+        counts[kind] += 1
+        result = verdict(answer) if "losses" in answer else answer.get("verdict", "")
+        if result.split(" ")[0].isupper() or result.startswith("NOT "):
+            wrong.append(f"{describe(job)} ({result})")
+    words = f"{counts['done']} jobs done, {counts['skipped']} skipped, {counts['error']} failed, {counts['missed']} not reached."
     return [words, f"Wrong: {'; '.join(wrong)}." if wrong else "Nothing that was compared is wrong."]
 
 

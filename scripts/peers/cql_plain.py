@@ -74,13 +74,13 @@ class CQL:
         with torch.no_grad():
             next_action, _ = self.actor(after)
             y = batch["rewards"] + self.discount * batch["masks"] * torch.min(*self.critic_target(after, next_action))
-            here, log_here = self.actor(state, TRIED)
-            there, log_there = self.actor(after, TRIED)
+            sampled, log_sampled = self.actor(state, TRIED)
+            sampled_next, log_next = self.actor(after, TRIED)
         random = self.uniform((TRIED, *action.shape))
         log_random = torch.full(random.shape[:2], -ACTION * math.log(2.0))
         q1, q2 = self.critic(state, action)
         td_loss = F.mse_loss(q1, y) + F.mse_loss(q2, y)
-        parts = [(self.tried(state, a), log_p) for a, log_p in ((random, log_random), (here, log_here), (there, log_there))]
+        parts = [(self.tried(state, a), log_p) for a, log_p in ((random, log_random), (sampled, log_sampled), (sampled_next, log_next))]
         penalty = torch.zeros(())
         for k, q in enumerate((q1, q2)):
             level = torch.logsumexp(torch.cat([values[k] - log_p for values, log_p in parts]), 0)

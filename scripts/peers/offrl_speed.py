@@ -38,22 +38,22 @@ def batch_size(name: str) -> int:
 
 def weights_of(algorithm: Algorithm, seed: int) -> Arrays:
     """A seed's initial weights under the names of `common.load_check`."""
-    found: Arrays = {}
+    arrays: Arrays = {}
     for net, params in algorithm.init(seed).params.items():
         if isinstance(algorithm, SequenceModel):
-            found |= {f"{net}/{name}": value.numpy() for name, value in params.items()}
+            arrays |= {f"{net}/{name}": value.numpy() for name, value in params.items()}
             continue
         layers = sorted({k.rpartition(".")[0] for k in params if k.endswith("weight")}, key=lambda k: (k.endswith("head"), k))
         for i, layer in enumerate(layers):
             w, b = params[layer + ".weight"].numpy(), params[layer + ".bias"].numpy()
             if net == "critic":
                 for member in range(len(w)):
-                    found[f"{net}{member}/w{i}"], found[f"{net}{member}/b{i}"] = w[member], b[member, 0]
+                    arrays[f"{net}{member}/w{i}"], arrays[f"{net}{member}/b{i}"] = w[member], b[member, 0]
             elif net == "model":
-                found[f"{net}/w{i}"], found[f"{net}/b{i}"] = w, b
+                arrays[f"{net}/w{i}"], arrays[f"{net}/b{i}"] = w, b
             else:
-                found[f"{net}/w{i}"], found[f"{net}/b{i}"] = w.T, b
-    return found
+                arrays[f"{net}/w{i}"], arrays[f"{net}/b{i}"] = w.T, b
+    return arrays
 
 
 def check(name: str, path) -> list[dict[str, float]]:

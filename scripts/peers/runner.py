@@ -102,23 +102,23 @@ def keeps_to(mode: str, step: Step) -> None:
 
 def nbytes(tree: Any) -> int:
     """Bytes of all tensors in nested dictionaries, lists, tuples and objects; a storage counts once."""
-    found: dict[int, int] = {}
-    _storages(tree, found)
-    return sum(found.values())
+    sizes: dict[int, int] = {}
+    _storages(tree, sizes)
+    return sum(sizes.values())
 
 
-def _storages(tree: Any, found: dict[int, int]) -> None:
+def _storages(tree: Any, sizes: dict[int, int]) -> None:
     if isinstance(tree, torch.Tensor):
         storage = tree.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
     elif isinstance(tree, dict):
         for item in tree.values():
-            _storages(item, found)
+            _storages(item, sizes)
     elif isinstance(tree, (list, tuple)):
         for item in tree:
-            _storages(item, found)
+            _storages(item, sizes)
     elif hasattr(tree, "__dict__"):
-        _storages(vars(tree), found)
+        _storages(vars(tree), sizes)
 
 
 def resident() -> int:
