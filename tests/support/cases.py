@@ -268,10 +268,10 @@ def world_model(dataset: Dataset) -> str:
     if dataset.fingerprint not in _models:
         algorithm = Case("dynamics").make(dataset, epoch=100, learning_rate=3e-3, batch_size=128, test_share=0.0)
         state, _ = train(algorithm, [0], 401, batch_size=1, dataset=dataset)
-        mine = select(state, 0)
-        tree = {**algorithm.tree(mine), **data_range(dataset), "scale": torch.ones(dataset.spec.observation_dim + 1)}  # type: ignore[attr-defined]
+        replica = select(state, 0)
+        tree = {**algorithm.tree(replica), **data_range(dataset), "scale": torch.ones(dataset.spec.observation_dim + 1)}  # type: ignore[attr-defined]
         path = scratch() / f"{dataset.fingerprint}.safetensors"
-        about = {"data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}, "held_out": mine.extra["error"].tolist()}
+        about = {"data": {"name": dataset.spec.name, "fingerprint": dataset.fingerprint}, "held_out": replica.extra["error"].tolist()}
         save(path, algorithm.model, tree, about)  # type: ignore[attr-defined]
         _models[dataset.fingerprint] = str(path)
     return _models[dataset.fingerprint]

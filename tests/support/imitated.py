@@ -258,10 +258,10 @@ def main() -> None:
             continue
         try:
             algorithm, dataset = case.make(), cases.data(case.discrete)
-            found = trace(algorithm, dataset, cases.BATCH)
-            reference = cases.train(algorithm, list(range(len(found.state.step))), found.updates)[0]
-            gap = largest_difference(found.state, reference)
-            cells = [f"{found.kernels:.0f}", f"{found.integer:.0f}", f"{found.unordered:.0f}", f"{gap:.0e}"]
+            result = trace(algorithm, dataset, cases.BATCH)
+            reference = cases.train(algorithm, list(range(len(result.state.step))), result.updates)[0]
+            gap = largest_difference(result.state, reference)
+            cells = [f"{result.kernels:.0f}", f"{result.integer:.0f}", f"{result.unordered:.0f}", f"{gap:.0e}"]
         except RuntimeError as error:
             cells = [str(error).strip().splitlines()[0]]
         print(f"| {case} | {' | '.join(cells)} |", flush=True)

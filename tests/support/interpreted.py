@@ -26,7 +26,7 @@ TABLE = torch.randn(1000, 17, generator=torch.Generator().manual_seed(0))
 def carried_out(f: Callable[[Tensor, Tensor], Tensor], key: Tensor) -> Tensor:
     """`f` of keys and the table, which becomes kernels that are carried out one after the other, their buffers made as the file says."""
     code = code_for(f, torch.empty_like(key, device=META), torch.empty_like(TABLE, device=META))
-    found, folder = kernels(code), Path(tempfile.mkdtemp())
+    sources, folder = kernels(code), Path(tempfile.mkdtemp())
     values: dict[str, Any] = {"arg0_1": key, "arg1_1": TABLE}
     for line in code.split("def call(")[-1].splitlines():
         line = line.strip()
@@ -37,7 +37,7 @@ def carried_out(f: Callable[[Tensor, Tensor], Tensor], key: Tensor) -> Tensor:
             values[again[1]] = values[again[3] or again[2]]
         elif run := re.match(r"(triton_\w+)\.run\((.*), stream=", line):
             *tensors, size = (x.strip() for x in run[2].split(","))
-            kernel, count = loaded(run[1], found[run[1]], folder)[0], int(size)
+            kernel, count = loaded(run[1], sources[run[1]], folder)[0], int(size)
             kernel[(-(-count // 64),)](*(values[t] for t in tensors), count, XBLOCK=64)
         elif line.startswith("return"):
             return values[re.findall(r"buf\d+", line)[0]]

@@ -51,7 +51,7 @@ def needed() -> SimpleNamespace:
 
 def code_for(f: Callable[..., Any], *inputs: Tensor, **options: Any) -> str:
     """Inductor's Python file for `f` of tensors like `inputs` (which lie on "meta"), as if there were an H100. options: of Inductor."""
-    t, cuda, found = needed(), torch.device("cuda", 0), []
+    t, cuda, result = needed(), torch.device("cuda", 0), []
     pure = torch.func.functionalize(lambda *x: tuple(pytree.tree_leaves(f(*x))))
     traced = t.make_fx(pure, decomposition_table=t.select_decomp_table())(*inputs)
     given = list(inputs)
@@ -67,7 +67,7 @@ def code_for(f: Callable[..., Any], *inputs: Tensor, **options: Any) -> str:
     traced.recompile()
 
     def stop(self: Any) -> None:
-        found.append(self.codegen()[0].value)
+        result.append(self.codegen()[0].value)
         raise KeyboardInterrupt  # nothing of torch catches it
 
     properties = {
@@ -95,7 +95,7 @@ def code_for(f: Callable[..., Any], *inputs: Tensor, **options: Any) -> str:
         contextlib.suppress(KeyboardInterrupt),
     ):
         t.compile_fx.compile_fx_inner(traced, [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=cuda) for x in given])
-    return str(found[0])
+    return str(result[0])
 
 
 def index_constants(code: str) -> list[str]:
@@ -131,11 +131,11 @@ def compiled(code: str, folder: Path) -> dict[str, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    found = {}
+    result = {}
     for name, source in kernels(code).items():
         kernel, meta = loaded(name, source, folder)
         blocks = {arg: 64 for arg in kernel.arg_names if meta["signature"].get(arg, "constexpr") == "constexpr"}
         signature = {**meta["signature"], **dict.fromkeys(blocks, "constexpr")}
         made = triton.compile(ASTSource(kernel, signature, {**blocks, **meta["constants"]}), target=GPUTarget("cuda", CAPABILITY, 32))
-        found[name] = made.asm["ptx"]
-    return found
+        result[name] = made.asm["ptx"]
+    return result

@@ -42,14 +42,14 @@ def join(*parts: np.ndarray) -> np.ndarray:
 def forward(p: Arrays, s: np.ndarray, a: np.ndarray, z: np.ndarray) -> np.ndarray:
     """F(s, a, z), twice."""
     x = join(trunk(p, "ahead.action", join(s, a), True), trunk(p, "ahead.task", join(s, z), True))
-    found = []
+    result = []
     for k in range(2):
         y, i = x, 0
         while f"ahead.heads.layers.{i}.weight" in p:
             y = np.maximum(y @ p[f"ahead.heads.layers.{i}.weight"][k] + p[f"ahead.heads.layers.{i}.bias"][k, 0], 0.0)
             i += 1
-        found.append(y @ p["ahead.heads.head.weight"][k] + p["ahead.heads.head.bias"][k, 0])
-    return np.stack(found)
+        result.append(y @ p["ahead.heads.head.weight"][k] + p["ahead.heads.head.bias"][k, 0])
+    return np.stack(result)
 
 
 def backward(p: Arrays, s: np.ndarray) -> np.ndarray:

@@ -34,15 +34,15 @@ def mlp(params: Params, x: np.ndarray, prefix: str = "") -> np.ndarray:
 
 def twins(params: Params, x: np.ndarray, prefix: str = "") -> np.ndarray:
     """Both members of an ensemble (W [E, in, out]): [2, B, out]."""
-    found = []
+    result = []
     for e in range(2):
         y, depth = x, sum(k.startswith(prefix + "layers.") and k.endswith(".weight") for k in params)
         for i in range(depth):
             y = gelu(y @ f64(params, f"{prefix}layers.{i}.weight")[e] + f64(params, f"{prefix}layers.{i}.bias")[e, 0])
             if f"{prefix}scales.{i}" in params:
                 y = norm(y, f64(params, f"{prefix}scales.{i}")[e, 0], f64(params, f"{prefix}shifts.{i}")[e, 0])
-        found.append(y @ f64(params, f"{prefix}head.weight")[e] + f64(params, f"{prefix}head.bias")[e, 0])
-    return np.stack(found)
+        result.append(y @ f64(params, f"{prefix}head.weight")[e] + f64(params, f"{prefix}head.bias")[e, 0])
+    return np.stack(result)
 
 
 def log_density(mean: np.ndarray, x: np.ndarray) -> np.ndarray:
