@@ -79,13 +79,13 @@ def snapshots(robot: str, data: Path) -> dict[str, Trpo]:
 
 
 def candidates(robot: str, data: Path, runs: Path | None) -> dict[str, Any]:
-    candidates: dict[str, Any] = dict(snapshots(robot, data))
+    result: dict[str, Any] = dict(snapshots(robot, data))
     for algorithm in ("td3_bc", "iql") if runs else ():
         (run,) = find_runs([runs / f"{algorithm}-{robot}_medium_replay"])
         policies = run_candidates(run)
         last = max(int(name.rpartition("@")[2]) for name in policies)
-        candidates |= {name: policy for name, policy in policies.items() if name.endswith(f"@{last}")}
-    return candidates
+        result |= {name: policy for name, policy in policies.items() if name.endswith(f"@{last}")}
+    return result
 
 
 def play(env_id: str, policy: Any, episodes: int) -> tuple[float, float]:

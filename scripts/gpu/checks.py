@@ -117,10 +117,10 @@ def command(device: str, seeds: int, steps: int, settings: list[str]) -> Answer:
     with ThreadPoolExecutor(1 if device == "cpu" else 3) as pool:
         jobs = [pool.submit(whole, "whole"), pool.submit(whole, "again"), pool.submit(killed, "killed")]
         first, *others = [job.result() for job in jobs]
-    comparisons = [same_run(first, other) for other in others]
+    pairs = [same_run(first, other) for other in others]
     over = "" if killed_at[0] < steps else " (it was over before it could be killed)"
-    text = f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {comparisons[0]}; killed at {killed_at[0]:,}{over} and resumed: {comparisons[1]}"
-    verdict = "right" if all(f.startswith("equal") for f in comparisons) else "DIFFERENT"
+    text = f"{seeds} seeds, {steps:,} updates; again in a fresh cache: {pairs[0]}; killed at {killed_at[0]:,}{over} and resumed: {pairs[1]}"
+    verdict = "right" if all(f.startswith("equal") for f in pairs) else "DIFFERENT"
     return {"verdict": verdict, "text": f"{text}; {time.perf_counter() - began:.0f} s"}
 
 
