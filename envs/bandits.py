@@ -165,8 +165,8 @@ class Thompson(Linear):
     def choose(self, memory: dict[str, Any]) -> np.ndarray:
         mean, covariance = self.posterior(memory)
         noise = memory["rng"].standard_normal(mean.shape)
-        drawn = mean + np.einsum("nij,nj->ni", np.linalg.cholesky(covariance), noise)
-        return (drawn @ self.phi.T).argmax(-1)
+        sample = mean + np.einsum("nij,nj->ni", np.linalg.cholesky(covariance), noise)
+        return (sample @ self.phi.T).argmax(-1)
 
 
 class Optimist(Linear):

@@ -143,11 +143,11 @@ class Adroit(gym.Wrapper):
 
     def _relocate(self) -> tuple[float, bool]:
         ball, palm, target = self._object(), self._at("S_grasp"), self._at("target")
-        left = float(np.linalg.norm(ball - target))
+        distance = float(np.linalg.norm(ball - target))
         reward = -0.1 * float(np.linalg.norm(palm - ball))
         if ball[2] > 0.04:
-            reward += 1.0 - 0.5 * float(np.linalg.norm(palm - target)) - 0.5 * left
-        return reward + 10.0 * (left < 0.1) + 20.0 * (left < 0.05), False
+            reward += 1.0 - 0.5 * float(np.linalg.norm(palm - target)) - 0.5 * distance
+        return reward + 10.0 * (distance < 0.1) + 20.0 * (distance < 0.05), False
 
 
 for _name, _entry in (("Ant", "make_ant"), ("Kitchen", "make_kitchen"), ("Adroit", "make_adroit")):

@@ -70,14 +70,14 @@ def lookup(name: str) -> Task | None:
 
 def locate(name: str) -> Path:
     """The training file of a dataset: in $OFFRL_NEORL2, or where the neorl2 package keeps it. Raises UserError where it is in neither."""
-    own, file = os.environ.get("OFFRL_NEORL2"), f"{name}-train.npz"
-    folders = [Path(f).expanduser() for f in (own, "~/.neorl2/datasets") if f]
+    directory, file = os.environ.get("OFFRL_NEORL2"), f"{name}-train.npz"
+    folders = [Path(f).expanduser() for f in (directory, "~/.neorl2/datasets") if f]
     for path in (folder / sub / file for folder in folders for sub in ("", name)):
         if path.is_file():
             return path
     raise UserError(
         f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from {URL}/{name}/{file} or with "
-        f"the neorl2 package and {'put it there' if own else 'set $OFFRL_NEORL2 to its folder'}"
+        f"the neorl2 package and {'put it there' if directory else 'set $OFFRL_NEORL2 to its folder'}"
     )
 
 

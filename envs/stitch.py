@@ -49,8 +49,8 @@ KINDS = ((0.45, "AMX"), (0.3, "AD"), (0.25, "BMG"))  # share of the episodes, an
 
 def rise(at: Any, begin: float, end: float, by: float) -> Any:
     """A smooth step from 0 to `by`."""
-    done = ((at - begin) / (end - begin)).clip(0.0, 1.0)
-    return by * done * done * (3.0 - 2.0 * done)
+    fraction = ((at - begin) / (end - begin)).clip(0.0, 1.0)
+    return by * fraction * fraction * (3.0 - 2.0 * fraction)
 
 
 def height(x: Any, y: Any) -> Any:
@@ -115,8 +115,8 @@ def generate(seed: int, episodes: int) -> RawData:
     draw = np.random.Generator(np.random.PCG64(seed))
     shares = np.cumsum([share for share, _ in KINDS])[:-1]
     kinds = np.searchsorted(shares, (np.arange(episodes) + 0.5) / episodes)  # as many of each as the shares say, in a random order
-    played = [play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
-    columns = {name: np.concatenate([episode[name] for episode in played]) for name in played[0]}
+    runs = [play([np.array(PLACES[p]) for p in KINDS[kind][1]], draw) for kind in draw.permutation(kinds)]
+    columns = {name: np.concatenate([episode[name] for episode in runs]) for name in runs[0]}
     return RawData(columns, name=NAME, source="offrl", version=str(seed), task=lookup(NAME), action_low=-1.0, action_high=1.0)
 
 

@@ -132,12 +132,12 @@ class TextChess(gym.Env):
             self._engine = self._start_engine()
         engines = package("chess.engine", "chess", "chess")
         try:
-            played = self._engine.play(self.board, engines.Limit(nodes=self.nodes), game=self._game)
+            result = self._engine.play(self.board, engines.Limit(nodes=self.nodes), game=self._game)
         except engines.EngineError as error:
             raise UserError(f"the chess engine {self.engine} stopped playing: {error}") from error
-        if played.move is None:
+        if result.move is None:
             raise UserError(f"the chess engine {self.engine} gave no move in {self.board.fen()}")
-        return played.move
+        return result.move
 
     def _start_engine(self) -> Any:
         path = shutil.which(self.engine) or next((p for p in PLACES if self.engine == "stockfish" and shutil.which(p)), None)

@@ -138,14 +138,14 @@ class TextMaze(gym.Env):
         return words(self.position, self.describe, self.spaced_digits)
 
 
-def _start(given: Any) -> Cell:
+def _start(start: Any) -> Cell:
     try:
-        row, column = given
+        row, column = start
         cell = (int(row), int(column))
     except (TypeError, ValueError):
         cell = (-1, -1)
     if cell not in STARTS:
-        raise UserError(f"start={given!r} is no cell to begin in; a row and a column of one of {', '.join(map(str, STARTS))}")
+        raise UserError(f"start={start!r} is no cell to begin in; a row and a column of one of {', '.join(map(str, STARTS))}")
     return cell
 
 

@@ -122,19 +122,19 @@ def house(room: str) -> str:
         rooms = {name: maker.new_room(name) for name in ROOMS}
         for one, side, other, back in WAYS:
             maker.connect(getattr(rooms[one], side), getattr(rooms[other], back))
-        made: dict[str, Any] = {}
+        games: dict[str, Any] = {}
         for where, (kind, name, things) in FURNITURE.items():
-            made[name] = maker.new(type=kind, name=name)
-            rooms[where].add(made[name])
+            games[name] = maker.new(type=kind, name=name)
+            rooms[where].add(games[name])
             if kind == "c":
-                made[name].add_property("closed")
+                games[name].add_property("closed")
             for thing_kind, thing in things:
-                made[thing] = maker.new(type=thing_kind, name=thing)
+                games[thing] = maker.new(type=thing_kind, name=thing)
                 if thing_kind == "f":
-                    made[thing].add_property("edible")
-                made[name].add(made[thing])
+                    games[thing].add_property("edible")
+                games[name].add(games[thing])
         maker.set_player(rooms[room])
-        food, fridge = made["stale food"], made["fridge"]
+        food, fridge = games["stale food"], games["fridge"]
         put_away = {maker.new_fact("in", food, fridge), maker.new_fact("closed", fridge)}
         maker.quests = [
             game_module.Quest(win_events=[], fail_events=[game_module.Event(conditions={maker.new_fact("eaten", food)})]),

@@ -63,8 +63,8 @@ class Consistent:
         """The number of the next word."""
         if self.draw.uniform() < self.share:
             return int(self.draw.integers(len(self.words)))
-        left = self.candidates(history)
-        return int(left[self.draw.integers(len(left))])
+        candidates = self.candidates(history)
+        return int(candidates[self.draw.integers(len(candidates))])
 
     def __call__(self, histories: list[list[str]], legal: Any = None) -> list[str]:
         return [spaced(self.words[self.guess(history)]) for history in histories]
@@ -114,14 +114,14 @@ def play(
     guesses = draw.integers(0, count, (episodes, TRIES))
     block = max(1, AT_ONCE // count)
     for first in range(0, episodes, block):
-        some = slice(first, first + block)
-        agree = np.ones((len(targets[some]), count), bool)
+        block_rows = slice(first, first + block)
+        agree = np.ones((len(targets[block_rows]), count), bool)
         for k in range(TRIES):
-            many = agree.sum(-1)  # one at least: the target
-            rank = np.minimum((nth[some, k] * many).astype(np.int64), many - 1)  # the n-th of the words that agree, n uniform
+            counts = agree.sum(-1)  # one at least: the target
+            rank = np.minimum((nth[block_rows, k] * counts).astype(np.int64), counts - 1)  # the n-th of the words that agree, n uniform
             chosen = (agree.cumsum(-1) > rank[:, None]).argmax(-1)
-            guesses[some, k] = np.where(at_random[some, k], guesses[some, k], chosen)
-            agree &= codes[guesses[some, k]] == codes[guesses[some, k], targets[some]][:, None]
+            guesses[block_rows, k] = np.where(at_random[block_rows, k], guesses[block_rows, k], chosen)
+            agree &= codes[guesses[block_rows, k]] == codes[guesses[block_rows, k], targets[block_rows]][:, None]
     right = guesses == targets[:, None]
     return targets, guesses, np.where(right.any(-1), right.argmax(-1) + 1, TRIES)
 
