@@ -66,9 +66,9 @@ class Simulator:
         for name, value, known in (("start", start, starts.KINDS), ("out_of_range", out_of_range, LEAVING)):
             if value not in known:
                 raise UserError(f"{name}={value} is not known.{nearest(value, known)} Known: {', '.join(known)}")
-        for name, given, least in (("penalty", penalty, 0.0), ("range_margin", range_margin, 0.0), ("num_envs", count, 1)):
-            if not given >= least:
-                raise UserError(f"{name}={given} is out of range: the smallest allowed value is {least}")
+        for name, given, bound in (("penalty", penalty, 0.0), ("range_margin", range_margin, 0.0), ("num_envs", count, 1)):
+            if not given >= bound:
+                raise UserError(f"{name}={given} is out of range: the smallest allowed value is {bound}")
         where = pick_device(device)
         self.trained = (model if isinstance(model, Trained) else load(model)).to(where)
         self.model, spec = self.trained.model, self.trained.model.spec
@@ -118,10 +118,10 @@ class Simulator:
             picks = rng.randint(self._next_key(), (len(rows),), len(self.pool[0]))
             first, past = (x[picks] for x in self.pool)
         else:
-            given = np.asarray(observation, np.float32)
-            if given.shape != self.observation_space.shape or not self.observation_space.contains(given):
+            start = np.asarray(observation, np.float32)
+            if start.shape != self.observation_space.shape or not self.observation_space.contains(start):
                 raise UserError(f"the observation to start from is not in the environment's space, {self.observation_space}")
-            first = self.units.observations(given[None]).expand(len(rows), -1)
+            first = self.units.observations(start[None]).expand(len(rows), -1)
             past = self.model.first_past(first)
         self.observations, self.past = (old.index_copy(0, where, new) for old, new in ((self.observations, first), (self.past, past)))
         self.steps[rows] = 0
@@ -285,8 +285,8 @@ class ModelVectorEnv(gym.vector.VectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         if isinstance(seed, (list, tuple, np.ndarray)):  # one for each: the whole batch has one
-            given = [int(s) for s in seed if s is not None]
-            seed = int(np.random.SeedSequence(given).generate_state(1)[0]) if len(given) == len(seed) else None
+            seeds = [int(s) for s in seed if s is not None]
+            seed = int(np.random.SeedSequence(seeds).generate_state(1)[0]) if len(seeds) == len(seed) else None
         seed, self._first_seed = (self._first_seed if seed is None else seed), None
         options = dict(options or {})
         mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, bool)))

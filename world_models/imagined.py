@@ -136,10 +136,10 @@ def read(path: str | Path, spec: DataSpec) -> tuple[Dataset, dict[str, Any]]:
     columns, about = checkpoint.read(Path(path))
     if about.get("kind") != KIND or about.get("format") != FORMAT:
         raise UserError(f"imagined={path} is no file of episodes of this version of offrl; leave it out, and they are played anew")
-    own = DataSpec.from_json(about["spec"])
+    file_spec = DataSpec.from_json(about["spec"])
     same = ("observation_shape", "action_dim", "action_low", "action_high", "observation_mean", "observation_std")
     for name in (*same, "reward_scale", "reward_shift"):
-        if getattr(own, name) != getattr(spec, name):
+        if getattr(file_spec, name) != getattr(spec, name):
             raise UserError(f"imagined={path}: made of data with another {name} than {spec.name} has; leave it out")
     lengths, returns = columns.pop("lengths"), columns.pop("returns")
     end = lengths.cumsum(0)

@@ -182,21 +182,21 @@ class WorldModel:
 
         The rows are dealt out at random, to every elite as many as to any other, so each still has every elite with the same probability.
         """
-        deal, rest = rng.split(key)
+        deal, noise_key = rng.split(key)
         elites, rows = tree["elites"], observations.shape[0]
-        many = elites.shape[0]
-        if many == 1:
+        count = elites.shape[0]
+        if count == 1:
             order = torch.arange(rows, device=observations.device)
         else:
             order = rng.uniform(deal, (rows,)).argsort()
-        order = order[torch.arange(-(-rows // many) * many, device=order.device) % rows]  # as many for each
-        x = self.inputs(observations, actions, past)[order].reshape(many, -1, self.in_dim)
+        order = order[torch.arange(-(-rows // count) * count, device=order.device) % rows]  # as many for each
+        x = self.inputs(observations, actions, past)[order].reshape(count, -1, self.in_dim)
         params = {name: v[elites] if name.startswith("net.") else v for name, v in tree["params"].items()}
         raw = self.raw(params, tree, x)
-        prediction = self.read(tree, raw, observations[order].reshape(many, -1, self.spec.observation_dim))
+        prediction = self.read(tree, raw, observations[order].reshape(count, -1, self.spec.observation_dim))
         back = order[:rows].argsort()
         flat = [None if p is None else p.reshape(1, -1, *p.shape[2:])[:, :rows][:, back] for p in prediction]
-        return self.outcome(tree, Prediction(*flat), observations, actions, rest)  # type: ignore[arg-type]
+        return self.outcome(tree, Prediction(*flat), observations, actions, noise_key)  # type: ignore[arg-type]
 
     def settle(
         self, tree: Tree, prediction: Prediction, observations: Tensor, actions: Tensor, following: Tensor, rewards: Tensor, key: Tensor

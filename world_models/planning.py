@@ -99,12 +99,12 @@ def plan(
 ) -> tuple[Tensor, Tensor]:
     """`cem` or `mppi`, whichever `config` (with the fields of PlanSettings) names, with its settings; see there."""
     c = config
-    rest: dict[str, Any] = {"population": c.plan_population, "elites": c.plan_elites, "iterations": c.plan_iterations}
-    rest["proposals"] = proposals
+    settings: dict[str, Any] = {"population": c.plan_population, "elites": c.plan_elites, "iterations": c.plan_iterations}
+    settings["proposals"] = proposals
     if c.planner == "cem":
-        return cem(returns, observations, mean, low, high, key, alpha=c.plan_alpha, **rest)
-    rest |= {"temperature": c.plan_temperature, "std_min": c.plan_std_min, "std_max": c.plan_std_max, "pick": c.plan_action}
-    return mppi(returns, observations, mean, low, high, key, explore=explore, **rest)
+        return cem(returns, observations, mean, low, high, key, alpha=c.plan_alpha, **settings)
+    settings |= {"temperature": c.plan_temperature, "std_min": c.plan_std_min, "std_max": c.plan_std_max, "pick": c.plan_action}
+    return mppi(returns, observations, mean, low, high, key, explore=explore, **settings)
 
 
 def cem(
@@ -203,9 +203,9 @@ def mppi(
     action = mean[:, 0]
     if pick == "elite":
         # mapped over the states, the draw is the same one for all of them
-        drawn = rng.categorical(chosen, logits) if explore else torch.func.vmap(lambda row: rng.categorical(chosen, row))(logits)
-        drawn = drawn.view(-1, 1, 1).expand(-1, 1, action.shape[-1])
-        action = torch.where(moves[:, 0], best[:, :, 0].gather(1, drawn).squeeze(1), action)
+        index = rng.categorical(chosen, logits) if explore else torch.func.vmap(lambda row: rng.categorical(chosen, row))(logits)
+        index = index.view(-1, 1, 1).expand(-1, 1, action.shape[-1])
+        action = torch.where(moves[:, 0], best[:, :, 0].gather(1, index).squeeze(1), action)
     if explore:
         action = action + std[:, 0] * rng.normal(noise, tuple(action.shape)).to(action.dtype)
     return action.clamp(low, high), shifted(mean, low, high)

@@ -43,8 +43,8 @@ def look(model: Any, tree: Tree, dataset: Dataset, rows: Tensor) -> tuple[Held, 
     flat = dataset.columns["observations"].reshape(len(dataset), -1)
     parts = []
     for chunk in rows.split(CHUNK):
-        found = model.predict(plain, flat[chunk].float(), dataset.columns["actions"][chunk], past_at(model, dataset, chunk))
-        parts.append(Prediction(*(None if x is None else x[tree["elites"]] for x in found)))  # type: ignore[arg-type]
+        prediction = model.predict(plain, flat[chunk].float(), dataset.columns["actions"][chunk], past_at(model, dataset, chunk))
+        parts.append(Prediction(*(None if x is None else x[tree["elites"]] for x in prediction)))  # type: ignore[arg-type]
     elites = Prediction(*(None if x[0] is None else torch.cat(x, 1) for x in zip(*parts, strict=True)))  # type: ignore[arg-type]
     mean = torch.cat([elites.mean, elites.reward.unsqueeze(-1)], -1)
     std = torch.cat([elites.std, elites.reward_std.unsqueeze(-1)], -1)
@@ -289,8 +289,8 @@ def ood(
     the mean over members of each one's AUROC. Measures that say nothing about this model are left out.
     """
     sets = []
-    for dataset, given in ((inside, rows), (outside, other_rows)):
-        chosen = spread(dataset.transition_rows() if given is None else given, most)
+    for dataset, subset in ((inside, rows), (outside, other_rows)):
+        chosen = spread(dataset.transition_rows() if subset is None else subset, most)
         observations = dataset.columns["observations"].reshape(len(dataset), -1)[chosen].float()
         sets.append((observations, dataset.columns["actions"][chosen], past_at(model, dataset, chosen)))
     if rows is not None and "density" not in tree:  # fitted to what is not compared

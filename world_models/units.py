@@ -50,8 +50,8 @@ class Units:
             raise UserError(f"NaN or infinite actions; the model of {spec.name} takes finite ones")
         if spec.discrete:
             if ((values < 0) | (values >= spec.num_actions)).any():
-                most = spec.num_actions - 1
-                raise UserError(f"actions {values.min()} to {values.max()}; those of the model of {spec.name} are 0 to {most}")
+                last_choice = spec.num_actions - 1
+                raise UserError(f"actions {values.min()} to {values.max()}; those of the model of {spec.name} are 0 to {last_choice}")
             return torch.from_numpy(values.astype(np.int64)).to(self.device)
         span = np.where(self.high > self.low, self.high - self.low, 1.0).astype(np.float32)
         scaled = np.where(self.high > self.low, np.clip(2.0 * (values - self.low) / span - 1.0, -1.0, 1.0), 0.0)

@@ -156,9 +156,9 @@ def find(what: DataSpec | Task | str | None, kind: str = "termination") -> str |
     registered under the environment's id or the dataset's name, by a user or plugin, comes first. A reward's function gives the
     environment's own reward, before any scale or shift of the data's.
     """
-    own = _registered(what, kind)
-    if own is not None:
-        return own
+    registered = _registered(what, kind)
+    if registered is not None:
+        return registered
     environment, task = identify(what), task_of(what)
     if environment is None or task is None:
         return None

@@ -66,8 +66,8 @@ class SindyModel(WorldModel):
         s, a, _ = self.recorded(observations, actions, observations)
 
         def one(dynamics: Tensor, reward: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-            own = {k: {**tree[k], "median": v} for k, v in (("dynamics", dynamics), ("reward", reward))}
-            return sindy.predict({**tree, **own}, s, a)
+            medians = {k: {**tree[k], "median": v} for k, v in (("dynamics", dynamics), ("reward", reward))}
+            return sindy.predict({**tree, **medians}, s, a)
 
         coefficients = [tree[k]["coefficients"] for k in ("dynamics", "reward")]
         nexts, rewards = torch.vmap(one)(coefficients[0], coefficients[1], s, self.encode(a))

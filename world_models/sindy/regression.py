@@ -159,9 +159,9 @@ def fit(
             if idle := [x for x in lost if x.startswith("act[") and " " not in x and "^" not in x and not one_hot]:
                 notes.append(f"these data do not tell what {', '.join(idle)} does: it is constant or follows from the observation")
     if config.target == "next":
-        own = _own(tree["dynamics"]["factors"], width)
-        tree["dynamics"]["coefficients"] = tree["dynamics"]["coefficients"] - own
-        tree["dynamics"]["median"] = tree["dynamics"]["median"] - own
+        identity_terms = _own(tree["dynamics"]["factors"], width)
+        tree["dynamics"]["coefficients"] = tree["dynamics"]["coefficients"] - identity_terms
+        tree["dynamics"]["median"] = tree["dynamics"]["median"] - identity_terms
     return tree, notes
 
 
@@ -255,14 +255,14 @@ def _visible(key: Tensor, count: int, dropped: float) -> Tensor:
 
 def _independent(columns: Tensor) -> Tensor:
     """The columns of [R, T] that are no linear combination of those before them, bool [T]: Gram-Schmidt, twice for its rounding."""
-    basis, kept = columns.new_zeros(len(columns), 0), torch.zeros(columns.shape[1], dtype=torch.bool)
+    basis, independent = columns.new_zeros(len(columns), 0), torch.zeros(columns.shape[1], dtype=torch.bool)
     for t in range(columns.shape[1]):
-        rest = columns[:, t]
+        residual = columns[:, t]
         for _ in range(2):
-            rest = rest - basis @ (basis.mT @ rest)
-        if (length := rest.norm()) > _REDUNDANT:
-            basis, kept[t] = torch.cat([basis, (rest / length)[:, None]], 1), True
-    return kept
+            residual = residual - basis @ (basis.mT @ residual)
+        if (length := residual.norm()) > _REDUNDANT:
+            basis, independent[t] = torch.cat([basis, (residual / length)[:, None]], 1), True
+    return independent
 
 
 def stlsq(matrix: Tensor, targets: Tensor, offered: Tensor, threshold: float, ridge: Tensor, iterations: int) -> Tensor:
