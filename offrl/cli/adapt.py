@@ -87,19 +87,19 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
         if config.target_return is not None:
             policies = [p.with_target_return(config.target_return) if hasattr(p.algorithm.config, "target_return") else p for p in policies]
         cast[name] = [Trained(policy, config.explore) for policy in policies]
-    played: dict[str, list[Played]] = {}
+    results: dict[str, list[Played]] = {}
     with Arena(task, numbers, config.seed, config.max_steps) as arena:
         for name, each in cast.items():
             with Progress(name, len(each) * episodes * arena.limit, "steps", False) as bar:
-                played[name] = [
+                results[name] = [
                     arena.play(learner, episodes, lambda done, most, i=i: bar.update(i * most + done))  # type: ignore[misc]
                     for i, learner in enumerate(each)
                 ]
     out = Path(config.out or runs[0].dir)
-    checkpoint.write_text(out / "in_context.csv", table(played))
-    draw(played, out / "in_context.png", f"{', '.join(run.algorithm for run in runs)} in {task.name}")
+    checkpoint.write_text(out / "in_context.csv", table(results))
+    draw(results, out / "in_context.png", f"{', '.join(run.algorithm for run in runs)} in {task.name}")
     rows, what = [], ""
-    for name, each in played.items():
+    for name, each in results.items():
         x, _, what = each[0].curve()
         values = np.mean([one.curve()[1] for one in each], axis=0)
         points = sorted({0, *(min(len(x) - 1, int(len(x) * share)) for share in (0.05, 0.25, 0.5)), len(x) - 1})
@@ -111,7 +111,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
         f"{what}: mean over {len(numbers)} tasks, 95% interval over them",
     )
     print(f"{out / 'in_context.csv'}\n{out / 'in_context.png'}")
-    return played
+    return results
 
 
 def chosen(tasks: Any, some: Any) -> list[int]:

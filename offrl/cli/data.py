@@ -124,11 +124,11 @@ def _doctor(action: str, names: list[str], settings: list[str]) -> int:
     from offrl.report.dataset import doctor
 
     _expect(action, names, 1, "DATASET")
-    config, own = _dataset(names[0], settings, ("out",))
+    config, values = _dataset(names[0], settings, ("out",))
     path = Path(names[0])
     label = (path.stem if path.is_file() else path.name) if path.exists() else names[0]
     default = "doctor-" + (re.sub(r"[^\w.-]+", "-", label).strip("-") or "data")
-    out = Path(str(own.get("out", default))).expanduser()
+    out = Path(str(values.get("out", default))).expanduser()
     report = doctor(config, out)
     faults = f"{len(report.corrupting)} fault(s)" if report.corrupting else "no fault"
     print(f"{report.name}: {faults} that would corrupt training; see {out / 'index.html'}")
@@ -157,8 +157,8 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
     *sources, out = names
     chosen = tuple(f.name for f in fields(Choice)) if action == "subset" else ()
     outputs = tuple(f.name for f in fields(Output))
-    config, own = _dataset(sources[0], settings, (*outputs, *chosen))
-    output = fill(Output(), {k: v for k, v in own.items() if k in outputs}, f"data {action}")
+    config, values = _dataset(sources[0], settings, (*outputs, *chosen))
+    output = fill(Output(), {k: v for k, v in values.items() if k in outputs}, f"data {action}")
     configs = [config, *(replace(config, name=name) for name in sources[1:])]
     with _progress(f"writing {out}", output.quiet) as show:
         options: dict[str, Any] = {"force": output.force, "progress": show}
@@ -167,7 +167,7 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
         elif action == "merge":
             written = merge(configs, out, output.format, **options)
         else:
-            choice = fill(Choice(), {k: v for k, v in own.items() if k in chosen}, "data subset")
+            choice = fill(Choice(), {k: v for k, v in values.items() if k in chosen}, "data subset")
             written = subset(config, out, choice, output.format, **options)
     _report(written, output.quiet)
     return 0

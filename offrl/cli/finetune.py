@@ -31,19 +31,19 @@ def run(arguments: list[str]) -> int:
 
     try:
         with terminable():
-            done = finetune_from(paths[0] if paths else None, values)
+            saved_run = finetune_from(paths[0] if paths else None, values)
     except Interrupted as stop:
         print(f"offrl: {stop}", file=sys.stderr)
         return 130
     from offrl.settings.presets import read_yaml
 
-    report(done, outcomes(done, int(read_yaml(done.dir / CONFIG)["steps"])))
+    report(saved_run, outcomes(saved_run, int(read_yaml(saved_run.dir / CONFIG)["steps"])))
     files = ("scores.csv", "metrics.jsonl", PICTURE, FILE, "policies", "tensorboard")
-    print(f"{done.algorithm}: {done.dir}{os.sep} ({', '.join(n for n in files if (done.dir / n).exists())})")
-    lost = done.diverged
+    print(f"{saved_run.algorithm}: {saved_run.dir}{os.sep} ({', '.join(n for n in files if (saved_run.dir / n).exists())})")
+    lost = saved_run.diverged
     if lost:
         print(f"offrl: warning: diverged and frozen: {', '.join(map(str, lost))}", file=sys.stderr)
-    return 1 if len(lost) == len(done.replicas) else 0
+    return 1 if len(lost) == len(saved_run.replicas) else 0
 
 
 def _help() -> str:

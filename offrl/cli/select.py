@@ -156,17 +156,19 @@ def report(result: Selection) -> None:
     from offrl.runs.tables import interval_text, print_table
 
     first = next(iter(result.estimates))
-    given = len(result.truth) > 0
-    own = bool(np.isfinite(result.own).any())
+    has_truth = len(result.truth) > 0
+    has_estimate = bool(np.isfinite(result.own).any())
     rows = []
     for rank, k in enumerate(result.order, 1):
         cells = [interval_text((e.value[k], e.low[k], e.high[k])) for e in result.estimates.values()]
-        cells += [interval_text((result.own[k], np.nan, np.nan))] if own else []
+        cells += [interval_text((result.own[k], np.nan, np.nan))] if has_estimate else []
         cells += [f"{result.distance[k]:.2f}"]
-        cells += [interval_text((result.truth[k], np.nan, np.nan))] if given else []
+        cells += [interval_text((result.truth[k], np.nan, np.nan))] if has_truth else []
         rows.append([str(rank), result.names[k], *cells])
     headers = ["rank", "candidate", *(f"{m} [95% interval]" for m in result.estimates)]
-    headers += ["own Q"] * own + ["from data"] + [f"true {'' if result.truth_kind == 'discounted' else 'undiscounted '}value"] * given
+    headers += (
+        ["own Q"] * has_estimate + ["from data"] + [f"true {'' if result.truth_kind == 'discounted' else 'undiscounted '}value"] * has_truth
+    )
     print_table(headers, rows, f"{result.data}: return discounted by {result.discount:g} from the data's {result.episodes:,} starts")
     print(f"the data's own episodes: {interval_text(result.behavior)}")
     for method, estimate in result.estimates.items():

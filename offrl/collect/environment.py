@@ -57,9 +57,9 @@ def look(env_id: str, max_steps: int | None = None) -> World:
         if not isinstance(env, gym.Env):
             raise UserError(f"{env_id} is a {type(env).__name__}, no Gymnasium environment of one agent")
         space, actions = env.observation_space, env.action_space
-        many = isinstance(actions, spaces.Tuple | spaces.Dict)
-        if many or isinstance(space, spaces.Tuple):
-            raise UserError(f"{env_id} has {type(actions if many else space).__name__} spaces, as environments of several agents do; "
+        composite = isinstance(actions, spaces.Tuple | spaces.Dict)
+        if composite or isinstance(space, spaces.Tuple):
+            raise UserError(f"{env_id} has {type(actions if composite else space).__name__} spaces, as environments of several agents do; "
                             "only one agent with Box or Discrete actions is recorded")  # fmt: skip
         if isinstance(space, spaces.Dict):
             raise UserError(

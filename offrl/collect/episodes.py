@@ -38,11 +38,11 @@ class Episode:
 def shards(folder: Path) -> list[tuple[int, int, Path]]:
     """(first, last + 1, file) of the shards in `folder`, in order, up to the first gap."""
     files = sorted((int(m[1]), int(m[2]), p) for p in folder.glob("*.safetensors") if (m := re.fullmatch(r"(\d+)-(\d+)", p.stem)))
-    kept: list[tuple[int, int, Path]] = []
+    result: list[tuple[int, int, Path]] = []
     for first, stop, path in files:
-        if first == (kept[-1][1] if kept else 0):
-            kept.append((first, stop, path))
-    return kept
+        if first == (result[-1][1] if result else 0):
+            result.append((first, stop, path))
+    return result
 
 
 def write_shard(folder: Path, first: int, stop: int, episodes: Sequence[Episode]) -> None:
@@ -74,13 +74,13 @@ def read_shards(paths: Iterable[Path]) -> list[Episode]:
 
 def first_rows(episodes: Sequence[Episode], rows: int) -> list[Episode]:
     """The first whole episodes that have at least `rows` rows."""
-    count, kept = 0, []
+    count, result = 0, []
     for episode in episodes:
         if count >= rows:
             break
-        kept.append(episode)
+        result.append(episode)
         count += len(episode)
-    return kept
+    return result
 
 
 def columns_of(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:

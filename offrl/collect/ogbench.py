@@ -98,8 +98,8 @@ def collect(config: CollectConfig, folder: Path, place: Collection, stop: Stop) 
         [k, v if isinstance(v, str) else f"{v:,}" if isinstance(v, int) else ", ".join(f"{x:.3f}" for x in np.atleast_1d(v))]
         for k, v in numbers.items()
     ]
-    made = f"Recorded by `offrl collect recipe=ogbench` in {place.world.label}, seed {config.seed}."
-    lines = [f"# {config.env}, {config.kind}", "", made, "",
+    description = f"Recorded by `offrl collect recipe=ogbench` in {place.world.label}, seed {config.seed}."
+    lines = [f"# {config.env}, {config.kind}", "", description, "",
              "Rewards are none: the goal decides them. `terminals` marks each trajectory's last row, which has no successor.", "",
              "| training | |", "|---|---|", *(f"| {k} | {v} |" for k, v in table), ""]  # fmt: skip
     checkpoint.write_text(folder / "card.md", "\n".join(lines), KEPT)
@@ -111,9 +111,9 @@ def _record(config: CollectConfig, folder: Path, total: int, stop: Stop) -> dict
     """All rows of `total` episodes, and "length" [total]. Each episode is decided by the seed and its number alone."""
     from offrl.collect.episodes import shards
 
-    kept = shards(folder)
-    parts = [{k: v.numpy() for k, v in checkpoint.read(p)[0].items()} for _, _, p in kept]
-    done = kept[-1][1] if kept else 0
+    saved_shards = shards(folder)
+    parts = [{k: v.numpy() for k, v in checkpoint.read(p)[0].items()} for _, _, p in saved_shards]
+    done = saved_shards[-1][1] if saved_shards else 0
     if done < total:
         length = STITCH_LENGTH if config.kind == "stitch" else LENGTH
         arguments: dict[str, Any] = {"terminate_at_goal": False}
@@ -180,11 +180,11 @@ def cells(maze: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]
 
 def at_distance(maze: np.ndarray, start: tuple[int, int], steps: int) -> list[tuple[int, int]]:
     """The cells whose shortest way from `start` has `steps` steps."""
-    ring, seen = [start], {start}
+    ring, visited = [start], {start}
     for _ in range(steps):
         after = dict.fromkeys((i + a, j + b) for i, j in ring for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1)))
-        ring = [c for c in after if c not in seen and 0 <= c[0] < maze.shape[0] and 0 <= c[1] < maze.shape[1] and maze[c] == 0]
-        seen |= set(ring)
+        ring = [c for c in after if c not in visited and 0 <= c[0] < maze.shape[0] and 0 <= c[1] < maze.shape[1] and maze[c] == 0]
+        visited |= set(ring)
     return ring
 
 

@@ -188,14 +188,14 @@ def _state(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 def _restore(model: Any, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], step: int) -> None:
     """The inverse of `_state`."""
     values: dict[str, Any] = {}
-    for name, own in model.get_parameters().items():
+    for name, parameter in model.get_parameters().items():
         entries = {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
-        if "param_groups" in own:
+        if "param_groups" in parameter:
             state: dict[int, dict[str, torch.Tensor]] = {}
             for key, value in entries.items():
                 i, _, part = key.partition("/")
                 state.setdefault(int(i), {})[part] = value
-            values[name] = {"state": state, "param_groups": own["param_groups"]}
+            values[name] = {"state": state, "param_groups": parameter["param_groups"]}
         else:
             values[name] = entries
     model.set_parameters(values, exact_match=True)

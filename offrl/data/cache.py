@@ -86,12 +86,12 @@ def _read_array(path: Path, name: str, memory: Memory) -> np.ndarray:
         if fortran or dtype.hasobject or file.tell() + size != path.stat().st_size:
             raise ValueError(f"{path} is no array of ours, or is cut")
         values = memory.empty(name, shape, dtype)
-        data, done = values.reshape(-1).view(np.uint8), 0
-        while done < size:
-            count = file.readinto(data[done:].data)
+        data, offset = values.reshape(-1).view(np.uint8), 0
+        while offset < size:
+            count = file.readinto(data[offset:].data)
             if not count:
                 raise EOFError
-            done += count
+            offset += count
         return values
 
 

@@ -32,9 +32,9 @@ def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
         usual = float(returns[start[cut]].sum() / known.sum())  # return of going on for ever at the usual rate
         for first, last in zip(start[cut], end[cut], strict=True):
             unknown = discount ** np.arange(last - first, 0, -1, dtype=np.float64)  # discount**T of each row
-            own = returns[first:last]
+            episode_returns = returns[first:last]
             # own + unknown * (rate of income / (1 - discount)), and own = (1 - unknown) * (own rate of income / (1 - discount))
-            totals = own + unknown * own + unknown**2 * usual
+            totals = episode_returns + unknown * episode_returns + unknown**2 * usual
             low, high = min(low, float(totals.min())), max(high, float(totals.max()))
     spread, size = high - low, max(abs(low), abs(high))
     margin = MARGIN * spread if spread > EQUAL * size else max(1.0, size)  # equal returns: any range around them

@@ -64,10 +64,10 @@ class Evaluator:
         self.fast = fast_stepper(env, self._another, self.flatten)
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
-        many = len(task.starts)
-        if many and config.episodes % many and tell is None:  # a fact of the settings: an evaluation process need not repeat it
+        count = len(task.starts)
+        if count and config.episodes % count and tell is None:  # a fact of the settings: an evaluation process need not repeat it
             self._warn_once(
-                "starts", f"{config.episodes} episodes play some of its {many} starts more often than others: take a multiple of {many}"
+                "starts", f"{config.episodes} episodes play some of its {count} starts more often than others: take a multiple of {count}"
             )
 
     def __enter__(self) -> Evaluator:

@@ -67,13 +67,13 @@ def evaluate_parallel(
 ) -> Evaluation:
     """`evaluate` with all cores: by this process from the start and, if it is not over in 2 seconds, by `workers` more (None: one less than
     there are cores, at most 15). The same numbers."""
-    many = min(cores() - 1, 15) if workers is None else workers
-    many = min(many, len(policies) * config.episodes - 1)
+    count = min(cores() - 1, 15) if workers is None else workers
+    count = min(count, len(policies) * config.episodes - 1)
     with Evaluator(task, config) as evaluator:
-        if many < 1 or not poolable(task):
+        if count < 1 or not poolable(task):
             return evaluator(policies, seeds, progress)
         try:
-            with EvaluationPool(task, config, many, delay=2.0) as pool:
+            with EvaluationPool(task, config, count, delay=2.0) as pool:
                 return pool.evaluate(policies, seeds, evaluator, progress)
         except PoolUnavailable as error:
             warn(f"{str(error).partition(';')[0]}; this process scores alone")

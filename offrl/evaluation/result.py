@@ -128,5 +128,5 @@ class Tally:
         successes = None if np.isnan(self.successes).all() else np.nan_to_num(self.successes)
         scores = task.score(self.returns, successes)
         numbers = tuple(int(s) for s in seeds)
-        own = self.discounted, self.estimates, self.faults, max(1, len(task.starts))
-        return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *own)
+        statistics = self.discounted, self.estimates, self.faults, max(1, len(task.starts))
+        return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *statistics)

@@ -132,7 +132,7 @@ def write(earned: Sequence[RewardEvaluation], folder: Path) -> Path:
     table.writerow(["rewards", *fields, "seed", "return_mean", "return_std", "environment_return_mean", "data_return_mean", "length_mean"])
     for one in earned:
         for n, (replica, row) in enumerate(zip(one.replicas, one.evaluation.rows(), strict=True)):
-            own = [one.returns[n].mean(), one.returns[n].std(), row["return"], one.data, row["length"]]
-            table.writerow([one.name, *(v for _, v in replica.values), replica.seed, *own])
+            values = [one.returns[n].mean(), one.returns[n].std(), row["return"], one.data, row["length"]]
+            table.writerow([one.name, *(v for _, v in replica.values), replica.seed, *values])
     write_text(folder / TABLE, text.getvalue())
     return folder / TABLE

@@ -130,8 +130,8 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
     `results`: one row for each grid point. Fields with a single value do not count. Draws nothing and returns False for fewer or more.
     Raises UserError when `out` cannot be written.
     """
-    given = [dict(r.values) for r in results]
-    varied = {field: levels for field in (given[0] if given else {}) if len(levels := list(dict.fromkeys(g[field] for g in given))) > 1}
+    points = [dict(r.values) for r in results]
+    varied = {field: levels for field in (points[0] if points else {}) if len(levels := list(dict.fromkeys(g[field] for g in points))) > 1}
     if len(varied) not in (1, 2):
         return False
     heading = "normalised score" if all(r.score for r in results) else "return"
@@ -145,7 +145,7 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
         axes.set_title(f"{heading} at the end  ({seeds}{interval})", loc="left", fontsize=9.5, color="#333333")
     else:
         (row, rows), (column, columns) = varied.items()
-        table = [[next(m[0] for g, m in zip(given, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns] for r in rows]
+        table = [[next(m[0] for g, m in zip(points, means, strict=True) if (g[row], g[column]) == (r, c)) for c in columns] for r in rows]
         heat_map(axes, table, [number(c) for c in columns], [number(r) for r in rows], numbers=True)
         axes.set_xlabel(column, fontsize=9.5, color="#333333")
         axes.set_ylabel(row, fontsize=9.5, color="#333333")
@@ -199,8 +199,8 @@ def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str]
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0, labelsize=9 if len(rows) <= 20 else 7, colors="#333333")
-    for axis, texts, most in ((axes.xaxis, columns, 12), (axes.yaxis, rows, 110)):
-        places = range(0, len(texts), math.ceil(len(texts) / most))
+    for axis, texts, limit in ((axes.xaxis, columns, 12), (axes.yaxis, rows, 110)):
+        places = range(0, len(texts), math.ceil(len(texts) / limit))
         axis.set_ticks(list(places), [texts[i] for i in places])
     if not numbers:
         axes.figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).outline.set_visible(False)

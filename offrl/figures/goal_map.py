@@ -223,10 +223,10 @@ def _walls(env: Any, begin: np.ndarray) -> np.ndarray:
 def _scene_of_data(dataset: Dataset) -> Scene:
     """Without an environment: the episodes of the data, of some hundreds, whose ends lie farthest apart."""
     start, last = dataset.episode_start.cpu(), dataset.episode_end.cpu() - 1
-    some = torch.linspace(0, len(start) - 1, min(500, len(start))).long().unique()
-    apart = np.linalg.norm(_places(dataset, last[some]) - _places(dataset, start[some]), axis=1)
+    indices = torch.linspace(0, len(start) - 1, min(500, len(start))).long().unique()
+    apart = np.linalg.norm(_places(dataset, last[indices]) - _places(dataset, start[indices]), axis=1)
     panels = []
-    for number, e in enumerate(some[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
+    for number, e in enumerate(indices[torch.from_numpy(np.argsort(-apart, kind="stable")[:PANELS].copy())].tolist()):
         rows = torch.arange(int(start[e]), int(last[e]) + 1)
         way = _places(dataset, rows)
         spec, first, goal = dataset.spec, dataset.columns["observations"][rows[0]].float(), _goal_column(dataset)[rows[-1]].float()
@@ -247,8 +247,8 @@ def _raw(spec: DataSpec, observation: np.ndarray) -> np.ndarray:
 def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     from matplotlib.colors import Normalize
 
-    seen = np.concatenate([places, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)])
-    low, high = seen.min(0), seen.max(0)
+    points = np.concatenate([places, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)])
+    low, high = points.min(0), points.max(0)
     low, high = low - 0.09 * (high - low), high + 0.09 * (high - low)  # of walls around the maze a part is enough
     width, height = high - low
     columns = min(3, len(scene.panels) + 1)

@@ -120,10 +120,10 @@ class Play:
 
         Raises UserError where an environment fails, or gives what is not finite; nothing of the step counts then.
         """
-        everyone = list(range(len(self.seats)))
+        indices = list(range(len(self.seats)))
         stored = self._stored(actions)
-        rows, rewards, terminated, truncated, unstable = self._advance(everyone, stored)
-        valid = np.ones(len(everyone), bool)
+        rows, rewards, terminated, truncated, unstable = self._advance(indices, stored)
+        valid = np.ones(len(indices), bool)
         for k, text in unstable.items():
             seat = self.seats[k]
             warn(f"the physics of {self.name} became unstable {seat.where(len(seat.actions))}: {text}; the episode is cut before that step")
@@ -191,10 +191,10 @@ class Play:
     # ---- one environment
 
     def _blank(self) -> Turn:
-        many = len(self.seats)
-        actions = np.zeros(many, np.int64) if self.discrete else np.zeros((many, self.choices), np.float32)
-        rows, flags = np.zeros_like(self.current), np.zeros(many, bool)
-        return Turn(rows, actions, np.zeros(many), rows.copy(), flags, flags.copy(), flags.copy(), [])
+        count = len(self.seats)
+        actions = np.zeros(count, np.int64) if self.discrete else np.zeros((count, self.choices), np.float32)
+        rows, flags = np.zeros_like(self.current), np.zeros(count, bool)
+        return Turn(rows, actions, np.zeros(count), rows.copy(), flags, flags.copy(), flags.copy(), [])
 
     def _reset(self, k: int, seat: Seat) -> None:
         seat.episode += 1

@@ -36,12 +36,12 @@ class Learner(LocalEngine):
         """fixed: fields of the algorithm's config that are the same for all replicas whatever the grid says. anneal: field -> its factor
         at the start and at the end; see `progress`."""
         super().__init__(plan, None, replicas, device, batches, [len(replicas)])
-        many = len(replicas)
+        count = len(replicas)
         for name in fixed.keys() & self.hyper[0].keys():
-            self.hyper[0][name] = torch.full((many,), float(fixed[name]), device=device)
+            self.hyper[0][name] = torch.full((count,), float(fixed[name]), device=device)
         self.anneal = dict(anneal)
         config = plan.algorithm.config
-        same = {name: torch.full((many,), float(getattr(config, name)), device=device) for name in anneal}
+        same = {name: torch.full((count,), float(getattr(config, name)), device=device) for name in anneal}
         self.base = {name: self.hyper[0].get(name, values) for name, values in same.items()}
         self.captured = "cudagraph" in plan.mode
         self._graphs: dict[Any, backend.Captured] = {}

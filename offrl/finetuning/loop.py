@@ -234,9 +234,9 @@ class _Loop:
             actions = self.learner.anything(self.envs, self.t)
             return actions.reshape(-1, *actions.shape[2:])
         spec = self.start.spec
-        seen = self.rows.normal(self.play.current).reshape(self.many, self.envs, spec.observation_dim)
+        observations = self.rows.normal(self.play.current).reshape(self.many, self.envs, spec.observation_dim)
         for _ in range(2):
-            actions = self.learner.act(seen, self.t, self.config.noise)
+            actions = self.learner.act(observations, self.t, self.config.noise)
             good = np.isfinite(actions.reshape(self.many, -1)).all(1)
             if good.all():
                 return actions.reshape(-1, *actions.shape[2:])
@@ -276,8 +276,8 @@ class _Loop:
         self.learner.settle(self.alive)
         count, total, length = self.episodes
         # NaN, null in the file, where no episode ended
-        played = {"online/episodes": count, "online/length": length / count, "online/return": total / count}
-        self.log.metrics(self.t, dict(sorted({**means, **{k: v.tolist() for k, v in played.items()}}.items())))
+        metrics = {"online/episodes": count, "online/length": length / count, "online/return": total / count}
+        self.log.metrics(self.t, dict(sorted({**means, **{k: v.tolist() for k, v in metrics.items()}}.items())))
         self.episodes.zero_()
         self.lined, self.line_updates = self.t, self.updates
         self.saved = min(self.saved, self.t - 1)  # a checkpoint of this step does not know of the line

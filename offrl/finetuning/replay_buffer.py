@@ -103,9 +103,9 @@ class MixedBatches:
         data = self._of_data(step)
         if self.mixing is None:
             played = self._played(step, self.size)
-            some = self.ring.counts + self.source.count  # [N]
+            counts = self.ring.counts + self.source.count  # [N]
             key = self._key(step, 2, self.keys)
-            from_data = vmap(lambda k, n: rng.randint(k, (self.size,), n))(key, some) < self.source.count  # [N, B]
+            from_data = vmap(lambda k, n: rng.randint(k, (self.size,), n))(key, counts) < self.source.count  # [N, B]
             return {k: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, played[k]) for k, v in data.items()}
         if self.from_data == self.size:
             return data

@@ -66,27 +66,27 @@ class Start:
 
 def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Factory | None = None) -> Start:
     """From the settings of a command (see `offrl finetune --help`) to what will run. Raises UserError for whatever is wrong with them."""
-    given = flatten(values)
+    settings = flatten(values)
     fields = {f.name for f in dataclasses.fields(FinetuneConfig)}
-    other = {k: given[k] for k in given if k.partition(".")[0] not in fields}
+    other = {k: settings[k] for k in settings if k.partition(".")[0] not in fields}
     known = ("algo", "dataset", "seeds", "grid", "experiment", "from")
     for name in other:
         if name.partition(".")[0] not in known:
             options = [*fields, *known]
             raise UserError(f"offrl finetune has no setting '{name}'.{nearest(name, options)} Settings: {', '.join(sorted(options))}")
-    if "eval.env" in given:
-        raise UserError(f"eval.env={given['eval.env']}: policies are scored where they learn; write env=")
-    config = fill(FinetuneConfig(), {k: v for k, v in given.items() if k not in other}, "finetune")
+    if "eval.env" in settings:
+        raise UserError(f"eval.env={settings['eval.env']}: policies are scored where they learn; write env=")
+    config = fill(FinetuneConfig(), {k: v for k, v in settings.items() if k not in other}, "finetune")
     source = other.pop("from", None)
     if source is not None and source != "none":
         if run is not None:
             raise UserError(f"{run} and from={source} are both given; leave one of them out")
         run = str(source)
     if config.resume is not None:
-        start = _resumed(config, given, other, run, dataset, env)
+        start = _resumed(config, settings, other, run, dataset, env)
     else:
         start = _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
-        start.given = {k: v for k, v in given.items() if k not in ("name", "runs_dir")}
+        start.given = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
     columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)  # refuses what is not played
     # a policy's file says where it learnt
     start.spec = start.algorithm.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
@@ -109,9 +109,9 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds")
     algo, fixed, anneal = _online(changes, parent.algo, other)
-    own = str(run.record.get("env", "auto"))
+    env_name = str(run.record.get("env", "auto"))
     record_spec = DataSpec.from_json(run.record["spec"])
-    task = _task(record_spec, config, own, env, f"offrl finetune {path} env=ID")
+    task = _task(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
     data, spec = None, record_spec
     _one_kind_of_rewards(parent.dataset, config)
     if config.mixing != 0.0 or dataset is not None:

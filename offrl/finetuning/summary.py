@@ -119,20 +119,20 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
         return False
     figure, axes = style.new_figure(title)
     colours = style.COLOURS if len(lines) <= len(style.COLOURS) else style.ordered_colours(len(lines))
-    ends, seen = [], []
+    ends, points = [], []
     for i, (label, curves) in enumerate(lines.items()):
         ends.append(plots.draw_curves(axes, curves, colours[i], label, True, len(lines) <= plots.MOST_SPREADS))
         before = [curve[0] for curve in curves.values() if 0 in curve]
         if before:
             mean = math.fsum(before) / len(before)
             axes.axhline(mean, color=colours[i], linestyle=(0, (5, 4)), linewidth=1.1, zorder=1)
-            seen.append(mean)
+            points.append(mean)
             if len(lines) == 1:
                 ends.append((mean, f"offline {style.short(mean)}", style.GREY))
-        seen += [v for curve in curves.values() for v in curve.values()]
+        points += [v for curve in curves.values() for v in curve.values()]
     style.plain_axes(axes)
     axes.margins(x=0.01, y=0.06)
-    style.clip_height(axes, seen)
+    style.clip_height(axes, points)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: style.thousands(x)))
     axes.set_xlabel("environment steps", fontsize=9.5, color="#333333")

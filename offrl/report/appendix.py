@@ -64,9 +64,9 @@ def environments(made: Material) -> None:
         return
     page.heading("Environments and versions")
     if places:
-        everyone = {dataset: {e.label for e in made.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places}
+        labels = {dataset: {e.label for e in made.rows if e.dataset == dataset and e.cell.history} for dataset, _ in places}
         body = [
-            [dataset, text or "not written down", "all" if len(who) > 1 and who == everyone[dataset] else ", ".join(sorted(who))]
+            [dataset, text or "not written down", "all" if len(who) > 1 and who == labels[dataset] else ", ".join(sorted(who))]
             for (dataset, text), who in places.items()
         ]
         with folded(page, len(body) > MANY, "Where the scores were measured"):
@@ -84,8 +84,8 @@ def diagnostics(made: Material) -> None:
         labels.setdefault(row.run, set()).add(made.results.label(row))
     runs: list[tuple[str, SavedRun]] = []
     for run in made.results.runs:
-        own = labels.get(str(run.dir), set())
-        runs.append((own.pop() if len(own) == 1 else str(run.algorithm), run))
+        names = labels.get(str(run.dir), set())
+        runs.append((names.pop() if len(names) == 1 else str(run.algorithm), run))
     metrics = details.metrics(runs)
     if not metrics:
         return

@@ -91,13 +91,13 @@ def improvement(estimates: Mapping[tuple[str, str], Interval], colour: Mapping[s
 def learning(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str], unit: str, behaviour: float | None) -> Any:
     """Learning curves {algorithm: seed -> step -> value} on one dataset; `behaviour`: its own mean, as a dashed line."""
     figure, axes = new_figure(title, height=3.1, width=5.0)
-    many = sum(map(len, lines.values())) > MOST_SEED_LINES
+    crowded = sum(map(len, lines.values())) > MOST_SEED_LINES
     ends = draw_lines(
         axes,
         {name: (curves, colour[name]) for name, curves in lines.items()},
         spread=len(lines) <= len(COLOURS),
         behaviour=behaviour,
-        thin=not many,
+        thin=not crowded,
     )
     axes.set_title(unit, loc="left", fontsize=9.5, color=INK)
     if len(ends) <= MOST_LABELS + 1 and max(len(name) for name in lines) <= LONGEST_LABEL:

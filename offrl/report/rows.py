@@ -116,9 +116,9 @@ def _group(cell: Cell) -> str:
 
 
 def _published(results: Results, cell: Cell, name: str) -> Published | None:
-    own = results.references.get((cell.dataset, cell.algorithm))
-    if own is not None:
-        return Published(own, None, results.reference_source or "the benchmark's own references")
+    reference = results.references.get((cell.dataset, cell.algorithm))
+    if reference is not None:
+        return Published(reference, None, results.reference_source or "the benchmark's own references")
     if name in (RAW, UNSCORED):
         return None
     for lookup in registry.names("published").values():
@@ -218,5 +218,5 @@ def whole(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
-def _clip(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[:most].rpartition(" ")[0] + " ..."
+def _clip(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[:limit].rpartition(" ")[0] + " ..."

@@ -36,18 +36,18 @@ def _without_searches(ordered: Sequence[str], algorithm: dict[str, str]) -> tupl
     count: dict[str, int] = {}
     for label in ordered:
         count[algorithm[label]] = count.get(algorithm[label], 0) + 1
-    kept: list[str] = []
+    labels: list[str] = []
     searched: dict[str, int] = {}
-    seen = set()
+    names = set()
     for label in ordered:
         name = algorithm[label]
         if count[name] >= SEARCH:
-            if name in seen:
+            if name in names:
                 continue
             searched[label] = count[name]
-        seen.add(name)
-        kept.append(label)
-    return kept, searched
+        names.add(name)
+        labels.append(label)
+    return labels, searched
 
 
 def _chosen(labels: Sequence[str], searched: dict[str, int], algorithm: dict[str, str]) -> str:

@@ -82,16 +82,16 @@ def about_of(identities: Sequence[str | None], dataset: Dataset) -> dict[str, An
 
 def in_units_of(dataset: Dataset, spec: DataSpec) -> Dataset:
     """Data as recorded, with rewards and observations scaled as `spec`'s data were: what a model of those can be measured on."""
-    columns, own = dict(dataset.columns), dataset.spec
-    if own.observation_mean is None and spec.observation_mean is not None and own.observation_shape == spec.observation_shape:
+    columns, data_spec = dict(dataset.columns), dataset.spec
+    if data_spec.observation_mean is None and spec.observation_mean is not None and data_spec.observation_shape == spec.observation_shape:
         mean, std = (torch.tensor(x).reshape(spec.observation_shape) for x in (spec.observation_mean, spec.observation_std))
         for name in ("observations", "next_observations"):
             columns[name] = (columns[name] - mean) / std
-        own = replace(own, observation_mean=spec.observation_mean, observation_std=spec.observation_std)
-    if (own.reward_scale, own.reward_shift) == (1.0, 0.0) != (spec.reward_scale, spec.reward_shift):
+        data_spec = replace(data_spec, observation_mean=spec.observation_mean, observation_std=spec.observation_std)
+    if (data_spec.reward_scale, data_spec.reward_shift) == (1.0, 0.0) != (spec.reward_scale, spec.reward_shift):
         columns["rewards"] = (columns["rewards"].double() * spec.reward_scale + spec.reward_shift).float()
-        own = replace(own, reward_scale=spec.reward_scale, reward_shift=spec.reward_shift)
-    return replace(dataset, columns=columns, spec=own)
+        data_spec = replace(data_spec, reward_scale=spec.reward_scale, reward_shift=spec.reward_shift)
+    return replace(dataset, columns=columns, spec=data_spec)
 
 
 def measure(
@@ -230,10 +230,10 @@ def _parts(dataset: Dataset, trained: Trained) -> Any:
     """The split of the data by what the model was trained on: its own for its own data; of other data every row is unseen."""
     if dataset.fingerprint == trained.meta["data"]["fingerprint"]:
         return split(dataset, trained.model.config)
-    nothing = torch.zeros(0, dtype=torch.int64)
+    empty = torch.zeros(0, dtype=torch.int64)
     if not bool(dataset.columns["successor_known"].any()):
         raise UserError(f"{dataset.spec.name} has no row whose next observation is known: nothing to measure a model on")
-    return Split(nothing, nothing, torch.arange(dataset.num_episodes), nothing)
+    return Split(empty, empty, torch.arange(dataset.num_episodes), empty)
 
 
 # ---- tables
@@ -270,8 +270,8 @@ def show(result: Mapping[str, Any]) -> None:
         for d in order
     ]
     several = f", mean of {len(models)} models" if len(models) > 1 else ""
-    few = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations" if hardest else ""
-    title = f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{few}"
+    note = f"; the {MOST_LINES - 1} hardest of {len(names) - 1} observations" if hardest else ""
+    title = f"one step ahead: {models[0]['rows']:,} rows of {result['measured_on']} ({result['dataset']}){several}{note}"
     headers = ["", "RMSE", "R2", "R2 of change", "NLL", "in 90% interval", "recalibrated"]
     if not result["own_deviations"]:  # what is before calibration means nothing
         headers, rows = headers[:6], [[*row[:5], row[6]] for row in rows]

@@ -60,21 +60,21 @@ def group(score: Score) -> str:
     "D4RL gym", "D4RL antmaze", ... for D4RL's own names; "NeoRL-2"; "Minari mujoco", "Minari adroit", ...; any other data by its suite,
     reference scores and family of tasks: "own files (D4RL references, gym)". A file that is called like a D4RL dataset is own data.
     """
-    whose = reference(score)
-    return _group(score.dataset, score.env_id, score.suite, whose) if whose else ""
+    source = reference(score)
+    return _group(score.dataset, score.env_id, score.suite, source) if source else ""
 
 
 @functools.lru_cache(4096)
-def _group(dataset: str, place: str, suite: str, whose: str) -> str:
+def _group(dataset: str, place: str, suite: str, source: str) -> str:
     words = re.split(r"[/-]", dataset)
     known = lookup(dataset)
-    if known is not None and known.ref_label == whose:  # a benchmark's own dataset, by its exact name
-        return f"D4RL {_FAMILIES.get(words[0], words[0])}" if whose == "D4RL" else whose
-    if whose == "Minari":
+    if known is not None and known.ref_label == source:  # a benchmark's own dataset, by its exact name
+        return f"D4RL {_FAMILIES.get(words[0], words[0])}" if source == "D4RL" else source
+    if source == "Minari":
         kind = words[1] if words[0] == "D4RL" and len(words) > 1 else words[0]
         return f"Minari {_FAMILIES.get(kind, kind)}"
     family = next((name for pattern, name in _ENVIRONMENTS if re.search(pattern, place)), place)
-    return f"{suite if suite not in ('', 'own') else 'own files'} ({whose} references, {family})"
+    return f"{suite if suite not in ('', 'own') else 'own files'} ({source} references, {family})"
 
 
 def groups(results: Results) -> tuple[list[Group], list[str]]:

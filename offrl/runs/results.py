@@ -230,8 +230,8 @@ def collect(paths: Sequence[str | Path]) -> Results:
     scores, duplicates = _without_duplicates(reader.scores)
     known = {v.key: v for v in reader.variants}
     variants = [*reader.variants, *(Variant(*key) for key in dict.fromkeys(s.key for s in scores) if key not in known)]
-    done = {(*s.key, s.seed) for s in scores if s.final}
-    missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in done]
+    finished = {(*s.key, s.seed) for s in scores if s.final}
+    missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in finished]
     results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source)
     results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *_unlike(results)]))
     return results

@@ -196,8 +196,8 @@ def _set(config: Any, name: str, value: Any) -> None:
         if not isinstance(node, DictConfig) or (part not in node and not free):
             prefix = ".".join(parts[:i])
             options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
-            everything = _all_names(config)
-            hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, everything)
+            names = _all_names(config)
+            hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, names)
             raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
         node = node._get_node(part) if part in node else None
     if isinstance(node, DictConfig) and not isinstance(value, Mapping):

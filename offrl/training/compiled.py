@@ -140,14 +140,14 @@ class Program:
         return difference(state, (expected, metrics), (other, sums), self.precision)
 
 
-def difference(before: TrainState, left: tuple[TrainState, Metrics], right: tuple[TrainState, Metrics], precision: str) -> str | None:
+def difference(before: TrainState, first: tuple[TrainState, Metrics], second: tuple[TrainState, Metrics], precision: str) -> str | None:
     """The first place where two results of the same updates differ by more than rounding, such as "moments of critic by 1.4"; None for
     none.
 
     Adam turns a gradient that is nothing but rounding into a whole step, so parameters are compared by how far they moved, a module at a
     time, and moments are what tells.
     """
-    limit, (a, metrics), (b, sums) = ALIKE[precision], left, right
+    limit, (a, metrics), (b, sums) = ALIKE[precision], first, second
     if not (torch.equal(a.step, b.step) and torch.equal(a.key, b.key)):
         return "the updates' number or key"
     for name, value in metrics.items():

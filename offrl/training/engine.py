@@ -100,15 +100,15 @@ class Slices:
 
     def done(self, step: int) -> float | None:
         """The slice up to `step` is over. The first one gives its seconds, as tracing and compiling are no measure of speed."""
-        now, count = time.monotonic(), step - self._step
-        seconds = now - self._began
+        tick, count = time.monotonic(), step - self._step
+        seconds = tick - self._began
         if not self._warm:
-            self._warm, self._tick, self._first = True, now, step
+            self._warm, self._tick, self._first = True, tick, step
             return seconds
         self.size = max(self.period, min(4 * self.size, int(count * SLICE_SECONDS / max(seconds, 1e-9))))
-        self.rate = (step - self._first) / max(now - self._tick, 1e-9)
-        self.recent = self._pace.add(count, now - (self._mark or self._began))
-        self._mark = now
+        self.rate = (step - self._first) / max(tick - self._tick, 1e-9)
+        self.recent = self._pace.add(count, tick - (self._mark or self._began))
+        self._mark = tick
         return None
 
 

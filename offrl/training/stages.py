@@ -66,7 +66,7 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
 def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
     """The directory of the run that the setting `name` of `config` would name, trained on the same data: now, unless it is there."""
     kind = registry.get("algo", requirement.algo)
-    own = type(config)(
+    run_config = type(config)(
         algo=kind.Config(**requirement.settings),
         experiment="none",
         seeds=[seed_list(config.seeds)[0] if requirement.seed is None else requirement.seed],
@@ -75,13 +75,13 @@ def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: R
         checkpoint=CheckpointConfig(keep=1),
     )
     common = {shared: getattr(config, shared) for shared in SHARED} | ({"steps": requirement.steps} if requirement.steps else {})
-    own, pretrained = ready(dataclasses.replace(own, **common), dataset)
-    run_dir = runs.directory(own, dataset)
+    run_config, pretrained = ready(dataclasses.replace(run_config, **common), dataset)
+    run_dir = runs.directory(run_config, dataset)
     with alone(run_dir / ".part", f"the run {run_dir}", config.quiet):
         if not _finished(run_dir, requirement):
             if not config.quiet:
                 print(f"{config.algo.name} needs {requirement.algo}: training it in {run_dir} (algo.{name}=RUN takes another)", flush=True)
-            train(own, dataset, run_dir, pretrained)
+            train(run_config, dataset, run_dir, pretrained)
     if requirement.artifact and not _finished(run_dir, requirement):
         raise UserError(
             f"{run_dir}: {requirement.algo} diverged; train it with other settings (`offrl train algo={requirement.algo} ...`) and name "
@@ -156,8 +156,8 @@ def _checksum(state: Any) -> str:
 
 def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
     """The settings of a run that say where something lies, such as a language model: they are no part of its identity."""
-    given = read_yaml(run_dir / runs.CONFIG).get("algo", {})
-    return {f.name: given[f.name] for f in dataclasses.fields(kind.Config) if f.metadata.get("place") and f.name in given}
+    settings = read_yaml(run_dir / runs.CONFIG).get("algo", {})
+    return {f.name: settings[f.name] for f in dataclasses.fields(kind.Config) if f.metadata.get("place") and f.name in settings}
 
 
 def _check_data(recorded: DataSpec, spec: DataSpec, where: str, requirement: Requirement) -> None:

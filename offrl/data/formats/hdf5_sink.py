@@ -59,10 +59,10 @@ class Sink:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        place, length, done = self.at, len(view), 0
-        while self.error is None and done < length:
+        place, length, offset = self.at, len(view), 0
+        while self.error is None and offset < length:
             try:
-                done += write_at(self.handle, view[done:], place + done)
+                offset += write_at(self.handle, view[offset:], place + offset)
             except OSError as error:
                 self.error = error
         if self.error is not None:

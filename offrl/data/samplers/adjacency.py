@@ -44,9 +44,9 @@ class AdjacentSampler(GoalSampler):
     def prepare(self, dataset: Dataset) -> AdjacentRows:
         """Prepare as GoalSampler does; raises UserError for more cells than a table can hold."""
         source = super().prepare(dataset)
-        own = {f.name: getattr(source, f.name) for f in fields(source)}
+        values = {f.name: getattr(source, f.name) for f in fields(source)}
         if not (self.dims and self.cell):
-            return AdjacentRows(**own)
+            return AdjacentRows(**values)
         at = torch.arange(source.count, device=source.last.device)
         places = (source.state(at).flatten(1)[:, : self.dims].double() / self.cell).round().long()
         distinct, cells = places.unique(dim=0, return_inverse=True)
@@ -59,7 +59,7 @@ class AdjacentSampler(GoalSampler):
         for step in range(1, self.near_steps + 1):
             rows = at[at + step <= source.last]
             table[cells[rows], cells[rows + step]] = True
-        return AdjacentRows(**own, cells=cells, table=table | table.T)
+        return AdjacentRows(**values, cells=cells, table=table | table.T)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         batch = super().__call__(source, key, batch_size)

@@ -159,7 +159,7 @@ class TextBuilder:
             ordered["meta"], metas = columns["meta"], tuple(self._metas)
         spec = DataSpec((), 1, name=self.name, source=self.source, version=self.version, task=self.task, text=True)
         complete = terminated | truncated
-        made = Dataset(
+        result = Dataset(
             columns={k: torch.from_numpy(v) for k, v in ordered.items()},
             episode_start=torch.from_numpy(ends - lengths),
             episode_end=torch.from_numpy(ends),
@@ -169,7 +169,7 @@ class TextBuilder:
             strings=tuple(self._index),
             metas=metas,
         )
-        return replace(made, fingerprint=fingerprint(made))
+        return replace(result, fingerprint=fingerprint(result))
 
     @staticmethod
     def _get(values: Mapping[str, Any], key: str, kind: type, where: str) -> Any:

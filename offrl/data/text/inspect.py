@@ -215,11 +215,11 @@ def _rewards(dataset: Dataset, rewards: np.ndarray, faults: list[Fault]) -> None
 
 def _repeats(dataset: Dataset, columns: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     """(episode, the earlier one that it repeats): the same turns."""
-    seen: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
     repeats = []
     for number, (start, end) in enumerate(zip(dataset.episode_start.tolist(), dataset.episode_end.tolist(), strict=True)):
         key = b"".join(columns[k][start:end].tobytes() for k in ("observations", "actions", "rewards"))
-        earlier = seen.setdefault(key, number)
+        earlier = numbers.setdefault(key, number)
         if earlier != number:
             repeats.append((number, earlier))
     return repeats

@@ -76,15 +76,19 @@ def share_draws(dataset: Dataset, share: float) -> Dataset:
     lengths = torch.bincount(episodes, minlength=dataset.num_episodes).double()
     parts = lengths if dataset.weights is None else lengths * dataset.weights.cpu()
     parts = parts / parts.sum().clamp(min=1e-12)
-    now = float(parts[first].sum())
-    for target, side, actual in ((share, "imagined", now), (1.0 - share, "real", 1.0 - now)):
+    current_share = float(parts[first].sum())
+    for target, side, actual in ((share, "imagined", current_share), (1.0 - share, "real", 1.0 - current_share)):
         if target > 0.0 and not actual > 0.0:
             raise UserError(f"{dataset.spec.name}: no {side} episode is left to draw {target:g} of the rows from (dataset.imagined_share)")
-    scaled = torch.where(first, parts * (share / now if now > 0.0 else 0.0), parts * ((1.0 - share) / (1.0 - now) if now < 1.0 else 0.0))
+    scaled = torch.where(
+        first,
+        parts * (share / current_share if current_share > 0.0 else 0.0),
+        parts * ((1.0 - share) / (1.0 - current_share) if current_share < 1.0 else 0.0),
+    )
     weights = scaled / lengths.clamp(min=1.0) * lengths.sum()
     return replace(
         dataset,
         weights=weights,
         transforms=(*dataset.transforms, f"imagined share {share:g}"),
-        notes=(*dataset.notes, f"imagined rows are {share:.3g} of the draws; by their number they would be {now:.3g}"),
+        notes=(*dataset.notes, f"imagined rows are {share:.3g} of the draws; by their number they would be {current_share:.3g}"),
     )
