@@ -311,8 +311,8 @@ def run(job: Job, device: str) -> Answer:
 
 def sabotage(job: Job) -> None:
     """Fail as the environment variable says: see the top of this file."""
-    for wish in filter(None, os.environ.get(FAIL, "").split(",")):
-        name, _, how = wish.partition("=")
+    for request in filter(None, os.environ.get(FAIL, "").split(",")):
+        name, _, how = request.partition("=")
         which, _, algo = name.partition(":")
         if job["job"] == which and algo in ("", job.get("algo")):
             if how == "hang":

@@ -173,7 +173,7 @@ KEPT = ("step", "seed", "episodes", "return_mean", "return_std", "length_mean", 
 
 
 def write_data(folder: Path) -> None:
-    """The data sets that offrl does not bring: made of noise, the same each time."""
+    """The datasets that offrl does not bring: made of noise, the same each time."""
     import h5py
 
     rng = np.random.default_rng(0)

@@ -295,7 +295,7 @@ def ood(
         sets.append((observations, dataset.columns["actions"][chosen], past_at(model, dataset, chosen)))
     if rows is not None and "density" not in tree:  # fitted to what is not compared
         others = inside.transition_rows()
-        tree = prepare("density", model, tree, inside, rest if len(rest := others[~torch.isin(others, rows)]) else rows)
+        tree = prepare("density", model, tree, inside, remaining_rows if len(remaining_rows := others[~torch.isin(others, rows)]) else rows)
     kinds = [name for name in names() if not fault(name, model)]
     measures: dict[str, list[list[Tensor]]] = {name: [[], []] for name in kinds}
     alone: list[list[Tensor]] = [[], []]

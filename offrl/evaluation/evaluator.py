@@ -167,7 +167,7 @@ class Evaluator:
         at = list(games.at)
         try:
             steps = games.stepper.step(games.handles, actions[at], t, games.unstable)
-        except StepFailed as failure:  # a stranger's environment: say where it failed
+        except StepFailed as failure:  # a third-party environment: say where it failed
             error = failure.__cause__
             name = self.task.env_id or self.task.name
             raise UserError(f"{name} failed {where(at[failure.index])}: {type(error).__name__}: {error}") from error

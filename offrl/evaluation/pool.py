@@ -207,7 +207,7 @@ class EvaluationPool:
         try:
             blobs = [_dumps(policy, algorithms) for policy in policies]
             pickled = _pickled(algorithms)  # at once, for those of a grid share their networks
-        except Exception as error:  # whatever a stranger's algorithm raises when it is pickled
+        except Exception as error:  # whatever a third-party algorithm raises when it is pickled
             raise PoolUnavailable(f"the policies cannot be handed to an evaluation process ({error}); {CURE}") from error
         shares = _shares(len(policies), self.config.episodes, self._size + shared)
         units = [_Unit(n, int(seeds[n]), episodes, blobs[n]) for n, episodes in shares]

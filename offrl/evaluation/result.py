@@ -21,7 +21,7 @@ class Policy(Protocol):
         """A fresh carry for that many episodes."""
 
     def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
-        """Actions at step t, [E, A] in the environment's range or [E] whole numbers, from raw observations [E, ...], and the new carry.
+        """Actions at step t, [E, A] in the environment's range or [E] integers, from raw observations [E, ...], and the new carry.
         Texts are arrays [E] of objects."""
 
 

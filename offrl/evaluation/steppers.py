@@ -83,7 +83,7 @@ class PlainStepper:
                 observation, reward, terminated, truncated, info = env.step(actions[k])
                 observations.append(self._flatten(observation))
                 rewards[k], over[k] = np.asarray(reward, float).item(), bool(terminated or truncated)
-            except Exception as error:  # a stranger's environment
+            except Exception as error:  # a third-party environment
                 raise StepFailed(k) from error
             success = success_of(info)
             if success is not None:

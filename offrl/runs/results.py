@@ -241,8 +241,8 @@ def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
     """(the scores of one run for each dataset, algorithm, settings and seed: the one that got furthest, lines that name the others)."""
     by_seed: dict[tuple[Any, ...], dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
     for s in scores:
-        who = (*s.key, s.seed)
-        by_seed[who][s.run].append(s)
+        key = (*s.key, s.seed)
+        by_seed[key][s.run].append(s)
     dropped: dict[tuple[str, str, str, str], list[tuple[int, bool]]] = defaultdict(list)
     lost: set[tuple[Any, ...]] = set()
     for (dataset, algorithm, settings, seed), by_run in by_seed.items():

@@ -32,7 +32,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trained:
-    """A variant on one data set, read back from its run directory. Lists are one entry for each seed."""
+    """A variant on one dataset, read back from its run directory. Lists are one entry for each seed."""
 
     variant: str
     file: str

@@ -30,7 +30,7 @@ OBSERVATIONS, ACTIONS = 11, 3
 
 
 def make(name: str, episodes: int, steps: int) -> None:
-    """Write the data set `name` below $MINARI_DATASETS_PATH: `episodes` episodes of `steps` steps."""
+    """Write the dataset `name` below $MINARI_DATASETS_PATH: `episodes` episodes of `steps` steps."""
     import minari
     from gymnasium import spaces
     from minari.data_collector.episode_buffer import EpisodeBuffer
@@ -52,7 +52,7 @@ def make(name: str, episodes: int, steps: int) -> None:
 
 
 def iterate(name: str) -> int:
-    """Rows of the data set, counted by going through its episodes."""
+    """Rows of the dataset, counted by going through its episodes."""
     import minari
 
     return sum(len(episode.rewards) for episode in minari.load_dataset(name).iterate_episodes())

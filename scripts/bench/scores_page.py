@@ -54,7 +54,7 @@ def text_of(cell: Cell | None, best: bool) -> str:
 
 
 def table(results: Results) -> list[str]:
-    """Algorithms down, data sets across, and the mean over data sets, where there are several, of an algorithm that has all of them."""
+    """Algorithms down, datasets across, and the mean over datasets, where there are several, of an algorithm that has all of them."""
     cells = {(c.label, c.dataset): c for c in results.cells()}
     labels = sorted({label for label, _ in cells}, key=order)
     datasets = results.datasets

@@ -124,7 +124,7 @@ def main() -> None:
     words = backend.configure(device, 1, "float32")
     dataset = load_dataset(args.dataset)
     parts: dict[str, Callable[[], None]] = {}
-    for hidden in (args.small, args.hidden):  # roll-outs are of the last
+    for hidden in (args.small, args.hidden):  # rollouts are of the last
         trainer, algorithm, source, state = trainers(dataset, device, args.members, hidden, args.updates, args.mode)
         parts = trainer | parts
     config = algorithm.config

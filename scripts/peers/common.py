@@ -67,7 +67,7 @@ def episodes(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def transitions(rows: int, seed: int = 0) -> Arrays:
-    """Noise in the shape of a data set of Hopper: the columns `COLUMNS`, float32; masks = 1 - terminations."""
+    """Noise in the shape of a dataset of Hopper: the columns `COLUMNS`, float32; masks = 1 - terminations."""
     g = np.random.default_rng(seed)
     states = g.standard_normal((rows + 1, OBSERVATION), dtype=np.float32)
     actions = g.random((rows, ACTION), dtype=np.float32) * 2.0 - 1.0

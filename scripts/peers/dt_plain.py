@@ -102,7 +102,7 @@ class DT:
 
 
 class Windows:
-    """The data set as a list of episodes, of which windows are cut one by one."""
+    """The dataset as a list of episodes, of which windows are cut one by one."""
 
     def __init__(self, rows: int) -> None:
         columns, (starts, ends) = common.transitions(rows), common.episodes(rows)

@@ -33,7 +33,7 @@ class Twin(nn.Module):
 
 
 class Buffer:
-    """The data set as one tensor for each column."""
+    """The dataset as one tensor for each column."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

@@ -20,7 +20,7 @@ from offrl.training.updates import metric_means
 
 
 def synthetic(rows: int) -> Dataset:
-    """`common.transitions` as a data set of offrl; the first tenth is marked as an expert's for the algorithms that imitate one."""
+    """`common.transitions` as a dataset of offrl; the first tenth is marked as an expert's for the algorithms that imitate one."""
     columns = common.transitions(rows)
     columns.pop("masks")
     columns["expert"] = np.arange(rows) < rows // 10

@@ -168,7 +168,7 @@ SMALL: dict[str, Any] = {
     "plan_elites": 4,
     "plan_iterations": 2,
     "plan_particles": 2,
-    # two levels
+    # hierarchical
     "latent": 16,
     "subgoal_steps": 3,
     "option_steps": 2,

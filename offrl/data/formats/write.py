@@ -64,12 +64,12 @@ def write_data(
     with placing(place) as written:
         if form == "d4rl":
             write_d4rl(written, raw, ends, record, advance, name)
-            again = d4rl.read(written, _reading(record), memory or Memory())
+            reread = d4rl.read(written, _reading(record), memory or Memory())
         else:
             minari_layout.write(written, data_id, raw, ends, record, advance)
-            again = minari.read(written, _reading(record), memory or Memory())
-        _compare(raw, again, ends, record, place)
-        del again
+            reread = minari.read(written, _reading(record), memory or Memory())
+        _compare(raw, reread, ends, record, place)
+        del reread
     if form == "minari":
         add_namespaces(place, data_id)
     return place
@@ -198,17 +198,17 @@ def _put_successors(file: Any, raw: RawData, ends: np.ndarray, sink: Sink) -> No
 # ------------------------------------------------------------------------------------------------------- check and placing
 
 
-def _compare(raw: RawData, again: RawData, ends: np.ndarray, record: Record, place: Path) -> None:
+def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, place: Path) -> None:
     """Raises UserError unless `again`, read from what was written, is what was to be written."""
-    reread_ends = find_ends(again)
+    reread_ends = find_ends(reread)
     same = {
-        "columns": fingerprint(raw, ends) == fingerprint(again, reread_ends),
-        "last episode": raw.last_complete == again.last_complete,
-        "task": again.task == Record.from_json(record.to_json()).spec.task,
-        "kind of action": again.discrete == raw.discrete and (not raw.discrete or again.num_actions == record.spec.num_actions),
+        "columns": fingerprint(raw, ends) == fingerprint(reread, reread_ends),
+        "last episode": raw.last_complete == reread.last_complete,
+        "task": reread.task == Record.from_json(record.to_json()).spec.task,
+        "kind of action": reread.discrete == raw.discrete and (not raw.discrete or reread.num_actions == record.spec.num_actions),
         "action range": raw.discrete
-        or (np.array_equal(again.action_low, raw.action_low) and np.array_equal(again.action_high, raw.action_high)),
-        **{k: _same(raw.final_columns[k], again.final_columns.get(k)) for k in record.final_columns},
+        or (np.array_equal(reread.action_low, raw.action_low) and np.array_equal(reread.action_high, raw.action_high)),
+        **{k: _same(raw.final_columns[k], reread.final_columns.get(k)) for k in record.final_columns},
     }
     wrong = [name for name, fine in same.items() if not fine]
     if wrong:

@@ -52,11 +52,11 @@ def write_text(
     with placing(place) as written:
         if form == "jsonl":
             _write_lines(written, dataset, about, advance)
-            again = load(written, config)
+            reread = load(written, config)
         else:
             _write_minari(written, data_id, dataset, about, advance)
-            again = minari_text.load(written, config)
-        _compare(dataset, again, place)
+            reread = minari_text.load(written, config)
+        _compare(dataset, reread, place)
     if form == "minari":
         add_namespaces(place, data_id)
     return place
@@ -153,8 +153,8 @@ def _episodes(dataset: Dataset, advance: Callable[[int], None]) -> Iterator[dict
         advance(number)
 
 
-def _compare(dataset: Dataset, again: TextFile, place: Path) -> None:
-    read = again.dataset
+def _compare(dataset: Dataset, reread: TextFile, place: Path) -> None:
+    read = reread.dataset
     same = {
         "turns": fingerprint(dataset) == read.fingerprint,
         "task": _words(dataset) == _words(read),
