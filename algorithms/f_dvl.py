@@ -90,7 +90,8 @@ class FDVL(Algorithm):
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        target_critics, value = self.critic.target_critics(state, key), Metrics()
+        target_critics = self.critic.target_critics(state, key)
+        value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         for i in range(self.config.value_updates):
             inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))

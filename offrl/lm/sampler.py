@@ -1,7 +1,6 @@
 """Sequences of tokens: the sampler that draws slices of a dataset's token streams, and the quantities that losses read off a batch of them.
 
-Shapes in comments: K tokens in all, R turns, E episodes, B batch, L tokens in a sequence, M tokens of actions, D width, V tokens of the
-vocabulary.
+Shapes in comments: K tokens in all, R turns, E episodes, B batch, L length of a sequence, M action tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
