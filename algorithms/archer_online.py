@@ -55,7 +55,7 @@ class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
     )
     discount: float = setting(0.95, "discount factor, of each turn", low=0.0, high=1.0)
     polyak: float = setting(0.1, "rate at which the critic's target follows", low=0.0, high=1.0)
-    env: str = setting("", "Gymnasium id of the environment that is played; empty: the data set's own")
+    env: str = setting("", "Gymnasium id of the environment that is played; empty: the dataset's own")
     rollouts: int = setting(128, "episodes that are played in each iteration", low=1)
     parallel: int = setting(32, "episodes that are played side by side", low=1, high=PROMPTS)
     max_turns: int | None = setting(None, "turns after which an episode is cut off; null: the environment's own limit", low=1)
@@ -63,8 +63,8 @@ class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
     actor_steps: int = setting(3, "updates of the actor in each iteration, after the critic's", low=1)
     warmup_iterations: int = setting(10, "iterations at the beginning in which the critic learns alone", low=0)
     capacity: int = setting(10_000, "turns that are remembered, the newest ones", low=1)
-    from_data: bool = setting(False, "the memory begins with the data set's last turns, not empty")
-    data_share: float = setting(0.0, "of each batch that is drawn from the data set, the rest from what was played", low=0.0, high=1.0)
+    from_data: bool = setting(False, "the memory begins with the dataset's last turns, not empty")
+    data_share: float = setting(0.0, "of each batch that is drawn from the dataset, the rest from what was played", low=0.0, high=1.0)
     token_baseline: bool = setting(False, "the actor learns from the advantage less what it learns to predict of it at each token")
 
 

@@ -53,7 +53,7 @@ class MOReLConfig(ModelBasedSettings):
         choices=("deviations", "quantile", "maximum"),
     )
     threshold_scale: float | None = setting(None, "see threshold; null: 3 deviations, the 0.95 quantile, 1 times the maximum", low=0.0)
-    halt_reward: float | None = setting(None, "reward of an unknown step, which ends the roll-out; null: found with halt_offset")
+    halt_reward: float | None = setting(None, "reward of an unknown step, which ends the rollout; null: found with halt_offset")
     halt_offset: float = setting(200.0, "an unknown step's reward is so far below the data's smallest reward", low=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Names for everything that can be chosen by name: algorithms, data-set sources, tasks, known terminations and rewards.
+"""Names for everything that can be chosen by name: algorithms, dataset sources, tasks, known terminations and rewards.
 
 The core never imports the four folders that stand on it; it finds them, and third-party plugins, here and by name.
 """

@@ -3,7 +3,7 @@
     python -m build && python scripts/check_wheel.py dist/*.whl
 
 The packages algorithms, configs, envs and world_models reach the wheel through links inside `offrl/`; a wheel made without them, or
-without the YAML files and the built-in data set, still builds and still imports. Run it with an interpreter that has offrl's dependencies.
+without the YAML files and the built-in dataset, still builds and still imports. Run it with an interpreter that has offrl's dependencies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from offrl.data import load_dataset
 known = registry.names("algo")
 assert "iql" in known, f"no algorithm iql among {sorted(known)}"
 rows = len(load_dataset("builtin"))
-assert rows > 1000, f"the built-in data set has {rows} rows"
-print(f"installed wheel: {len(known)} algorithms, built-in data set of {rows:,} rows")
+assert rows > 1000, f"the built-in dataset has {rows} rows"
+print(f"installed wheel: {len(known)} algorithms, built-in dataset of {rows:,} rows")
 """
 
 

@@ -1,4 +1,4 @@
-"""Makes the data set that ships with offrl: mixed-quality Hopper-v5 episodes (needs the extra `collect`).
+"""Makes the dataset that ships with offrl: mixed-quality Hopper-v5 episodes (needs the extra `collect`).
 
     python scripts/make_builtin_dataset.py train --out /tmp/hopper     # about 30 minutes on one core: SAC, a snapshot every 5,000 steps
     python scripts/make_builtin_dataset.py collect --snapshots /tmp/hopper --out offrl/assets/hopper-mixed-v0.hdf5

@@ -99,7 +99,7 @@ class Simulator:
             return dict(self.trained.tree)
         self.measure = uncertainty.measure(name)
         if name == "density" and "density" not in self.trained.tree and dataset is None:
-            raise UserError("uncertainty=density is fitted to the data: hand in the data set too")
+            raise UserError("uncertainty=density is fitted to the data: hand in the dataset too")
         return dict(uncertainty.prepare(name, self.model, self.trained.tree, dataset))  # type: ignore[arg-type]
 
     def seed(self, seed: int) -> None:

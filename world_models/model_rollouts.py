@@ -34,8 +34,8 @@ class ModelBasedSettings(SoftSettings):
     )
     world_model_id: str = setting("", "which model that is", filled=True)
     members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
-    horizon: int = setting(5, "steps of a roll-out", low=1)
-    rollouts: int = setting(50_000, "roll-outs each time, from states of the data", low=1)
+    horizon: int = setting(5, "steps of a rollout", low=1)
+    rollouts: int = setting(50_000, "rollouts each time, from states of the data", low=1)
     rollout_every: int = setting(1_000, "updates between two times", low=1)
     rollout_retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
     real_share: float = setting(0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
@@ -46,7 +46,7 @@ class ModelBasedSettings(SoftSettings):
     )
     candidates: int = setting(
         1,
-        "actions of the policy that each step of a roll-out chooses from, by looking ahead in the model (COPlanner: 5); 1: no look-ahead",
+        "actions of the policy that each step of a rollout chooses from, by looking ahead in the model (COPlanner: 5); 1: no look-ahead",
         low=1,
     )
     lookahead: int = setting(5, "candidates: steps that each one is followed", low=1)
@@ -55,15 +55,15 @@ class ModelBasedSettings(SoftSettings):
     lookahead_uncertainty: str = setting("ensemble_std", "candidates: how uncertain the model is of those steps", choices=names())
     sample_dropout: float = setting(
         0.0,
-        "of the roll-outs from one state, the share with the highest returns that is left out (MBDP)",
+        "of the rollouts from one state, the share with the highest returns that is left out (MBDP)",
         low=0.0,
         high=0.9,
         structural=True,
     )
-    repeats: int = setting(10, "sample_dropout: roll-outs from each state", low=2)
+    repeats: int = setting(10, "sample_dropout: rollouts from each state", low=2)
     model_dropout: float = setting(
         0.0,
-        "share of the members, those with the largest held-out errors, that roll-outs never ask; 0: all but the model's elites",
+        "share of the members, those with the largest held-out errors, that rollouts never ask; 0: all but the model's elites",
         low=0.0,
         high=0.9,
         shared=True,
@@ -82,7 +82,7 @@ def check(config: ModelBasedSettings, grid: Mapping[str, Sequence[float]] | None
         raise UserError(PENALTY_OF_NOTHING.format(max(values["penalty"]), ", ".join(names())))
     for share in values.get("sample_dropout", [config.sample_dropout]):
         if 0.0 < share * config.repeats < 1.0:
-            raise UserError(f"algo.sample_dropout={share:g} of algo.repeats={config.repeats} roll-outs is none of them: raise one")
+            raise UserError(f"algo.sample_dropout={share:g} of algo.repeats={config.repeats} rollouts is none of them: raise one")
 
 
 @dataclass(frozen=True)

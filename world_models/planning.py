@@ -39,7 +39,7 @@ class PlanSettings:
     plan_population: int = setting(500, "plans tried in each iteration (TD-MPC2: 512)", low=1, acting=True)
     plan_elites: int = setting(50, "the best of them, which the next iteration is drawn around (TD-MPC2: 64)", low=1, acting=True)
     plan_iterations: int = setting(5, "rounds of trying plans before each action (TD-MPC2: 6)", low=1, acting=True)
-    plan_particles: int = setting(20, "roll-outs of each plan, whose returns are averaged", low=1, acting=True)
+    plan_particles: int = setting(20, "rollouts of each plan, whose returns are averaged", low=1, acting=True)
     plan_alpha: float = setting(0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0, acting=True)
     plan_temperature: float = setting(
         0.5, "mppi: multiplies the return in the exponent of an elite's weight; larger is greedier", low=0.0, acting=True

@@ -39,7 +39,7 @@ def of(trained: Trained, dataset: Dataset | None, kind: str) -> tuple[Tensor, Te
     if kind == "data" and "starts" in tree:
         states = tree["starts"]["observations"]
         return states, tree["starts"].get("past", model.first_past(states))
-    raise UserError(f"{trained.path} holds no states to start from (an older version wrote it): hand in the data set too, or train it anew")
+    raise UserError(f"{trained.path} holds no states to start from (an older version wrote it): hand in the dataset too, or train it anew")
 
 
 def _some(rows: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class DPTConfig:
     context: int = setting(200, "transitions in a context (H), and at most so many are remembered when it acts", low=1)
     contexts: str = setting(
         "data",
-        "data: the data set's, which has the columns tasks and optimal_actions; environment: new tasks in every batch, of an environment "
+        "data: the dataset's, which has the columns tasks and optimal_actions; environment: new tasks in every batch, of an environment "
         "that can make them (bandits and darkroom can)",
         choices=("data", "environment"),
     )

@@ -26,7 +26,7 @@ class PETSConfig(PlanSettings, DynamicsSettings):
     plan_horizon: int = setting(15, "steps of a plan (PETS: 30)", low=1, acting=True)
     plan_population: int = setting(200, "plans tried in each iteration (PETS: 500)", low=1, acting=True)
     plan_elites: int = setting(20, "the best of them, which the next iteration is drawn around (PETS: 50)", low=1, acting=True)
-    plan_particles: int = setting(5, "roll-outs of each plan, whose returns are averaged (PETS: 20)", low=1, acting=True)
+    plan_particles: int = setting(5, "rollouts of each plan, whose returns are averaged (PETS: 20)", low=1, acting=True)
     plan_members: str = setting(
         "fixed", "fixed: a particle keeps one elite of the model for the whole plan (TSinf); drawn: it gets another at each step (TS1)",
         choices=("fixed", "drawn"), acting=True

@@ -33,7 +33,7 @@ class RAMBOConfig(ModelBasedSettings):
     rollout_every: int = setting(250, "updates between two times", low=1)
     rollout_retain: int = setting(20, "imagined transitions of so many times are kept", low=1)
     uncertainty: str = setting("none", "how uncertain the model is of a step", choices=("none", *names()))
-    random_rollouts: bool = setting(False, "roll-outs choose uniform actions, not the policy's (most of AntMaze)")
+    random_rollouts: bool = setting(False, "rollouts choose uniform actions, not the policy's (most of AntMaze)")
     adversarial_weight: float = setting(3e-4, "weight of what lowers the policy's value, beside the model's likelihood (lambda)", low=0.0)
     model_learning_rate: float = setting(3e-4, "Adam's, for the model while the policy learns; 0: it stays as it is", low=0.0)
     bounds_weight: float = setting(0.001, "weight of the distance between the bounds of the log variance, meanwhile", low=0.0)

@@ -59,8 +59,8 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
     """
     from offrl.errors import Interrupted
 
-    with plan.hold(plan.cell_lock(folder, run), patience=2.0) as mine:
-        if not mine:
+    with plan.hold(plan.cell_lock(folder, run), patience=2.0) as held:
+        if not held:
             return
         if plan.finished(folder, run, int(settings["steps"])):
             return

@@ -112,8 +112,8 @@ class Jobs(ABC):
                 self._settle(now, patient=bool(error))
                 if (self.folder / plan.CELLS / plan.STOP).exists():
                     return
-                found = {r: plan.read_status(self.folder, r) for r in now}
-                begun = {r: s for r, s in found.items() if s.get("token") == token or s.get("status") == "done"}
+                statuses = {r: plan.read_status(self.folder, r) for r in now}
+                begun = {r: s for r, s in statuses.items() if s.get("token") == token or s.get("status") == "done"}
                 for run, status in begun.items():
                     if status["status"] == "running":
                         reason = f"its worker died ({error or 'no reason given'}); the next command goes on from its last checkpoint"
@@ -216,8 +216,8 @@ class HydraJobs(Jobs):
         import ray
         from omegaconf import OmegaConf
 
-        ours = not ray.is_initialized()
-        if ours:
+        started = not ray.is_initialized()
+        if started:
             try:
                 settings: Any = OmegaConf.to_container(self.hydra.ray_cfg.init, resolve=True)
                 ray.init(**settings)
@@ -226,7 +226,7 @@ class HydraJobs(Jobs):
         try:
             yield
         finally:
-            if ours:
+            if started:
                 ray.shutdown()
 
     def _train(self, runs: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ class BenchmarkConfig:
 
     suite: str = setting("d4rl-gym", "a suite of configs/suite, or a YAML file; `own` takes datasets=[a.hdf5,b.hdf5]")
     algos: list[str] = setting(["bc", "td3_bc", "iql"], "algorithms; ALGO.NAME=VALUE sets something for one of them: iql.temperature=5")
-    datasets: list[str] = setting([], "only these data sets of the suite; for suite=own, its files or names")
+    datasets: list[str] = setting([], "only these datasets of the suite; for suite=own, its files or names")
     seeds: Any = setting(5, "how many seeds (0, 1, ...) or a list of seeds; all seeds of a cell train at once")
     steps: int | None = setting(None, "updates of each seed; null: the suite's, or else the algorithm's own", low=1)
     name: str | None = setting(None, "the benchmark's folder in runs_dir; null: the suite's name")
@@ -48,7 +48,7 @@ OWN = tuple(BenchmarkConfig.__dataclass_fields__)
 TRAIN = tuple(TrainConfig.__dataclass_fields__)
 NOT_HERE = {  # settings of `offrl train` that a grid of runs decides itself
     "algo": "algos=[...] says which algorithms",
-    "dataset": "datasets=[...] says which data sets",
+    "dataset": "datasets=[...] says which datasets",
     "compare": "algos=[...] says which algorithms",
     "label": "",
     "resume": "the same command continues a benchmark",
@@ -152,7 +152,7 @@ def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
                 raise UserError(f"{algorithm}: {error}{cure}") from None
             result.append(Cell(entry.label, algorithm, str(values["name"]), values, composed))
     if repeated := [run for run, n in Counter(c.run for c in result).items() if n > 1]:
-        raise UserError(f"two cells would share the run directory {repeated[0]}; give one data set another label in a suite file")
+        raise UserError(f"two cells would share the run directory {repeated[0]}; give one dataset another label in a suite file")
     return result
 
 
@@ -192,12 +192,12 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
             change = runs.change(there, wanted[cell.run])
             if change:
                 raise UserError(f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to them")
-    mine = [
+    entries = [
         {"dataset": c.dataset, "algorithm": c.algorithm, "run": c.run, "steps": c.config.steps, "settings": wanted[c.run]} for c in cells
     ]
-    kept = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in mine}]
+    kept = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in entries}]
     steps = max(c.config.steps for c in cells) if old is None else max(old["steps"], *(c.config.steps for c in cells))
-    record: dict[str, Any] = {"version": VERSION, "suite": suite.name, "seeds": seeds, "steps": steps, "cells": [*kept, *mine]}
+    record: dict[str, Any] = {"version": VERSION, "suite": suite.name, "seeds": seeds, "steps": steps, "cells": [*kept, *entries]}
     references, source = _references(suite, record["cells"])
     if references:
         record |= {"references": references, "reference_source": source}
@@ -214,7 +214,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         if not all(isinstance(record[k], kind) for k, kind in (("suite", str), ("seeds", list), ("steps", int), ("cells", list))):
             raise ValueError("an entry of another kind")
         if not all(isinstance(c.get(k), str) for c in record["cells"] for k in ("dataset", "algorithm", "run")):
-            raise ValueError("a cell without data set, algorithm or run")
+            raise ValueError("a cell without dataset, algorithm or run")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -229,14 +229,14 @@ def _references(suite: Suite, cells: Sequence[Mapping[str, str]]) -> tuple[dict[
         return suite.references, suite.reference_source
     from offrl import registry
 
-    found: dict[str, dict[str, float]] = {}
+    references: dict[str, dict[str, float]] = {}
     sources: dict[str, None] = {}
     for lookup in registry.names("published").values():
         for cell in cells:
             if (score := lookup(cell["dataset"], cell["algorithm"])) is not None:
-                found.setdefault(cell["dataset"], {})[cell["algorithm"]] = float(score.mean)
+                references.setdefault(cell["dataset"], {})[cell["algorithm"]] = float(score.mean)
                 sources[score.source] = None
-    return found, "; ".join(sources)
+    return references, "; ".join(sources)
 
 
 # ---------------------------------------------------------------------------------------------------------------- states

@@ -43,7 +43,7 @@ def benchmark(values: Mapping[str, Any]) -> int:
         record = plan.begin(folder, command, suite, cells)
         if suite.note:
             say(f"{suite.name}: {suite.note}")
-        mine = {c.run for c in cells}
+        requested = {c.run for c in cells}
         states = {c.run: _state(folder, c, command.config.retry) for c in cells}
         todo = [c for c in cells if states[c.run] == "to do"]
         counts = {s: sum(v == s for v in states.values()) for s in ("done", "failed", "at work")}
@@ -57,8 +57,8 @@ def benchmark(values: Mapping[str, Any]) -> int:
         bad = table.show(folder, record)
         _results(folder, say)
         for run, reason in bad.items():
-            print(f"offrl: {'' if run in mine else '(of an earlier command) '}{run}: {reason}", file=sys.stderr)
-        return 1 if mine & set(bad) else 0
+            print(f"offrl: {'' if run in requested else '(of an earlier command) '}{run}: {reason}", file=sys.stderr)
+        return 1 if requested & set(bad) else 0
 
 
 def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, say: Callable[[str], None]) -> None:
@@ -103,7 +103,7 @@ def _show(folder: Path, cells: Sequence[Cell]) -> None:
         there = (folder / plan.CELLS).is_dir()
         state = _state(folder, c, retry=False) if there else "to do"
         rows.append([c.dataset, c.algorithm, c.config.experiment, f"{c.config.steps:,}", c.config.eval.episodes, state])
-    print_table(["data set", "algorithm", "settings of", "updates", "episodes", "state"], rows, f"{len(cells)} cells in {folder}")
+    print_table(["dataset", "algorithm", "settings of", "updates", "episodes", "state"], rows, f"{len(cells)} cells in {folder}")
 
 
 @contextlib.contextmanager
@@ -111,8 +111,8 @@ def _alone(folder: Path) -> Iterator[None]:
     """One command at a time in a benchmark's folder. Raises UserError where another one is at work there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with plan.hold(folder / ".lock") as mine:
-            if not mine:
+        with plan.hold(folder / ".lock") as held:
+            if not held:
                 raise UserError(f"another offrl benchmark is at work in {folder}; wait for it, or choose another name=")
             yield
     except (FileExistsError, NotADirectoryError):
@@ -124,8 +124,8 @@ def _results(folder: Path, say: Callable[[str], None]) -> None:
     from offrl.runs import results
 
     try:
-        found = results.collect([folder])
+        scores = results.collect([folder])
     except UserError:  # nothing was scored yet
         return
-    written = results.write(found, folder / "results.csv")
+    written = results.write(scores, folder / "results.csv")
     say(f"results: {', '.join(str(p) for p in written)}")

@@ -53,17 +53,17 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
     suite = _parse(read_yaml(path), path, Path() if name in known else path.parent)
     if not suite.entries:
         if not datasets:
-            raise UserError(f"suite={name} has no data sets of its own: name them, datasets=[a.hdf5,b.hdf5]")
+            raise UserError(f"suite={name} has no datasets of its own: name them, datasets=[a.hdf5,b.hdf5]")
         return Suite(**{**vars(suite), "entries": _labelled([_entry(d, Path(), "datasets") for d in datasets], "datasets")})
     if not datasets:
         return suite
     kept = []
     for wanted in datasets:
-        found = [e for e in suite.entries if wanted in (e.label, e.name)]
-        if not found:
+        matches = [e for e in suite.entries if wanted in (e.label, e.name)]
+        if not matches:
             there = [e.label for e in suite.entries]
-            raise UserError(f"suite {suite.name} has no data set '{wanted}'.{nearest(wanted, there)} It has: {', '.join(there)}")
-        kept += [e for e in found if e not in kept]
+            raise UserError(f"suite {suite.name} has no dataset '{wanted}'.{nearest(wanted, there)} It has: {', '.join(there)}")
+        kept += [e for e in matches if e not in kept]
     return Suite(**{**vars(suite), "entries": kept})
 
 
@@ -79,7 +79,7 @@ def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:
     labels = [e.label for e in entries]
     for name in references:
         if entries and name not in labels:
-            raise UserError(f"{path}: references are given for '{name}', which is no data set of it.{nearest(name, labels)}")
+            raise UserError(f"{path}: references are given for '{name}', which is no dataset of it.{nearest(name, labels)}")
     return Suite(
         name=str(values.get("name") or path.stem),
         entries=entries,
@@ -95,9 +95,9 @@ def _entry(item: Any, folder: Path, where: str) -> Entry:
     """A dataset: its name, or a map with `name` and settings. The label is left empty where none is given."""
     values = {"name": item} if isinstance(item, str) else item
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str) or not values["name"]:
-        raise UserError(f"{where}: a data set is a name, or a map with a name, not {item!r}")
-    _only(values, ENTRY_KEYS, f"{where}: data set {values['name']}")
-    settings = _settings(values, f"{where}: data set {values['name']}")
+        raise UserError(f"{where}: a dataset is a name, or a map with a name, not {item!r}")
+    _only(values, ENTRY_KEYS, f"{where}: dataset {values['name']}")
+    settings = _settings(values, f"{where}: dataset {values['name']}")
     if values.get("env") is not None:
         settings["eval.env"] = str(values["env"])
     name = str(values["name"])
@@ -128,7 +128,7 @@ def _labelled(entries: Sequence[Entry], where: str) -> list[Entry]:
         for i in [i for i in range(len(entries)) if label(i) in clash]:
             used[i] += 1
             if entries[i].label or used[i] > len(parts[i]):
-                raise UserError(f"{where}: data set '{entries[i].label or entries[i].name}' is named twice")
+                raise UserError(f"{where}: dataset '{entries[i].label or entries[i].name}' is named twice")
     return [Entry(e.name, label(i), e.settings) for i, e in enumerate(entries)]
 
 
@@ -152,7 +152,7 @@ def _whole(steps: Any, where: str) -> int | None:
 def _references(values: Any, where: str) -> dict[str, dict[str, float]]:
     """Published scores, dataset -> algorithm -> number."""
     if not isinstance(values or {}, Mapping) or not all(isinstance(row, Mapping) for row in (values or {}).values()):
-        raise UserError(f"{where}: references must be a map of data sets, each a map of algorithms to scores")
+        raise UserError(f"{where}: references must be a map of datasets, each a map of algorithms to scores")
     for dataset, row in (values or {}).items():
         for algorithm, score in row.items():
             if isinstance(score, bool) or not isinstance(score, (int, float)) or score != score:

@@ -64,7 +64,7 @@ def show(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     mean = f"mean over {seeds} seeds [95% interval]" if seeds > 1 else "one seed"
     title = f"{record['suite']}: last evaluation, {mean}, after {record['steps']:,} updates"
     rows = [[d, *(column.get(d, "") for column in columns.values())] for d in datasets]
-    print_table(["data set", *columns], rows, title)
+    print_table(["dataset", *columns], rows, title)
     for why, which in notes.items():
         print(f"{why}: {', '.join(which)}")
     return bad

@@ -32,7 +32,7 @@ def _help() -> str:
         [
             "usage: offrl benchmark [name=value ...] [--quiet]",
             "",
-            "Trains every algorithm on every data set of a suite, all seeds of a cell in one run. The same command again keeps finished",
+            "Trains every algorithm on every dataset of a suite, all seeds of a cell in one run. The same command again keeps finished",
             "cells, continues interrupted ones and tries failed ones again.",
             "",
             "Settings and their defaults (lists are written [a,b]):",

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: offrl data ACTION ...
 
-  offrl data inspect DATASET           what is in a data set, and every fault in it
+  offrl data inspect DATASET           what is in a dataset, and every fault in it
   offrl data doctor DATASET            the same as a page with pictures (out=FOLDER, by default doctor-NAME)
-  offrl data convert DATASET OUT       write it as D4RL HDF5 (OUT ends in .hdf5) or as a Minari data set (OUT is an id or a folder);
-                                       texts as JSON lines (OUT ends in .jsonl or .jsonl.gz) or as a Minari data set
-  offrl data merge A B [...] OUT       several data sets of the same spaces as one
+  offrl data convert DATASET OUT       write it as D4RL HDF5 (OUT ends in .hdf5) or as a Minari dataset (OUT is an id or a folder);
+                                       texts as JSON lines (OUT ends in .jsonl or .jsonl.gz) or as a Minari dataset
+  offrl data merge A B [...] OUT       several datasets of the same spaces as one
   offrl data subset DATASET OUT ...    some of its rows or episodes
   offrl data label DATASET ...         let a language model label rewards, preferences or subgoals (alone: `offrl data label`, its settings)
-  offrl data list                      data sets that can be named
+  offrl data list                      datasets that can be named
 
 DATASET is a file or folder, or a name, as dataset= of `offrl train`. What is written is read back and compared before it is put in place.
 
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
     first = next((i for i, a in enumerate(rest) if _SETTING.match(a)), len(rest))
     names, settings = rest[:first], rest[first:]
     if stray := [a for a in settings if not _SETTING.match(a)]:
-        raise UserError(f"offrl data {action}: '{stray[0]}' stands after the settings; names of data sets come first")
+        raise UserError(f"offrl data {action}: '{stray[0]}' stands after the settings; names of datasets come first")
     from offrl.system.signals import terminable
 
     with terminable():  # what is half-written goes
@@ -151,7 +151,7 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
 
     if action == "merge":
         if len(names) < 3:
-            raise UserError("usage: offrl data merge A B [...] OUT [name=value ...]; the last name is that of the new data set")
+            raise UserError("usage: offrl data merge A B [...] OUT [name=value ...]; the last name is that of the new dataset")
     else:
         _expect(action, names, 2, "DATASET OUT")
     *sources, out = names

@@ -27,7 +27,7 @@ class DoctorConfig:
     """Settings of `offrl doctor`."""
 
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    algo: str = setting("iql", "the algorithm to try, on the data set that ships with offrl")
+    algo: str = setting("iql", "the algorithm to try, on the dataset that ships with offrl")
     compile: str = setting("auto", "how the step is to run: see offrl train", choices=("auto", "eager", "cudagraph", "compiled"))
     seconds: float = setting(1.0, "how long each timing takes", low=0.01, high=60.0)
 

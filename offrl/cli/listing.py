@@ -27,11 +27,11 @@ def print_all() -> None:
     variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in registry.names("algo")]
     if variants:
         print(f"\nwith other settings: {', '.join(variants)}")
-    print("\nexperiments (published settings, found by the data set's name; `tuned` and the like only with experiment=NAME):")
+    print("\nexperiments (published settings, found by the dataset's name; `tuned` and the like only with experiment=NAME):")
     for name in registry.names("algo"):
         if experiments := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
             print(f"  {', '.join(experiments)}")
-    print("data sets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a data set: offrl list algo=NAME dataset=NAME")
+    print("datasets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a dataset: offrl list algo=NAME dataset=NAME")
 
 
 def algorithm_settings(name: str) -> list[str]:

@@ -16,7 +16,7 @@ offrl: offline reinforcement learning from logged data
 
 usage: offrl COMMAND [name=value ...]
 
-  offrl train                        train IQL on the data set that ships with offrl, and score it in MuJoCo
+  offrl train                        train IQL on the dataset that ships with offrl, and score it in MuJoCo
   offrl train algo=td3_bc dataset=hopper-medium-v2 seeds=4 steps=1000000
   offrl train grid.temperature=[1,3,10] grid.expectile=[0.7,0.9] seeds=4     24 policies as one program
   offrl train dataset=my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
@@ -25,16 +25,16 @@ usage: offrl COMMAND [name=value ...]
   offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
   offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
 
-  offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     data sets x algorithms x seeds; here, or launcher=local, ray, slurm
+  offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     datasets x algorithms x seeds; here, or launcher=local, ray, slurm
   offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers
   offrl select runs/NAME ...         rank checkpoints and policies by the data alone
   offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER
   offrl export runs/NAME             a policy as ONNX, or for torch.export (format=pt2)
 
-  offrl collect env=Hopper-v5 recipe=d4rl                          record data sets; policy=model.zip records from any policy
-  offrl data inspect DATASET         what is in a data set, and every fault in it; `offrl data doctor` makes a page of it
+  offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=model.zip records from any policy
+  offrl data inspect DATASET         what is in a dataset, and every fault in it; `offrl data doctor` makes a page of it
   offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset
-  offrl data list                    data sets that can be named
+  offrl data list                    datasets that can be named
   offrl list                         algorithms and experiments; `offrl list algo=NAME` shows an algorithm's settings
   offrl doctor                       is training right on this machine, how fast, how many seeds fit (device=cuda)
 

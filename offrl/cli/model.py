@@ -12,7 +12,7 @@ from offrl.settings.field import describe, setting
 class ModelConfig:
     """Settings of `offrl model`."""
 
-    ood: str | None = setting(None, "another data set: how well each measure of uncertainty tells its rows from the model's own data")
+    ood: str | None = setting(None, "another dataset: how well each measure of uncertainty tells its rows from the model's own data")
     out: str | None = setting(None, "folder of model.json and model.png; null: RUN, or RUN/model-NAME for other data or one file")
 
 
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     config = fill(ModelConfig(), {**values, **literal}, "model")
     dataset = about_data.pop("dataset", None)
     if about_data and dataset is None and config.ood is None:
-        raise UserError(f"{next(iter(about_data))} needs the data set itself: dataset=NAME")
+        raise UserError(f"{next(iter(about_data))} needs the dataset itself: dataset=NAME")
     from offrl.report.world_model import report_again
 
     report_again(arguments[0], dataset, about_data, config.ood, config.out)

@@ -20,7 +20,7 @@ class SelectConfig(OPEConfig):
 
     method: str = setting(
         "fqe",
-        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: roll-outs in a learned model; all (model: with world_model=)",
+        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: rollouts in a learned model; all (model: with world_model=)",
         choices=(*METHOD_NAMES, "all"),
     )
     returns: str | None = setting(None, "CSV of true values (candidate,return[,discounted]): says how good the ranking is")
@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> int:
     dataset: Any = None
     if about_data:
         if "dataset" not in about_data:
-            raise UserError(f"{next(iter(about_data))} needs the data set itself: dataset=NAME")
+            raise UserError(f"{next(iter(about_data))} needs the dataset itself: dataset=NAME")
         refuse_transforms(about_data)
         dataset = compose({**about_data, "algo": "bc", "experiment": "none"}).dataset
     runs = [run_path for path in paths for run_path in find_runs([path])]
@@ -177,7 +177,7 @@ def report(result: Selection) -> None:
             print(f"{method}: the weight of {result.episodes:,} episodes lies on {typical:.1f} of them (median over candidates)")
         if "clipped" in estimate.details:
             cut, steps = (float(np.median(estimate.details[name])) for name in ("clipped", "steps"))
-            print(f"{method}: roll-outs of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
+            print(f"{method}: rollouts of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
                   f"{estimate.details['world_model']}")  # fmt: skip
     quality = result.quality()
     if quality:

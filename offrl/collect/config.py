@@ -23,7 +23,7 @@ class CollectConfig:
         "", "record from this policy: an SB3 zip, an offrl run or policy, file.py:name, package.module:name", shown="PATH"
     )
     out: str = setting("", "folder of this collection; the same command continues it", shown="collected/NAME")
-    format: str = setting("d4rl", "d4rl: HDF5 files in `out`; minari: Minari data sets; both", choices=FORMATS)
+    format: str = setting("d4rl", "d4rl: HDF5 files in `out`; minari: Minari datasets; both", choices=FORMATS)
     name: str = setting("", "namespace of the Minari ids, NAME/medium-v0", shown="offrl/ENV")
     seed: int = setting(0, "decides start states, actions and training", low=0)
     rows: int | None = setting(None, "rows of each set, rounded up to whole episodes; null: as many as `steps`, or 100,000", low=1)

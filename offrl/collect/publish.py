@@ -75,8 +75,8 @@ class Collection:
                     raise UserError(
                         f"name={self.config.name} makes no Minari id ({target}); use letters, digits, - and _, parts joined by /"
                     )
-                ours = self.record["written"].get(name, {}).get(form) == target or self.record.get("writing") == target
-                if not ours and self.path(form, target).exists():
+                recorded = self.record["written"].get(name, {}).get(form) == target or self.record.get("writing") == target
+                if not recorded and self.path(form, target).exists():
                     cure = "another name=" if form == "minari" else "another out="
                     raise UserError(f"{target} exists in {self.path(form, target).parent} and is not of this collection; choose {cure}")
 

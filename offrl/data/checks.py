@@ -58,7 +58,7 @@ def form_faults(raw: RawData) -> list[Fault]:
     missing = [k for k in ("observations", "actions", "rewards") if k not in raw.columns]
     faults = [Fault("missing", "corrupting", f"there are no {k}", cure=f"set dataset.fields.{k} to their key in the file") for k in missing]
     if not missing and raw.rows == 0:
-        faults.append(Fault("empty", "corrupting", "the data set has no rows"))
+        faults.append(Fault("empty", "corrupting", "the dataset has no rows"))
     return faults + _shapes(raw)
 
 

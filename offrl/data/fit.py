@@ -40,19 +40,19 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     note = f" {task.note}." if task.note else ""
     if tuple(spec.observation_shape) != shape:
         raise UserError(
-            f"data set {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of {_shape(shape)}.{note} {cure}"
+            f"dataset {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of {_shape(shape)}.{note} {cure}"
         )
     if discrete != spec.discrete:
         kinds = ("continuous", "discrete")
-        raise UserError(f"data set {spec.name} has {kinds[spec.discrete]} actions, {label} {kinds[discrete]} ones.{note} {cure}")
+        raise UserError(f"dataset {spec.name} has {kinds[spec.discrete]} actions, {label} {kinds[discrete]} ones.{note} {cure}")
     count = spec.num_actions if discrete else spec.action_dim
     if count > size or (count != size and not discrete):  # data need not contain every choice
         word = "choices of action" if discrete else "action dimensions"
-        raise UserError(f"data set {spec.name} has {count} {word}, {label} has {size}.{note} {cure}")
+        raise UserError(f"dataset {spec.name} has {count} {word}, {label} has {size}.{note} {cure}")
     if bounds is not None and spec.action_low and spec.action_high:
         slack = 1e-3 * (np.asarray(spec.action_high) - np.asarray(spec.action_low))
         if np.any(np.asarray(spec.action_low) < bounds[0] - slack) or np.any(np.asarray(spec.action_high) > bounds[1] + slack):
-            warn(f"the actions of data set {spec.name} reach beyond the range of {label}: evaluation clips them")
+            warn(f"the actions of dataset {spec.name} reach beyond the range of {label}: evaluation clips them")
 
 
 def _check_texts(spec: DataSpec, task: Task, texts: Sequence[bool]) -> None:
@@ -60,7 +60,7 @@ def _check_texts(spec: DataSpec, task: Task, texts: Sequence[bool]) -> None:
     label = task.env_id or "the environment"
     kinds = "texts" if all(texts) else "texts and numbers" if any(texts) else "numbers"
     if not (spec.text and all(texts)):
-        raise UserError(f"data set {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}")
+        raise UserError(f"dataset {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}")
 
 
 def _shape(shape: Sequence[int]) -> str:

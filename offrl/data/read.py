@@ -24,7 +24,7 @@ def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
             _add_rewards(loaded, config)
             return assemble(loaded, config, memory)
         if not isinstance(loaded, Dataset):
-            raise UserError(f"the registered data set '{source.name}' returned {type(loaded).__name__}, not a Dataset or RawData")
+            raise UserError(f"the registered dataset '{source.name}' returned {type(loaded).__name__}, not a Dataset or RawData")
         return loaded
     if source.text:
         return load_text(source, config).dataset

@@ -70,25 +70,23 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                 expected, _ = policy.step(carry, observations.copy(), 0, explore)
             noise = [*goals, *(x.numpy() for _, x in recorded)]
             try:
-                found = np.asarray(runner(observations, noise))
+                output = np.asarray(runner(observations, noise))
             except Exception as error:  # whatever the runtime raises
                 text = (str(error).strip().splitlines() or [""])[0]
                 return Check(
                     runtime, largest, far, ties, ordinary, f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})"
                 )
-            if found.shape != expected.shape or found.dtype != expected.dtype:
-                wrong = (
-                    f"it gives {found.dtype} {found.shape} for a batch of {count} where the policy gives {expected.dtype} {expected.shape}"
-                )
+            if output.shape != expected.shape or output.dtype != expected.dtype:
+                wrong = f"it gives {output.dtype} {output.shape} for a batch of {count}, the policy {expected.dtype} {expected.shape}"
                 return Check(runtime, largest, far, ties, ordinary, wrong)
             if exact.discrete:
-                differ = np.flatnonzero(found != expected)
-                real = [i for i in differ if not _tie(exact, observations[i], _row(noise, draws, int(i)), int(found[i]))]
+                differ = np.flatnonzero(output != expected)
+                real = [i for i in differ if not _tie(exact, observations[i], _row(noise, draws, int(i)), int(output[i]))]
                 ties += len(differ) - len(real)
                 difference, allowed = len(real) / count, 0.0
             else:
                 half = _half_range(policy)
-                difference = float((np.abs(found - expected) / half).max())
+                difference = float((np.abs(output - expected) / half).max())
                 if scale > 1.0 or count == BATCHES[0]:
                     true = exact(torch.from_numpy(observations), *(torch.from_numpy(x) for x in noise)).numpy()
                     allowed = max(TOLERANCE, ROUNDING * float((np.abs(expected - true) / half).max()))
@@ -142,8 +140,8 @@ def _row(noise: Sequence[np.ndarray], draws: Sequence[Draw], i: int) -> list[tor
     return result
 
 
-def _tie(exact: PolicyGraph, observation: np.ndarray, noise: Sequence[torch.Tensor], found: int) -> bool:
+def _tie(exact: PolicyGraph, observation: np.ndarray, noise: Sequence[torch.Tensor], action: int) -> bool:
     """True where action `found` is chosen within float32's precision around the observation: two actions are equally good there."""
     rng = np.random.default_rng(0)
     nudged = observation * (1.0 + 1e-6 * rng.normal(size=(NUDGES, *observation.shape)))
-    return found in exact(torch.from_numpy(nudged), *noise).tolist()
+    return action in exact(torch.from_numpy(nudged), *noise).tolist()

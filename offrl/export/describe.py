@@ -163,10 +163,10 @@ def _scores(run: SavedRun, replica: Replica) -> list[dict[str, Any]]:
 def text(about: Mapping[str, Any]) -> str:
     """The JSON text: small lists and objects on one line each."""
 
-    def join(found: re.Match[str]) -> str:
-        line = re.sub(r"\n\s*", " ", found[0])
+    def join(match: re.Match[str]) -> str:
+        line = re.sub(r"\n\s*", " ", match[0])
         line = re.sub(r"^([\[{]) | ([\]}])$", r"\1\2", line)
-        return line if len(line) <= 120 else found[0]
+        return line if len(line) <= 120 else match[0]
 
     lines = json.dumps(about, indent=1, allow_nan=False)
     for brackets in (r"\[[^][{}]*\]", r"\{[^{}]*\}"):
@@ -179,10 +179,10 @@ def text(about: Mapping[str, Any]) -> str:
 
 def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     """The meaning of each dimension of observations and actions, as far as the environment gives it; empty where it cannot be made."""
-    found: dict[str, dict[Any, Any]] = {"observations": {}, "actions": {}, "environment": {}}
+    names: dict[str, dict[Any, Any]] = {"observations": {}, "actions": {}, "environment": {}}
     task = spec.task
     if task is None or task.env_id is None:
-        return found
+        return names
     from offrl.data.fit import check_fit
     from offrl.tasks.environments import flattener, make_env, quiet, time_limit
 
@@ -191,18 +191,18 @@ def _names(spec: DataSpec) -> dict[str, dict[Any, Any]]:
         try:
             check_fit(spec, task, env)
             flatten, _, _ = flattener(env, task.observation_keys)
-            found["environment"] = {"steps_limit": time_limit(env)}
+            names["environment"] = {"steps_limit": time_limit(env)}
             base: Any = env.unwrapped
             fps = env.metadata.get("render_fps")
             if fps:
-                found["environment"]["actions_per_second"] = fps
+                names["environment"]["actions_per_second"] = fps
             if type(getattr(base, "model", None)).__name__ == "MjModel":
-                found["actions"] = _actuators(base.model)
-                found["observations"] = _positions(env, base, flatten)
-            _spaces(env, task.observation_keys, found["observations"])
+                names["actions"] = _actuators(base.model)
+                names["observations"] = _positions(env, base, flatten)
+            _spaces(env, task.observation_keys, names["observations"])
         finally:
             env.close()
-    return found
+    return names
 
 
 def _actuators(model: Any) -> dict[int, dict[str, Any]]:
@@ -264,8 +264,8 @@ def _coordinates(model: Any, velocities: bool) -> list[dict[str, Any]]:
     return result
 
 
-def _spaces(env: Any, keys: Sequence[str], found: dict[int, dict[str, Any]]) -> None:
-    """Add ranges, and the names of the entries of a Dict observation, to `found`."""
+def _spaces(env: Any, keys: Sequence[str], dimensions: dict[int, dict[str, Any]]) -> None:
+    """Add ranges, and the names of the entries of a Dict observation, to `dimensions`."""
     from gymnasium import spaces
 
     space = env.observation_space
@@ -273,9 +273,9 @@ def _spaces(env: Any, keys: Sequence[str], found: dict[int, dict[str, Any]]) -> 
         names = tuple(keys) or tuple(space.spaces)
         labels = [f"{name}[{i}]" for name in names for i in range(spaces.flatdim(space.spaces[name]))]
         for i, label in enumerate(labels):
-            found.setdefault(i, {}).setdefault("name", label)
+            dimensions.setdefault(i, {}).setdefault("name", label)
     if isinstance(space, spaces.Box):
         for i, (low, high) in enumerate(zip(space.low.ravel(), space.high.ravel(), strict=True)):
             for key, bound in (("low", low), ("high", high)):
                 if np.isfinite(bound) and abs(bound) < np.finfo(np.float32).max:
-                    found.setdefault(i, {})[key] = _plain(bound)
+                    dimensions.setdefault(i, {})[key] = _plain(bound)

@@ -208,6 +208,6 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
 def input_names(draws: Sequence[Draw]) -> list[str]:
     """The names of the inputs: `goals`, `noise`, or `noise_0`, `noise_1`, ..."""
-    told = [GOALS for d in draws if d.kind == GOALS]
-    drawn = len(draws) - len(told)
-    return told + (["noise"] if drawn == 1 else [f"noise_{i}" for i in range(drawn)])
+    goals = [GOALS for d in draws if d.kind == GOALS]
+    drawn = len(draws) - len(goals)
+    return goals + (["noise"] if drawn == 1 else [f"noise_{i}" for i in range(drawn)])

@@ -171,14 +171,14 @@ def _check_fit(agent: Any, where: str, observation_dim: int, low: np.ndarray | N
     """Raises UserError where the policy says that it is for other observations or actions. Functions do not say."""
     spec = getattr(getattr(agent, "algorithm", None), "spec", None)
     if spec is not None:
-        theirs, size, kind = spec.observation_dim, None if spec.discrete else spec.action_dim, spec.discrete
+        width, size, kind = spec.observation_dim, None if spec.discrete else spec.action_dim, spec.discrete
     elif hasattr(agent, "head"):
-        theirs, size, kind = agent.observation_dim, agent.size, agent.discrete
+        width, size, kind = agent.observation_dim, agent.size, agent.discrete
     else:
         return
-    if theirs != observation_dim:
+    if width != observation_dim:
         raise UserError(
-            f"{where} takes observations of {theirs} numbers, and here they have {observation_dim}: it is for another environment"
+            f"{where} takes observations of {width} numbers, and here they have {observation_dim}: it is for another environment"
         )
     if kind != discrete:
         kinds = ("continuous", "discrete")

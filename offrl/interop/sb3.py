@@ -211,12 +211,12 @@ def _parts(own: Mapping[str, Tensor], where: str) -> tuple[str, str, str]:
 
 def _layers(own: Mapping[str, Tensor], prefix: str, where: str) -> tuple[list[tuple[Tensor, Tensor]], set[str]]:
     """The linear layers 0, 2, 4, ... of a stack, and the names they had."""
-    found = sorted({int(m[1]) for k in own if (m := re.fullmatch(re.escape(prefix) + r"(\d+)\.(weight|bias)", k))})
-    names = {f"{prefix}{i}.{part}" for i in found for part in ("weight", "bias")}
-    whole = found == list(range(0, 2 * len(found), 2)) and names <= set(own) and all(own[f"{prefix}{i}.weight"].ndim == 2 for i in found)
-    if not whole:
-        raise UserError(f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {found}). To use it, {_CURE}")
-    return [(own[f"{prefix}{i}.weight"], own[f"{prefix}{i}.bias"]) for i in found], names
+    layers = sorted({int(m[1]) for k in own if (m := re.fullmatch(re.escape(prefix) + r"(\d+)\.(weight|bias)", k))})
+    names = {f"{prefix}{i}.{part}" for i in layers for part in ("weight", "bias")}
+    regular = layers == list(range(0, 2 * len(layers), 2)) and names <= set(own)
+    if not regular or any(own[f"{prefix}{i}.weight"].ndim != 2 for i in layers):
+        raise UserError(f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {layers}). To use it, {_CURE}")
+    return [(own[f"{prefix}{i}.weight"], own[f"{prefix}{i}.bias"]) for i in layers], names
 
 
 def read_zip(path: Path, low: np.ndarray | None, high: np.ndarray | None) -> Actor:
@@ -289,10 +289,10 @@ def _activation(data: Mapping[str, Any], where: str) -> str | None:
     text = str(kwargs.get("activation_fn", ""))
     if not text:
         return None
-    found = re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", text)
-    if found is None:
+    match = re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", text)
+    if match is None:
         raise UserError(f"{where} has the activation {text}, which is not known here. To use it, {_CURE}")
-    return found[1]
+    return match[1]
 
 
 def _bounds(space: Any, key: str) -> np.ndarray | None:

@@ -173,7 +173,7 @@ def _stream(labeller: Any, prompts: list[str]) -> Iterator[tuple[int, str]]:
     where = f"the labeller {type(labeller).__name__}"
     for start in range(0, len(prompts), CHUNK):
         part = prompts[start : start + CHUNK]
-        found = guarded(where, labeller.complete, part)
-        if len(found) != len(part) or not all(isinstance(answer, str) for answer in found):
+        texts = guarded(where, labeller.complete, part)
+        if len(texts) != len(part) or not all(isinstance(answer, str) for answer in texts):
             raise UserError(f"{where}: complete() must give one text for each of {len(part)} prompts")
-        yield from enumerate(found, start)
+        yield from enumerate(texts, start)

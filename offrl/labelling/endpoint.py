@@ -94,8 +94,8 @@ class Endpoint:
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """The answers to `prompts`. Raises UserError."""
-        found = dict(self.stream(prompts))
-        return [found[i] for i in range(len(prompts))]
+        texts = dict(self.stream(prompts))
+        return [texts[i] for i in range(len(prompts))]
 
     def stream(self, prompts: Sequence[str]) -> Iterator[tuple[int, str]]:
         """(index, answer) in the order in which answers come, `parallel` requests at a time.
@@ -232,13 +232,13 @@ class Endpoint:
             data = error.read(LARGEST)
         except (OSError, http.client.HTTPException):
             data = b""
-        said, code = _message(data)
-        said = self._clean(said, key)
-        tail = f" ({said})" if said else ""
+        text, code = _message(data)
+        text = self._clean(text, key)
+        tail = f" ({text})" if text else ""
         status = error.code
         if status in (401, 403):
-            told = f"refuses the key in ${name}" if key else f"wants a key: put it into the environment variable {name}"
-            return UserError(f"{self._place} {told}: status {status}{tail}")
+            problem = f"refuses the key in ${name}" if key else f"wants a key: put it into the environment variable {name}"
+            return UserError(f"{self._place} {problem}: status {status}{tail}")
         if 300 <= status < 400:
             target = urllib.parse.urlsplit(error.headers.get("Location") or "")
             shown = urllib.parse.urlunsplit((target.scheme, target.netloc, target.path, "", ""))
@@ -254,8 +254,8 @@ class Endpoint:
         try:
             content = json.loads(data)["choices"][0]["message"].get("content")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            said, _ = _message(data)
-            raise _Retry(f"what it gave is no chat completion: {self._clean(said, key) or 'nothing'}") from None
+            text, _ = _message(data)
+            raise _Retry(f"what it gave is no chat completion: {self._clean(text, key) or 'nothing'}") from None
         if isinstance(content, list):  # parts
             content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
         return str(content) if content is not None else ""

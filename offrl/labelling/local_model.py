@@ -55,8 +55,8 @@ class LocalModel:
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """The answers to `prompts`. Raises UserError for one that is too long for the model."""
-        found = dict(self.stream(prompts))
-        return [found[i] for i in range(len(prompts))]
+        texts = dict(self.stream(prompts))
+        return [texts[i] for i in range(len(prompts))]
 
     @torch.no_grad()
     def stream(self, prompts: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -91,10 +91,10 @@ class LocalModel:
                 text = self._chat([*messages, {"role": "user", "content": prompt}])
             except Exception:  # a template without a place for system messages
                 text = self._chat([{"role": "user", "content": f"{self.system}\n\n{prompt}" if self.system else prompt}])
-            found = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            found = self.tokenizer(f"{self.system}\n\n{prompt}\nAnswer:" if self.system else f"{prompt}\nAnswer:")["input_ids"]
-        return [int(token) for token in found] or [int(self.tokenizer.pad_token_id)]
+            tokens = self.tokenizer(f"{self.system}\n\n{prompt}\nAnswer:" if self.system else f"{prompt}\nAnswer:")["input_ids"]
+        return [int(token) for token in tokens] or [int(self.tokenizer.pad_token_id)]
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))

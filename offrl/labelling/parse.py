@@ -43,19 +43,19 @@ def choice(answer: str) -> float | None:
     lines = _lines(text)
     if not lines:
         return None
-    if len(lines) == 1 and (found := re.fullmatch(_SIDE, lines[0])):
-        return _side(found)
+    if len(lines) == 1 and (match := re.fullmatch(_SIDE, lines[0])):
+        return _side(match)
     verdicts = list(_VERDICT.finditer(re.sub(r"[\"_]|(?<!\w)'|'(?!\w)", " ", text)))
     if verdicts:
         return _side(verdicts[-1])
-    if len(said := {_side(found) for found in _BETTER.finditer(text)}) == 1:
-        return said.pop()
-    at_ends = {_side(found) for line in (lines[0], lines[-1]) if (found := re.fullmatch(_SIDE, line))}
+    if len(sides := {_side(match) for match in _BETTER.finditer(text)}) == 1:
+        return sides.pop()
+    at_ends = {_side(match) for line in (lines[0], lines[-1]) if (match := re.fullmatch(_SIDE, line))}
     return at_ends.pop() if len(at_ends) == 1 else None
 
 
-def _side(found: re.Match[str]) -> float:
-    return 0.5 if found[2] else float(found[1]) - 1.0
+def _side(match: re.Match[str]) -> float:
+    return 0.5 if match[2] else float(match[1]) - 1.0
 
 
 def number(answer: str, low: float, high: float) -> float | None:
@@ -73,14 +73,14 @@ def number(answer: str, low: float, high: float) -> float | None:
     scores = _SCORE.findall(text.replace('"', " ").replace("'", " "))
     every = re.findall(rf"(?<![\w.])({_NUMBER})(?![\w])", text)
     if last:
-        found = last[0]
+        number = last[0]
     elif scores:
-        found = scores[-1]
+        number = scores[-1]
     elif len(every) == 1:
-        found = every[0]
+        number = every[0]
     else:
         return None
-    value = float(found)
+    value = float(number)
     return value if math.isfinite(value) and low <= value <= high else None
 
 
@@ -90,7 +90,7 @@ def points(answer: str, names: Sequence[str], most: int) -> list[list[float]] | 
     None where there is none, or a list or object of another form among them.
     """
     text = plain(answer)
-    found: list[list[float]] = []
+    points: list[list[float]] = []
     for part in re.findall(r"\[[^\[\]{}()]*\]|\{[^{}\[\]()]*\}|\([^()\[\]{}]*\)", text):
         if part[0] == "(" and not re.fullmatch(rf"\(\s*{_NUMBER}(?:\s*,\s*{_NUMBER})*\s*\)", part):
             continue  # a remark
@@ -102,8 +102,8 @@ def points(answer: str, names: Sequence[str], most: int) -> list[list[float]] | 
             return None
         if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) for x in value):
             return None
-        found.append([float(x) for x in value])
-    return found[:most] or None
+        points.append([float(x) for x in value])
+    return points[:most] or None
 
 
 def words(answer: str, choices: Sequence[str], most: int) -> list[str] | None:
@@ -115,16 +115,16 @@ def words(answer: str, choices: Sequence[str], most: int) -> list[str] | None:
     listed = re.search(r"(?s)\[.*\]", text)
     value = _loads(listed[0]) if listed else None
     if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
-        found = [str(x).strip() for x in value]
+        items = [str(x).strip() for x in value]
     else:
         lines = [re.sub(r"^\s*(?:[-*•]|\(?\d+[.):])\s*", "", line).strip(" \t.*\"'`") for line in text.splitlines()]
-        found = [line for line in lines if line and not line.startswith("```") and not line.endswith(":")]
+        items = [line for line in lines if line and not line.startswith("```") and not line.endswith(":")]
     if choices:
         known = {name.lower(): name for name in choices}
-        if any(name.lower() not in known for name in found):
+        if any(name.lower() not in known for name in items):
             return None
-        found = [known[name.lower()] for name in found]
-    return found[:most] or None
+        items = [known[name.lower()] for name in items]
+    return items[:most] or None
 
 
 def _loads(text: str) -> object:

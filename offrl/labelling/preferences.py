@@ -48,8 +48,8 @@ def compare(
     texts = {start: render(episode_columns(dataset, start, start + length)) for start in np.unique(pairs).tolist()}
     orders = [pairs, pairs[:, ::-1]] if swap else [pairs]
     prompts = [PROMPT.format(task=task, first=texts[a], second=texts[b]) for order in orders for a, b in order.tolist()]
-    found, counts = ask(labeller, prompts, answers, title="comparing segments", quiet=quiet, limit=limit)
-    labels = np.array([np.nan if x is None else x for x in counts.read(prompts, found, parse.choice)])
+    replies, counts = ask(labeller, prompts, answers, title="comparing segments", quiet=quiet, limit=limit)
+    labels = np.array([np.nan if x is None else x for x in counts.read(prompts, replies, parse.choice)])
     counts.pairs = len(pairs)
     if not swap:
         return labels, counts

@@ -130,10 +130,10 @@ def named_function(text: str, setting: str) -> Callable[..., Any]:
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.replace(".", "").isidentifier():
         raise UserError(f"{setting}={text} names no function; it is file.py:function or package.module:function")
-    found = python_object(place, name, text)[0]
-    if not callable(found) or isinstance(found, type):
-        raise UserError(f"{setting}={text} is a {type(found).__name__}, not a function")
-    return found
+    function = python_object(place, name, text)[0]
+    if not callable(function) or isinstance(function, type):
+        raise UserError(f"{setting}={text} is a {type(function).__name__}, not a function")
+    return function
 
 
 def recorded(columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -144,7 +144,7 @@ def recorded(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 def check_labelable(dataset: Dataset) -> None:
     """Raises UserError for data whose rows are no numbers to read."""
     if getattr(dataset.spec, "text", False):
-        raise UserError(f"{dataset.spec.name} is a text data set; offrl data label is for control data, whose observations are numbers")
+        raise UserError(f"{dataset.spec.name} is a text dataset; offrl data label is for control data, whose observations are numbers")
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label before observations are normalised")
 

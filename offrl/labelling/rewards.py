@@ -54,10 +54,10 @@ def label_by_score(
     if limit is not None and len(parts) > 50 * limit:  # before the text of millions of rows is written
         raise UserError(f"{len(parts):,} stretches are to be rated, more than max_prompts={limit:,}: take a larger length=")
     prompts = [PROMPT.format(task=task, segment=render(episode_columns(dataset, a, b)), low=low, high=high) for a, b in parts]
-    found, counts = ask(labeller, prompts, answers, title="rating behaviour", quiet=quiet, limit=limit)
+    replies, counts = ask(labeller, prompts, answers, title="rating behaviour", quiet=quiet, limit=limit)
     rewards = np.zeros(len(dataset), np.float32)
     recorded = dataset.columns["rewards"].numpy()
-    values = counts.read(prompts, found, lambda answer: parse.number(answer, low, high))
+    values = counts.read(prompts, replies, lambda answer: parse.number(answer, low, high))
     for value, (a, b) in zip(values, parts, strict=True):
         if value is not None:
             rewards[b - 1] = value

@@ -26,7 +26,7 @@ SYSTEM = "You judge recorded behaviour of a controlled system. Answer in exactly
 USAGE = """\
 usage: offrl data label DATASET kind=preferences|rewards|subgoals task='WHAT IS TO BE ACHIEVED' model=MODEL [url=URL] [name=value ...]
 
-A language model labels a data set; training then takes dataset.reward_labels=FILE. The key of an endpoint comes from $OFFRL_LLM_KEY.
+A language model labels a dataset; training then takes dataset.reward_labels=FILE. The key of an endpoint comes from $OFFRL_LLM_KEY.
 The same command goes on where it was stopped: answers are kept, and none is asked for twice.
 
 Settings and their defaults:
@@ -69,7 +69,7 @@ def run(names: list[str], settings: list[str]) -> int:
     from offrl.system.files import cache_dir
 
     if resolve(config.name, config).text:
-        raise UserError(f"{names[0]} is a text data set; offrl data label is for control data, whose observations are numbers")
+        raise UserError(f"{names[0]} is a text dataset; offrl data label is for control data, whose observations are numbers")
     dataset = load_dataset(config, quiet=own.quiet)
     check_labelable(dataset)
     function = named_function(own.render, "render") if own.render else None
@@ -110,8 +110,8 @@ def run(names: list[str], settings: list[str]) -> int:
     rewards, counts = _rewards(dataset, labeller, task, render, answers, own)
     RewardLabels.of(dataset, rewards, {**about, "unparsable": counts.unparsable}).save(target)
     returns = replace(dataset, columns={**dataset.columns, "rewards": _tensor(rewards)}).episode_returns()
-    found = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
-    _report(counts, path, target, own.quiet, [("labelled returns", found)])
+    summary = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
+    _report(counts, path, target, own.quiet, [("labelled returns", summary)])
     return 0
 
 
@@ -187,12 +187,12 @@ def _task(text: str) -> str:
         return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
     path = Path(text[1:]).expanduser()
     try:
-        found = path.read_text(encoding="utf-8").strip()
+        content = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"task=@{path} cannot be read as UTF-8 text ({getattr(error, 'strerror', None) or 'other characters'})") from None
-    if not found:
+    if not content:
         raise UserError(f"task=@{path} is empty")
-    return found
+    return content
 
 
 def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
@@ -207,12 +207,12 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
         place, _, name = own.labeller.rpartition(":")
         if not place:
             raise UserError(f"labeller={own.labeller} names no object; it is file.py:object or package.module:object")
-        found = python_object(place, name, own.labeller)[0]
-        if isinstance(found, type) or not isinstance(found, Labeller):
+        labeller = python_object(place, name, own.labeller)[0]
+        if isinstance(labeller, type) or not isinstance(labeller, Labeller):
             raise UserError(
                 f"labeller={own.labeller} must be an object with identity and complete(prompts), as offrl.labelling.Labeller says"
             )
-        return found
+        return labeller
     if own.local:
         from offrl.labelling.local_model import LocalModel
 

@@ -112,12 +112,12 @@ def label_subgoals(
     for start, _ in bounds:
         first = render(episode_columns(dataset, start, start + 1)) if render.function else render.state(_observation(dataset, start))
         prompts.append(PROMPT.format(task=task, state=first, most=most, form=form))
-    found, counts = ask(labeller, prompts, answers, title="asking for subgoals", quiet=quiet, limit=limit)
+    replies, counts = ask(labeller, prompts, answers, title="asking for subgoals", quiet=quiet, limit=limit)
     rewards = dataset.columns["rewards"].numpy().copy() if add else np.zeros(len(dataset), np.float32)
     if reached is None:
-        proposed: list[Any] = counts.read(prompts, found, lambda answer: parse.points(answer, names, most))
+        proposed: list[Any] = counts.read(prompts, replies, lambda answer: parse.points(answer, names, most))
     else:
-        proposed = counts.read(prompts, found, lambda answer: parse.words(answer, choices, most))
+        proposed = counts.read(prompts, replies, lambda answer: parse.words(answer, choices, most))
     for episode, (wanted, (start, end)) in enumerate(zip(proposed, bounds, strict=True)):
         if wanted is None:
             if missing == "recorded":
@@ -141,8 +141,8 @@ def _flags(dataset: Dataset, start: int, end: int, reached: Reached, subgoals: l
     """bool [N, T + 1] from the user's function. Raises UserError for other than T flags."""
     rows = []
     for subgoal in subgoals:
-        found = np.asarray(guarded(where, reached, episode_columns(dataset, start, end), subgoal))
-        if found.shape not in ((end - start,), (end - start, 1)) or found.dtype.kind not in "biu":
-            raise UserError(f"{where}: it gave {found.dtype} values of shape {list(found.shape)}; {end - start} flags are due")
-        rows.append(np.concatenate([[False], found.reshape(-1).astype(bool)]))
+        flags = np.asarray(guarded(where, reached, episode_columns(dataset, start, end), subgoal))
+        if flags.shape not in ((end - start,), (end - start, 1)) or flags.dtype.kind not in "biu":
+            raise UserError(f"{where}: it gave {flags.dtype} values of shape {list(flags.shape)}; {end - start} flags are due")
+        rows.append(np.concatenate([[False], flags.reshape(-1).astype(bool)]))
     return np.array(rows)

@@ -46,7 +46,7 @@ def stream(dataset: Dataset, tokenizer: Tokenizer, append_end: bool) -> Stream:
     Raises UserError for other than text data.
     """
     if not dataset.spec.text:
-        raise UserError(f"{dataset.spec.name} is no text: language-model policies need a text data set, such as text-maze")
+        raise UserError(f"{dataset.spec.name} is no text: language-model policies need a text dataset, such as text-maze")
     folder = cache_dir() / "tokens" / _key(dataset, tokenizer, append_end)
     stored = _read(folder)
     if stored is not None:

@@ -25,16 +25,16 @@ from offrl.training.engine import first_state, policies_of
 
 def find_runs(paths: Sequence[str | Path]) -> list[SavedRun]:
     """The runs at these paths: run directories, or folders of them. Raises UserError where there is none."""
-    found: list[SavedRun] = []
+    runs: list[SavedRun] = []
     for path in map(Path, paths):
         if (path / RECORD).exists() or not path.is_dir():
-            found.append(SavedRun(path))  # says what is wrong when this is no run
+            runs.append(SavedRun(path))  # says what is wrong when this is no run
             continue
         below = sorted(p.parent for p in path.glob(f"*/{RECORD}"))
         if not below:
             raise UserError(f"{path} is no run directory, and none is in it (a run has a {RECORD})")
-        found += [SavedRun(p) for p in below]
-    return found
+        runs += [SavedRun(p) for p in below]
+    return runs
 
 
 def run_candidates(run: SavedRun) -> dict[str, Any]:
@@ -49,11 +49,11 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
         scale, shift = reward_transform(run)
         spec = dataclasses.replace(spec, reward_scale=scale, reward_shift=shift)
     algorithm = registry.get("algo", config.algo.name)(config.algo, spec)
-    them = run.replicas
-    template = first_state(algorithm, them)
+    replicas = run.replicas
+    template = first_state(algorithm, replicas)
     base = run.dir.resolve().name
-    found: dict[str, Any] = {}
-    there = set()
+    candidates: dict[str, Any] = {}
+    steps = set()
     for step in checkpoint.steps(run.dir):
         path = run.dir / checkpoint.FOLDER / f"step_{step:09d}.safetensors"
         try:
@@ -63,27 +63,27 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
             warn(f"{error}; it is left out")
             continue
         alive = tensors["alive"].tolist()
-        for replica, policy, good in zip(them, policies_of(algorithm, state, them), alive, strict=True):
+        for replica, policy, good in zip(replicas, policies_of(algorithm, state, replicas), alive, strict=True):
             if good:
-                found[f"{base}/{replica.name}@{step}"] = policy
-        there.add(step)
-    if config.steps not in there and (run.dir / "policies").is_dir():
-        for replica in them:
+                candidates[f"{base}/{replica.name}@{step}"] = policy
+        steps.add(step)
+    if config.steps not in steps and (run.dir / "policies").is_dir():
+        for replica in replicas:
             if (run.dir / "policies" / f"{replica.name}.safetensors").exists():
-                found[f"{base}/{replica.name}@final"] = run.policy(replica.seed, **dict(replica.values))
-    if not found:
+                candidates[f"{base}/{replica.name}@final"] = run.policy(replica.seed, **dict(replica.values))
+    if not candidates:
         raise UserError(f"{run.dir} has no checkpoint and no policy yet; `offrl train resume={run.dir}` continues it")
-    return found
+    return candidates
 
 
 def reward_transform(run: SavedRun) -> tuple[float, float]:
     """(scale, shift) of a run's rewards against the recorded ones, for records that do not hold them: from its list of transforms."""
     scale, shift = 1.0, 0.0
     for text in run.record["data"]["transforms"]:
-        if found := re.fullmatch(r"reward_by_return_range (\S+) / (\S+)", text):
-            factor, added = float(found[1]) / float(found[2]), 0.0
-        elif found := re.fullmatch(r"rewards \* (\S+) \+ (\S+)", text):
-            factor, added = float(found[1]), float(found[2])
+        if match := re.fullmatch(r"reward_by_return_range (\S+) / (\S+)", text):
+            factor, added = float(match[1]) / float(match[2]), 0.0
+        elif match := re.fullmatch(r"rewards \* (\S+) \+ (\S+)", text):
+            factor, added = float(match[1]), float(match[2])
         else:
             continue
         scale, shift = scale * factor, shift * factor + added

@@ -48,10 +48,10 @@ class OPEConfig(FQEConfig):
     draws: int = setting(10, "dr with explore=true: actions drawn for each expectation", low=1)
     world_model: str = setting("", "model: a run of algo=dynamics, or a file in its models/; empty: one is trained first, in models_dir")
     models_dir: str = setting("runs", "model: where a model that is trained first is put, or found again")
-    rollouts: int = setting(100, "model: roll-outs of each candidate by each member, from the data's initial states", low=1)
-    horizon: int | None = setting(None, "model: steps of a roll-out; null: the task's limit, else the longest episode of the data", low=1)
+    rollouts: int = setting(100, "model: rollouts of each candidate by each member, from the data's initial states", low=1)
+    horizon: int | None = setting(None, "model: steps of a rollout; null: the task's limit, else the longest episode of the data", low=1)
     propagation: str = setting(
-        "tsinf", "model: tsinf: one member plays a whole roll-out; ts1: one drawn anew at each step", choices=("tsinf", "ts1")
+        "tsinf", "model: tsinf: one member plays a whole rollout; ts1: one drawn anew at each step", choices=("tsinf", "ts1")
     )
     noise: bool = setting(True, "model: next states and rewards are drawn from the predicted distributions; false: their means")
 

@@ -50,12 +50,12 @@ def behavior_log_prob(problem: Problem, settings: OPEConfig, device: str = "cpu"
     )
     params = {k: v[0] for k, v in engine.state().params["actor"].items()}
     with torch.no_grad():
-        found = []
+        densities = []
         for first in range(0, len(dataset), ROWS):
             part = slice(first, first + ROWS)
             dist = algorithm.apply("actor", params, inputs.columns["observations"][part])
-            found.append(algorithm.policy.log_prob(dist, inputs.columns["actions"][part]).double())
-    return torch.cat(found)
+            densities.append(algorithm.policy.log_prob(dist, inputs.columns["actions"][part]).double())
+    return torch.cat(densities)
 
 
 def _bounded(dataset: Dataset) -> Dataset:
@@ -98,10 +98,12 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
         if not spec.discrete:
             low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
             raw, jacobian = low + (raw + 1.0) * 0.5 * (high - low), float(np.log((high - low) / 2.0).sum())
-        found = torch.as_tensor(np.asarray(policy.log_prob(observations, raw), np.float64))
-        if found.shape != (len(dataset),):
-            raise UserError(f"candidate {name}: log_prob gave shape {tuple(found.shape)} for {len(dataset)} rows; one number a row is due")
-        return found + jacobian
+        densities = torch.as_tensor(np.asarray(policy.log_prob(observations, raw), np.float64))
+        if densities.shape != (len(dataset),):
+            raise UserError(
+                f"candidate {name}: log_prob gave shape {tuple(densities.shape)} for {len(dataset)} rows; one number a row is due"
+            )
+        return densities + jacobian
     algorithm = getattr(policy, "algorithm", None)
     state: TrainState | None = getattr(policy, "state", None)
     if algorithm is None or state is None or type(policy.actor) is not MemorylessActor or isinstance(algorithm.policy, Deterministic):

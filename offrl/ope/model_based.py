@@ -64,16 +64,16 @@ def estimate(problem: Problem, trained: Trained, settings: OPEConfig, tell: Any 
     began, values, cut, steps = time.monotonic(), [], [], []
     if tell is not None:
         tell(
-            f"roll-outs of {len(problem.names)} candidates in {trained.path}: up to {horizon:,} steps from {len(rows):,} starts, "
+            f"rollouts of {len(problem.names)} candidates in {trained.path}: up to {horizon:,} steps from {len(rows):,} starts, "
             f"by {len(elites)} members each"
         )
     for name, policy in zip(problem.names, problem.policies, strict=True):
-        found = play(name, policy, problem, trained, rows, horizon, settings)
-        values.append(found.returns)
-        cut.append(float(found.clipped.sum() / found.lengths.sum()))
-        steps.append(float(found.lengths.mean()))
+        result = play(name, policy, problem, trained, rows, horizon, settings)
+        values.append(result.returns)
+        cut.append(float(result.clipped.sum() / result.lengths.sum()))
+        steps.append(float(result.lengths.mean()))
         if tell is not None and time.monotonic() - began > 10.0:
-            tell(f"{name}: {found.returns.mean():.4g} ({len(values)} of {len(problem.names)})")
+            tell(f"{name}: {result.returns.mean():.4g} ({len(values)} of {len(problem.names)})")
     by_state = by_starts(np.stack(values, -1), len(np.unique(rows)))  # [E, M, K]
     if settings.propagation == "ts1":
         by_state = by_state.mean(0, keepdims=True)  # each rollout met all elites

@@ -105,8 +105,8 @@ def make_problem(dataset: Dataset, candidates: Mapping[str, Any], explore: bool 
         check_fit(name, policy, dataset, explore)
     if tell is not None:
         tell(f"actions of {len(candidates)} candidates at {len(dataset):,} rows of {dataset.spec.name}")
-    found = tuple(candidate_actions(name, policy, dataset, explore) for name, policy in candidates.items())
-    return Problem(tuple(candidates), tuple(candidates.values()), dataset, explore, found)
+    actions = tuple(candidate_actions(name, policy, dataset, explore) for name, policy in candidates.items())
+    return Problem(tuple(candidates), tuple(candidates.values()), dataset, explore, actions)
 
 
 def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
@@ -243,12 +243,12 @@ def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarra
     if not np.isfinite(values[used]).all():
         raise UserError(f"candidate {name} gave NaN or infinite actions on the observations of {spec.name}")
     if spec.discrete:
-        whole = np.where(used, values, 0).astype(np.int64)
-        if (whole < 0).any() or (whole >= spec.num_actions).any():
+        choices = np.where(used, values, 0).astype(np.int64)
+        if (choices < 0).any() or (choices >= spec.num_actions).any():
             raise UserError(
-                f"candidate {name} chose {whole.min()}..{whole.max()}; the choices in {spec.name} are 0..{spec.num_actions - 1}"
+                f"candidate {name} chose {choices.min()}..{choices.max()}; the choices in {spec.name} are 0..{spec.num_actions - 1}"
             )
-        return whole
+        return choices
     low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
     span = np.where(high > low, high - low, 1.0)
     scaled = np.clip(2.0 * (np.where(used[:, None], values, low) - low) / span - 1.0, -1.0, 1.0)
@@ -265,8 +265,8 @@ def behavior_value(dataset: Dataset, discount: float) -> tuple[float, float, flo
     start, end = dataset.episode_start.numpy(), dataset.episode_end.numpy()
     columns = dataset.columns
     returns = returns_to_go(columns["rewards"].numpy(), columns["terminations"].numpy(), start, end, discount)[start]
-    whole = dataset.complete.numpy() if len(dataset.complete) == len(start) else np.ones(len(start), bool)
-    return mean_interval(returns[whole] if whole.any() else returns)
+    complete = dataset.complete.numpy() if len(dataset.complete) == len(start) else np.ones(len(start), bool)
+    return mean_interval(returns[complete] if complete.any() else returns)
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

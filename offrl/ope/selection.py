@@ -184,18 +184,18 @@ def select(
     UserError for fewer than two candidates, data that differ or are gone, and candidates of other spaces.
     """
     given = [runs] if isinstance(runs, (str, Path, SavedRun)) else list(runs)
-    found = [run for item in given for run in ([item] if isinstance(item, SavedRun) else find_runs([item]))]
-    if not found and not policies:
+    saved_runs = [run for item in given for run in ([item] if isinstance(item, SavedRun) else find_runs([item]))]
+    if not saved_runs and not policies:
         raise UserError("nothing to select from: name run directories, or policies with policy=")
     if dataset is None:
-        if not found:
-            raise UserError("policies alone do not say which data to evaluate them on: name a data set with dataset=")
-        data = data_of(found)
+        if not saved_runs:
+            raise UserError("policies alone do not say which data to evaluate them on: name a dataset with dataset=")
+        data = data_of(saved_runs)
     elif isinstance(dataset, Dataset):
         data = dataset
     else:
         data = load_dataset(recorded(dataset if isinstance(dataset, DatasetConfig) else DatasetConfig(name=str(dataset))))
-    parts = [run_candidates(run) for run in found]
+    parts = [run_candidates(run) for run in saved_runs]
     parts.append(dict(policies) if isinstance(policies, Mapping) else load_policies(policies, data.spec))
     candidates = join(parts)
     if len(candidates) < 2:
@@ -247,16 +247,16 @@ def read_returns(path: str | Path) -> dict[str, tuple[float, float]]:
     columns = set(rows[0]) if rows else set()
     if "candidate" not in columns or not columns & {"return", "discounted"}:
         raise UserError(f"returns={path} needs a header line candidate,return or candidate,return,discounted, and lines below it")
-    found = {}
+    entries = {}
     for number, row in enumerate(rows, 2):
         try:
             values = [float(row[c]) if row.get(c) else math.nan for c in ("return", "discounted")]
         except (TypeError, ValueError):
             raise UserError(f"returns={path}, line {number}: '{row.get('return')}' is not a number") from None
-        if row["candidate"] in found:
+        if row["candidate"] in entries:
             raise UserError(f"returns={path}, line {number}: {row['candidate']} comes twice")
-        found[row["candidate"]] = (values[0], values[1])
-    return found
+        entries[row["candidate"]] = (values[0], values[1])
+    return entries
 
 
 def true_values(returns: str | Path | Mapping[str, float], names: Sequence[str]) -> tuple[np.ndarray, str]:

@@ -62,8 +62,8 @@ class Plateau:
         """Estimate the values of the policies as they are at `step`, and write them down; words about them for the log."""
         from offrl.ope import estimate
 
-        found = estimate(self.dataset, dict(zip(self.names, policies, strict=True)), self.settings, self.device)
-        values = [float(v) if ok and math.isfinite(v) else None for v, ok in zip(found.value, alive.tolist(), strict=True)]
+        estimates = estimate(self.dataset, dict(zip(self.names, policies, strict=True)), self.settings, self.device)
+        values = [float(v) if ok and math.isfinite(v) else None for v, ok in zip(estimates.value, alive.tolist(), strict=True)]
         self.rows.append({"step": step, "value": values})
         self.file.write(json.dumps(self.rows[-1]) + "\n")
         known = [v for v in values if v is not None]

@@ -65,7 +65,7 @@ def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: M
     else:
         raw = read_raw(source.name, config, memory, source, ("actions", "rewards"))
     if not isinstance(raw, RawData):
-        raise UserError(f"the registered data set '{source.name}' returned {type(raw).__name__}, not a Dataset or RawData")
+        raise UserError(f"the registered dataset '{source.name}' returned {type(raw).__name__}, not a Dataset or RawData")
     if "rewards" not in raw.columns:
         if config.reward_labels is None:
             raise UserError(
@@ -171,9 +171,11 @@ def _check_fit(dataset: Dataset, other: Dataset) -> None:
             raise UserError(f"{data.spec.name}: actions can be labelled from float observations only; these are {words}")
         if data.spec.observation_mean is not None:
             raise UserError(f"{data.spec.name}: label actions before observations are normalised")
-    ours, theirs = list(dataset.spec.observation_shape), list(other.spec.observation_shape)
-    if ours != theirs:
-        raise UserError(f"cannot label {other.spec.name} by {dataset.spec.name}: its observations have shape {theirs} instead of {ours}")
+    shape, other_shape = list(dataset.spec.observation_shape), list(other.spec.observation_shape)
+    if shape != other_shape:
+        raise UserError(
+            f"cannot label {other.spec.name} by {dataset.spec.name}: its observations have shape {other_shape} instead of {shape}"
+        )
 
 
 def _plain(settings: InverseSettings) -> str:

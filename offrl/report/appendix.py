@@ -39,7 +39,7 @@ def settings(made: Material) -> None:
     page.text("Within an algorithm, between its runs; what is the same in all of them is left out.", "small")
     for algorithm, (names, rows) in differences.items():
         with folded(page, len(rows) > MANY, algorithm):
-            page.table(["run", "data set", *names], rows, sortable=True)
+            page.table(["run", "dataset", *names], rows, sortable=True)
 
 
 def times(made: Material) -> None:
@@ -50,7 +50,7 @@ def times(made: Material) -> None:
     made.page.text(TIME, "small")
     with folded(made.page, len(rows) > MANY, "Each run"):
         made.page.table(
-            ["run", "data set", "algorithm", "policies", "device", "mode", "updates/s", "training", "evaluation"], rows, sortable=True
+            ["run", "dataset", "algorithm", "policies", "device", "mode", "updates/s", "training", "evaluation"], rows, sortable=True
         )
 
 
@@ -70,7 +70,7 @@ def environments(made: Material) -> None:
             for (dataset, text), who in places.items()
         ]
         with folded(page, len(body) > MANY, "Where the scores were measured"):
-            page.table(["data set", "scored in", "algorithms"], body)
+            page.table(["dataset", "scored in", "algorithms"], body)
     if rows:
         marked = [[name, Cell(text, kind="warning") if name in several else text, count] for name, text, count in rows]
         page.table(["software and machine", "version", "runs"], marked, caption="As each run wrote it down; several values are marked.")

@@ -35,7 +35,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     out = Path(config.out)
     compared, ungrouped = groups(results)
     algorithms = {e.cell.algorithm for e in rows}
-    say(f"{count(len(results.runs), 'run')}, {count(len(algorithms), 'algorithm')}, {count(len(results.datasets), 'data set')}: comparing")
+    say(f"{count(len(results.runs), 'run')}, {count(len(algorithms), 'algorithm')}, {count(len(results.datasets), 'dataset')}: comparing")
     comparisons = [compare(group, config.bootstrap, config.baseline) for group in compared]
     page = Page(config.title or _title(results, rows), _subtitle(results, rows))
     made = Material(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
@@ -66,7 +66,7 @@ def _title(results: Results, rows: Sequence[Entry]) -> str:
     suite = f"{suites.pop()}: " if len(suites) == 1 and "" not in suites else ""
     algorithms = list(dict.fromkeys(e.cell.algorithm for e in rows))
     who = ", ".join(algorithms) if len(algorithms) <= 5 else count(len(algorithms), "algorithm")
-    return f"{suite}{who} on {results.datasets[0] if len(results.datasets) == 1 else count(len(results.datasets), 'data set')}"
+    return f"{suite}{who} on {results.datasets[0] if len(results.datasets) == 1 else count(len(results.datasets), 'dataset')}"
 
 
 def _subtitle(results: Results, rows: Sequence[Entry]) -> str:
@@ -76,7 +76,7 @@ def _subtitle(results: Results, rows: Sequence[Entry]) -> str:
     parts = [count(len(results.runs), "run")] if results.runs else ["from tables of results"]
     algorithms, labels = {e.cell.algorithm for e in rows}, {e.label for e in rows}
     settings = f" ({len(labels)} with different settings)" if len(labels) > len(algorithms) else ""
-    parts += [count(len(algorithms), "algorithm") + settings, count(len(results.datasets), "data set")]
+    parts += [count(len(algorithms), "algorithm") + settings, count(len(results.datasets), "dataset")]
     parts += [count(len(results.final), "final score"), f"offrl {version('offrl')}, {date.today().isoformat()}"]
     return " \u00b7 ".join(parts)
 
@@ -106,4 +106,4 @@ def _problems(made: Material) -> None:
             page.items(lines[MANY:])
     if any(len(group) > 3 for group in where.values()):
         with page.details("Every score that is missing, and why"):
-            page.table(["data set", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in made.rows if e.lost])
+            page.table(["dataset", "algorithm", "missing"], [[e.dataset, e.label, e.lost] for e in made.rows if e.lost])

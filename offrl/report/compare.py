@@ -31,10 +31,10 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
     if len(group.datasets) < 2:
         only = group.datasets[0] if group.datasets else "none"
         return Comparison(
-            group, tuple(group.scores), {}, {}, {}, f"one data set only ({only}): its scores above say all that there is to say"
+            group, tuple(group.scores), {}, {}, {}, f"one dataset only ({only}): its scores above say all that there is to say"
         )
     if not group.scores:
-        return Comparison(group, (), {}, {}, {}, "no algorithm has final scores on most of its data sets")
+        return Comparison(group, (), {}, {}, {}, "no algorithm has final scores on most of its datasets")
     intervals = {label: aggregates(x, reps=reps) for label, x in group.scores.items()}
     order = tuple(sorted(intervals, key=lambda label: -intervals[label]["iqm"].value))
     top = max(float(x[x == x].max()) for x in group.scores.values())

@@ -97,7 +97,7 @@ def _verdict(page: Page, raw: RawData, findings: Report, sample: Sample) -> None
     mild = [f for f in findings.faults if f not in bad]
     if bad:
         title = "One fault would corrupt training" if len(bad) == 1 else f"{len(bad)} faults would corrupt training"
-        page.box(f"{title}: offrl refuses this data set as it is", [_fault(f) for f in bad], "bad")
+        page.box(f"{title}: offrl refuses this dataset as it is", [_fault(f) for f in bad], "bad")
     if mild:
         page.box("Warnings: training is possible", [_fault(f) for f in mild], "warning")
     if not findings.faults:

@@ -129,7 +129,7 @@ def two_runs(a: SavedRun, b: SavedRun) -> list[list[str]]:
     for run in (a, b):
         record = run.record
         sides.append({
-            "algorithm": run.algorithm, "data set": run.dataset,
+            "algorithm": run.algorithm, "dataset": run.dataset,
             "data's fingerprint": str(record["data"].get("fingerprint", ""))[:12],
             "seeds": record["identity"].get("seeds"), **settings_of(run), "evaluated in": record.get("env"),
             "mode of the step": record.get("mode"), "replicas in one program": record.get("group"), "device": record.get("device"),

@@ -29,27 +29,27 @@ LAST = (
 )
 NOT_NORMALISED = (
     "These scores have no reference to be normalised by, so they are returns as the environment gives them. Returns of different tasks "
-    "have different scales: they are averaged with no other data set."
+    "have different scales: they are averaged with no other dataset."
 )
 CHOSEN = (
     "The best evaluation was chosen with the environment, which offline learning does not have: it is no result, and says only what a "
     "perfect choice of the checkpoint would have given."
 )
 TOGETHER = (
-    "Only data sets whose scores mean the same are taken together. IQM: mean of the middle half of all runs' scores; it is steadier than "
+    "Only datasets whose scores mean the same are taken together. IQM: mean of the middle half of all runs' scores; it is steadier than "
     "the median and less moved by single runs than the mean. Optimality gap: how far runs stay below 100 on average. Intervals: 95%, "
-    "stratified bootstrap over runs (arXiv 2108.13264); the data sets themselves are not resampled."
+    "stratified bootstrap over runs (arXiv 2108.13264); the datasets themselves are not resampled."
 )
 ONLINE = (
     "The expected score of the best of k settings, drawn at random from those that were tried and compared in the environment (arXiv "
     "2305.09836). The first column is what a setting gives that nobody chose; how fast the rest rises says what the search is worth."
 )
 PROFILE = (
-    "Performance profile: the share of runs, over all data sets, that score more than a threshold; higher is better. Bands: 95%, pointwise."
+    "Performance profile: the share of runs, over all datasets, that score more than a threshold; higher is better. Bands: 95%, pointwise."
 )
 IMPROVEMENT = (
-    "Probability of improvement: the chance that a run of the first algorithm beats one of the second on the same data set, averaged over "
-    "data sets. An interval that reaches the dashed line (1/2) decides nothing."
+    "Probability of improvement: the chance that a run of the first algorithm beats one of the second on the same dataset, averaged over "
+    "datasets. An interval that reaches the dashed line (1/2) decides nothing."
 )
 
 
@@ -72,7 +72,7 @@ def scores(made: Material) -> None:
     unscored = [e for e in made.rows if e.group == UNSCORED]
     if unscored:
         page.heading("Without scores", level=3)
-        page.table(["data set", "algorithm", "why"], [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored])
+        page.table(["dataset", "algorithm", "why"], [[e.dataset, e.label, e.lost or "no evaluation was written"] for e in unscored])
     _success(made)
     _every_cell(made)
 
@@ -92,12 +92,12 @@ def _matrix(made: Material, rows: Sequence[Entry], comparison: Comparison | None
         aggregates = comparison.aggregates
         cells = [_estimate(aggregates[label]["mean"], "note") if label in aggregates else Cell(NONE) for label in labels]
         used = len(comparison.group.datasets)
-        body.append([f"mean of {count(used, 'data set')}{', those with scores of all' if used < len(body) else ''}", *cells])
+        body.append([f"mean of {count(used, 'dataset')}{', those with scores of all' if used < len(body) else ''}", *cells])
     if len(labels) > WIDE and len(body) <= len(labels) // 2:
         turned = [[label, *(row[i + 1] for row in body)] for i, label in enumerate(labels)]
         made.page.table(["algorithm", *(str(row[0]) for row in body)], turned, notes=notes, sortable=True)
         return
-    made.page.table(["data set", *labels], body, notes=notes)
+    made.page.table(["dataset", *labels], body, notes=notes)
 
 
 def _estimate(interval: Interval, kind: str = "") -> Cell:
@@ -125,7 +125,7 @@ def _success(made: Material) -> None:
             interval = whole(span(percent))
             cells.append(Cell(f"{percent[0]:.1f}%", small=(interval,) if interval else (), value=percent[0]))
         body.append([dataset, *cells])
-    made.page.table(["data set", *labels], body, caption="Share of episodes, in percent, at the last evaluation; 95% interval over seeds.")
+    made.page.table(["dataset", *labels], body, caption="Share of episodes, in percent, at the last evaluation; 95% interval over seeds.")
 
 
 def _every_cell(made: Material) -> None:
@@ -133,7 +133,7 @@ def _every_cell(made: Material) -> None:
     rows = [e for e in made.rows if e.seeds]
     if not rows:
         return
-    with folded(made.page, len(rows) > MANY, "Every data set and algorithm, with the best evaluation beside the last"):
+    with folded(made.page, len(rows) > MANY, "Every dataset and algorithm, with the best evaluation beside the last"):
         body = []
         for e in rows:
             score, best = e.group != RAW, e.cell.best()
@@ -143,7 +143,7 @@ def _every_cell(made: Material) -> None:
                 Cell(digits(e.published.mean, score), value=e.published.mean) if e.published else None,
                 Cell(digits(best[1], score), small=(f"at {best[0]:,}",), value=best[1]) if best else None,
             ])  # fmt: skip
-        headers = ["data set", "algorithm", "seeds", "updates", "last", "95% low", "high", "published", BEST]
+        headers = ["dataset", "algorithm", "seeds", "updates", "last", "95% low", "high", "published", BEST]
         keep = [i for i, name in enumerate(headers) if name != "published" or any(row[i] is not None for row in body)]
         made.page.table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], sortable=True)
         made.page.text(CHOSEN, "small")
@@ -156,7 +156,7 @@ def together(made: Material) -> None:
     if not made.comparisons and not made.ungrouped:
         return
     page = made.page
-    page.heading("Data sets taken together")
+    page.heading("Datasets taken together")
     if any(c.aggregates for c in made.comparisons):
         page.text(TOGETHER, "small")
     page.items(made.ungrouped)
@@ -173,7 +173,7 @@ def together(made: Material) -> None:
         for label in c.order:
             cells = [_estimate(c.aggregates[label][metric]) for metric in figures.METRICS]
             body.append([label, *cells, int((~np.isnan(c.group.scores[label])).sum())])
-        page.table(headers, body, caption=f"{count(len(c.group.datasets), 'data set')}: {', '.join(c.group.datasets)}")
+        page.table(headers, body, caption=f"{count(len(c.group.datasets), 'dataset')}: {', '.join(c.group.datasets)}")
         made.add(figures.intervals(c.aggregates, made.colour), f"aggregates-{name}", "The same as a picture.")
         with page.gallery():
             made.add(figures.profiles(c.profiles, made.colour), f"profile-{name}", PROFILE)
@@ -219,7 +219,7 @@ def searches(made: Material) -> None:
             interval = span((float(value), float(low), float(high)), score)
             cells[i] = Cell(digits(float(value), score), small=(whole(interval),) if interval else (), value=float(value))
         body.append([dataset, algorithm, n, *cells])
-    page.table(["data set", "algorithm", "settings", *(f"best of {k}" for k in ks)], body)
+    page.table(["dataset", "algorithm", "settings", *(f"best of {k}" for k in ks)], body)
 
 
 # --------------------------------------------------------------------------------------------------------------- curves
@@ -232,7 +232,7 @@ def curves(made: Material) -> None:
         return
     page = made.page
     page.heading("Learning curves")
-    page.text("Mean over seeds with its 95% interval; thin: single seeds. Dashed: the mean of the data set's own episodes.", "small")
+    page.text("Mean over seeds with its 95% interval; thin: single seeds. Dashed: the mean of the dataset's own episodes.", "small")
     page.legend([(label, made.colour[label]) for label in made.labels(cells)])
     with page.gallery():
         for dataset in dict.fromkeys(e.dataset for e in cells):

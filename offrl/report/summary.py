@@ -28,7 +28,7 @@ def headline(comparisons: Sequence[Comparison], entries: Sequence[Entry]) -> lis
                 lines.append(_dataset_line(dataset, rows))
     if not lines:
         return ["No run has a final score."]
-    return [*lines[:MOST], f"... and {len(lines) - MOST} more data sets, in the tables below."] if len(lines) > MOST else lines
+    return [*lines[:MOST], f"... and {len(lines) - MOST} more datasets, in the tables below."] if len(lines) > MOST else lines
 
 
 def _without_searches(ordered: Sequence[str], algorithm: dict[str, str]) -> tuple[list[str], dict[str, int]]:
@@ -66,7 +66,7 @@ def _group_line(c: Comparison, algorithm: dict[str, str]) -> str:
     n, tasks = c.group.seeds, len(c.group.datasets)
     equal = len({int(n) for x in c.group.scores.values() for n in (x == x).sum(0)}) == 1
     seeds = f"{n} seed{'s' if n != 1 else ''} each" if equal else f"{n} seed{'s' if n != 1 else ''} or more"
-    place = f"{c.group.name}, {tasks} data sets, {seeds}"
+    place = f"{c.group.name}, {tasks} datasets, {seeds}"
 
     def text(label: str) -> str:
         iqm = c.aggregates[label]["iqm"]

@@ -105,14 +105,14 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
         every = list(dict.fromkeys(d for row in table.values() for d in row))
         labels_ = [label for label, row in table.items() if 2 * len(row) >= len(every)]
         notes = [
-            f"{label} left out: finished on {len(row)} of {len(every)} data sets" for label, row in table.items() if label not in labels_
+            f"{label} left out: finished on {len(row)} of {len(every)} datasets" for label, row in table.items() if label not in labels_
         ]
         datasets = [d for d in every if all(d in table[label] for label in labels_)]
         for d in every:
             if lacking := [label for label in labels_ if d not in table[label]]:
                 notes.append(f"{d} left out: no final scores of {', '.join(lacking)}")
         if not datasets:
-            why.append(f"{name}: no data set has final scores of all of {', '.join(labels_)}")
+            why.append(f"{name}: no dataset has final scores of all of {', '.join(labels_)}")
             continue
         matrices = {label: _matrix([table[label][d].scores for d in datasets]) for label in labels_}
         counts = sorted({int(n) for x in matrices.values() for n in np.isfinite(x).sum(0)})
@@ -121,7 +121,7 @@ def groups(results: Results) -> tuple[list[Group], list[str]]:
                 f"cells of {counts[0]} seed{'s' if counts[0] > 1 else ''}: bootstrap intervals of fewer than {FEW_SEEDS} are too narrow"
             )
         if len(counts) > 1:
-            notes.append("numbers of seeds differ between cells: each data set weighs the same")
+            notes.append("numbers of seeds differ between cells: each dataset weighs the same")
         result.append(Group(name, tuple(datasets), matrices, tuple(notes)))
     return result, why
 

@@ -66,7 +66,7 @@ class DatasetConfig:
     observation_keys: list[str] = setting([], "Dict observations: the entries that make the flat one, in order; []: all, sorted")
     action_low: list[float] = setting([], "the environment's action range, one value or one per dimension; []: found out")
     action_high: list[float] = setting([], "see action_low")
-    concatenate: list[str] = setting([], "more data sets of the same shapes, appended")
+    concatenate: list[str] = setting([], "more datasets of the same shapes, appended")
     subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)
     subsample_seed: int = setting(0, "decides which episodes subsample keeps", low=0)
     # Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that are not known are labelled by an inverse-dynamics model.
@@ -75,7 +75,7 @@ class DatasetConfig:
         1.0, "the ones that keep them are drawn from this share of the episodes, the lowest returns", high=1.0
     )
     labelled_seed: int = setting(0, "decides which ones", low=0)
-    action_free: list[str] = setting([], "data sets whose actions are missing, or to be ignored: labelled and appended")
+    action_free: list[str] = setting([], "datasets whose actions are missing, or to be ignored: labelled and appended")
     action_free_members: int = setting(3, "inverse-dynamics models, whose actions are averaged; 0: leave action-free episodes out", low=0)
     action_free_updates: int = setting(
         10_000, "at most so many updates of each; they end where the validation error no longer falls", low=1
@@ -83,12 +83,12 @@ class DatasetConfig:
     action_free_hidden: list[int] = setting([1024, 1024], "their layers; [256,256] trains about ten times as fast on a CPU", low=1)
     action_free_seed: int = setting(0, "seed of the first of them", low=0)
     # Imitation: demonstrations are appended, and the column "expert" marks them for the algorithms that look at it.
-    expert: str | None = setting(None, "a data set of an expert's episodes: demonstrations, appended to the others (algo=recoil)")
+    expert: str | None = setting(None, "a dataset of an expert's episodes: demonstrations, appended to the others (algo=recoil)")
     expert_episodes: int = setting(1, "how many of its episodes are demonstrations; 0: all", low=0)
     expert_choice: str = setting("first", "which ones: the first, or the best by recorded return", choices=EXPERT_CHOICE)
     expert_unmarked: int = setting(0, "so many more of its episodes are appended that nothing marks as the expert's", low=0)
     # Imagined rollouts, of a language model or a world model, as a second source (ImagineBench, arXiv 2505.10010).
-    imagined: list[str] = setting([], "data sets of imagined rollouts, appended; the column imagined marks their rows")
+    imagined: list[str] = setting([], "datasets of imagined rollouts, appended; the column imagined marks their rows")
     imagined_share: float | None = setting(None, "share of the drawn rows that are imagined; null: as many as there are", low=0.0, high=1.0)
     instruction_encodings: str | None = setting(
         None, "padded data with instructions as texts: npz file of instructions and encodings, appended to observations"
@@ -122,9 +122,7 @@ class DatasetConfig:
     )
     memory_limit_gb: float = setting(0.0, "0: half of the free memory", low=0.0, place=True)
     cache_dir: str | None = setting(None, "downloads and memory-mapped columns; null: $OFFRL_CACHE or ~/.cache/offrl", place=True)
-    mirror: str | None = setting(
-        None, "URL prefix or folder to take data sets from, not their own address; null: $OFFRL_MIRROR", place=True
-    )
+    mirror: str | None = setting(None, "URL prefix or folder to take datasets from, not their own address; null: $OFFRL_MIRROR", place=True)
     cache: str = setting(
         "auto", "keep the read data in cache_dir for the next load; auto: if reading took over 0.5 s", choices=CACHE, place=True
     )

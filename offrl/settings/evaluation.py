@@ -24,7 +24,7 @@ class EvalConfig:
         "0: none, training waits; never changes a score",
         low=0,
     )
-    env: str = setting("auto", "auto (the data set's own environment), none, or a Gymnasium id")
+    env: str = setting("auto", "auto (the dataset's own environment), none, or a Gymnasium id")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
 
 

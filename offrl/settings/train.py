@@ -27,7 +27,7 @@ class TrainConfig:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    experiment: str = setting("auto", "per-data-set settings from configs/experiment: auto (by data set), none, or algo/name")
+    experiment: str = setting("auto", "per-dataset settings from configs/experiment: auto (by dataset), none, or algo/name")
     match: list[str] = field(default_factory=list)  # set by an experiment: patterns of the datasets' names that it is for
     seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds; all train at once")
     grid: dict[str, Any] = setting(
@@ -60,7 +60,7 @@ class TrainConfig:
     stop_updates: int = setting(10_000, "stop=fqe-plateau: updates of each fitted Q evaluation", low=1)
     compare: list[str] = setting([], "algorithms to train as well, with their own default settings, for the final table")
     runs_dir: str = setting("runs", "where run directories are made")
-    name: str | None = setting(None, "the run directory's name; null: algorithm, data set and a hash of the settings")
+    name: str | None = setting(None, "the run directory's name; null: algorithm, dataset and a hash of the settings")
     label: str | None = setting(None, "what tables and the run directory's name call the algorithm; null: its name")
     resume: str | None = setting(None, "a run directory to continue")
     config: str | None = setting(None, "a YAML file of settings; those on the command line win")

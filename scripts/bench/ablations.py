@@ -214,7 +214,7 @@ PARTS: dict[str, Part] = {
     ),
     "weighting": Part(
         "Weighted sampling on data that are mostly bad",
-        "Average over 73 data sets, uniform, advantage-weighted, top 10%: CQL 42.9, 62.8, 51.6; IQL 58.0, 65.9, 47.9; TD3+BC 41.0, 56.6, "
+        "Average over 73 datasets, uniform, advantage-weighted, top 10%: CQL 42.9, 62.8, 51.6; IQL 58.0, 65.9, 47.9; TD3+BC 41.0, 56.6, "
         "39.8 (the repository of arXiv 2306.13085).",
         ("hopper_mixed",),
         50_000,
@@ -389,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", default="runs/ablations", help="where run directories are made")
     parser.add_argument("--out", default=str(ROOT / "docs" / "benchmarks" / "ablations.md"), help="the page; '' writes none")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of offrl train for all variants")
-    parser.add_argument("--plain", action="store_true", help="leave out the data set's published settings (experiment=none)")
+    parser.add_argument("--plain", action="store_true", help="leave out the dataset's published settings (experiment=none)")
     parser.add_argument("--verbose", action="store_true", help="show each run's progress")
     parser.add_argument("--dry", action="store_true", help="print the commands and train nothing")
     options = parser.parse_args(arguments)

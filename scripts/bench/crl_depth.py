@@ -2,7 +2,7 @@
 
     python scripts/bench/crl_depth.py DATA --depths 4 16 32 --steps 20000 --seeds 3 --out docs/benchmarks/crl-depth.md
 
-DATA is a goal data set (an OGBench file, say). Each depth is an ordinary run under --runs and goes on where it was stopped. The table has,
+DATA is a goal dataset (an OGBench file, say). Each depth is an ordinary run under --runs and goes on where it was stopped. The table has,
 over the last tenth of training, the critics' loss and how often a row's own goal is the nearest of the batch's, the largest loss after the
 first tenth (a divergence would show), and the score where the data have an environment.
 """

@@ -1,6 +1,6 @@
 """The time of loading a Minari dataset, beside iterating its episodes: `python scripts/bench/data.py`.
 
-Makes data sets of one million transitions (11 observations, 3 actions; 1,000 and 50,000 episodes of equal length) with Minari itself in a
+Makes datasets of one million transitions (11 observations, 3 actions; 1,000 and 50,000 episodes of equal length) with Minari itself in a
 temporary folder, and times, interleaved and in one process, on files that the operating system has in memory:
 
 - iterate: `minari.load_dataset(id).iterate_episodes()` to the end, nothing kept;
@@ -95,8 +95,8 @@ def cpu() -> str:
 def main() -> None:
     """Measure and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="transitions of each data set")
-    parser.add_argument("--episodes", type=int, nargs="+", default=[1_000, 50_000], help="one data set for each")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="transitions of each dataset")
+    parser.add_argument("--episodes", type=int, nargs="+", default=[1_000, 50_000], help="one dataset for each")
     parser.add_argument("--repeats", type=int, default=5, help="times each thing is done (3 for 10,000 episodes or more)")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")  # Minari's, about descriptions that are missing

@@ -58,7 +58,7 @@ def trained(path: str) -> tuple[Task, list[TrainedPolicy]]:
     """The task and the policies of a run."""
     run = Run(path)
     task = DataSpec.from_json(run.record["spec"]).task
-    assert task is not None, "the run's data set has no environment"
+    assert task is not None, "the run's dataset has no environment"
     return task, [run.policy(seed) for seed in run.seeds]
 
 

@@ -3,7 +3,7 @@
 python scripts/bench/ope.py --runs RUNS --cache FOLDER            # truth, estimates, table; an hour on one core
 python scripts/bench/ope.py --cache FOLDER --stage timing         # 16 candidates beside one, interleaved; two minutes
 python scripts/bench/ope.py --cache FOLDER --stage table          # what is in the cache
-python scripts/bench/ope.py --cache FOLDER --world-model hopper=RUN halfcheetah=RUN --method model       # roll-outs in learned models too
+python scripts/bench/ope.py --cache FOLDER --world-model hopper=RUN halfcheetah=RUN --method model       # rollouts in learned models too
 
 Candidates: 16 of the 26 snapshots of each TRPO history, evenly spaced over its iterations, as greedy policies; and with --runs the final
 greedy policies of offrl's own td3_bc and iql runs on the same data (directories ALGORITHM-DATASET). Everything is kept in --cache.

@@ -1,4 +1,4 @@
-"""A page of docs/benchmarks: one table of algorithms and data sets from benchmark and run directories.
+"""A page of docs/benchmarks: one table of algorithms and datasets from benchmark and run directories.
 
     python scripts/bench/scores_page.py runs/goals --title "Reaching goals" --out docs/benchmarks/goals.md \\
         --keep docs/benchmarks/scores/goals.csv

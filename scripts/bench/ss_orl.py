@@ -42,7 +42,7 @@ def arms(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="data sets with all actions")
+    parser.add_argument("files", nargs="+", type=Path, help="datasets with all actions")
     parser.add_argument("--algo", default="td3_bc")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, default=3)

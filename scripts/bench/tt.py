@@ -191,7 +191,7 @@ def comparison(policy: TrainedPolicy, dataset: Dataset, env_id: str, episodes: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", help="a run of algo=tt; none: tokens only")
-    parser.add_argument("--data", nargs="+", required=True, help="data sets whose numbers become tokens; the run has learnt from the first")
+    parser.add_argument("--data", nargs="+", required=True, help="datasets whose numbers become tokens; the run has learnt from the first")
     parser.add_argument("--env", default="Pendulum-v1")
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--widths", type=int, nargs="*", default=[8, 32])

@@ -5,7 +5,7 @@
 
 Training: one update of every member, of the same networks on the same rows with the same loss and Adam. The loop is what one writes first:
 a module and a torch.optim.Adam for each member, one after the other; once with the library of products that offrl picks on this CPU, and
-once with the one that torch picks. Roll-outs: `--rollouts` x `--horizon` steps, with the uncertainty that
+once with the one that torch picks. Rollouts: `--rollouts` x `--horizon` steps, with the uncertainty that
 MOPO asks for (every member predicts) and without (one elite for each row). Rounds are interleaved, and ratios are taken within a round.
 """
 
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=7)
     parser.add_argument("--hidden", type=int, nargs="+", default=[200, 200, 200, 200])
     parser.add_argument("--small", type=int, nargs="+", default=[128, 128, 128], help="another size, trained only")
-    parser.add_argument("--replicas", type=int, default=8, help="that share the model in roll-outs")
+    parser.add_argument("--replicas", type=int, default=8, help="that share the model in rollouts")
     parser.add_argument("--rollouts", type=int, default=50_000)
     parser.add_argument("--horizon", type=int, default=5)
     parser.add_argument("--updates", type=int, default=100, help="of each round")
@@ -157,10 +157,10 @@ def main() -> None:
 
     updates = list(parts)
     parts |= {
-        "roll-outs, every member": roll(1, True),
-        "roll-outs, one elite for each row": roll(1, False),
-        f"roll-outs, every member, {args.replicas} replicas": roll(args.replicas, True),
-        f"roll-outs, one elite for each row, {args.replicas} replicas": roll(args.replicas, False),
+        "rollouts, every member": roll(1, True),
+        "rollouts, one elite for each row": roll(1, False),
+        f"rollouts, every member, {args.replicas} replicas": roll(args.replicas, True),
+        f"rollouts, one elite for each row, {args.replicas} replicas": roll(args.replicas, False),
     }
     times: dict[str, list[float]] = {name: [] for name in parts}
     for name in updates:
@@ -173,7 +173,7 @@ def main() -> None:
     sizes = [" x ".join(map(str, hidden)) for hidden in (args.hidden, args.small)]
     lines = [
         f"{words}, torch {torch.__version__}, {args.mode}; {args.members} members, batches of {config.batch_size}; "
-        f"{dataset.spec.name}. Roll-outs are of the larger model. Medians of {args.rounds} interleaved rounds; several replicas once.",
+        f"{dataset.spec.name}. Rollouts are of the larger model. Medians of {args.rounds} interleaved rounds; several replicas once.",
         "",
         "| what | time | per second |",
         "|---|---|---|",

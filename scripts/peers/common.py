@@ -43,7 +43,7 @@ def _own_output() -> None:
 def options(*more: tuple[str, dict[str, Any]]) -> argparse.Namespace:
     """The command line of a contestant; `more` are further arguments of argparse."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=1_000_000, help="transitions in the data set")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="transitions in the dataset")
     parser.add_argument("--replicas", type=int, default=1, help="seeds at once")
     parser.add_argument("--check", type=Path, help="print the losses of the updates in this file, and nothing else")
     for name, settings in more:

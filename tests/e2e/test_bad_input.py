@@ -35,7 +35,7 @@ def refused(result: Any, *words: str) -> None:
 NAMES = {
     "trian": ["unknown command 'trian'", "'train'"],
     "train algo=iqll": ["unknown algorithm 'iqll'", "Did you mean 'iql'"],
-    "train dataset=hopper-mediun-v2": ["unknown data set 'hopper-mediun-v2'", "Did you mean 'hopper-medium-v2'"],
+    "train dataset=hopper-mediun-v2": ["unknown dataset 'hopper-mediun-v2'", "Did you mean 'hopper-medium-v2'"],
     "train stepss=10": ["unknown setting 'stepss'", "Did you mean 'steps'"],
     "train algo.expectil=0.7": ["Did you mean 'algo.expectile'"],
     "train dataset.normalise_observations=true": ["Did you mean 'dataset.normalize_observations'"],

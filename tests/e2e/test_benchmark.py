@@ -210,7 +210,7 @@ def test_slurms_jobs_train_the_same(serial: Path, data: Path, tmp_path: Path) ->
 
 
 def deadly(folder: Path, marker: Path, data: Path) -> Path:
-    """A package that registers the data set `deadly`: loading it kills the process, once."""
+    """A package that registers the dataset `deadly`: loading it kills the process, once."""
     (folder / "deadly-1.dist-info").mkdir(parents=True)
     (folder / "deadly-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: deadly\nVersion: 1\n")
     (folder / "deadly-1.dist-info" / "entry_points.txt").write_text("[offrl.plugins]\ndeadly = deadly\n")

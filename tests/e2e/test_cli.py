@@ -263,7 +263,7 @@ def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_plugin_package(tmp_path: Path) -> None:
-    """An installed package with an entry point: its algorithm (without a YAML file) and its data set work by name."""
+    """An installed package with an entry point: its algorithm (without a YAML file) and its dataset work by name."""
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "import numpy as np\n"

@@ -25,7 +25,7 @@ def train(cache: Path, run: Path, **environment: str) -> tuple[str, str]:
         "-m",
         "offrl.cli",
         "train",
-        "algo=iql",
+        "algo=bc",  # whose code is compiled soonest
         "dataset=builtin",
         *SMALL,
         f"runs_dir={run.parent}",

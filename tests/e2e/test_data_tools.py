@@ -50,7 +50,7 @@ def test_bad_input_is_one_line(offrl: Offrl, write: Callable[..., Path]) -> None
         ("data subset good.hdf5 x.hdf5 top=2", "top=2.0 is out of range"),
         ("data subset good.hdf5 x.hdf5 episodes=0:0", "none in that range"),
         ("data merge good.hdf5 x.hdf5", "usage: offrl data merge A B"),
-        ("data doctor nothing-v2", "unknown data set 'nothing-v2'"),
+        ("data doctor nothing-v2", "unknown dataset 'nothing-v2'"),
     ):
         done = offrl(command)
         assert done.status == 2 and message in done.err and done.err.count("\n") == 1, (command, done)

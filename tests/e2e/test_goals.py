@@ -1,4 +1,4 @@
-"""Goal-conditioned runs from data to policies: OGBench's file, a Minari data set with goals."""
+"""Goal-conditioned runs from data to policies: OGBench's file, a Minari dataset with goals."""
 
 from __future__ import annotations
 

@@ -34,4 +34,4 @@ def test_doctor_of_faulty_data(offrl: Offrl, write: Callable[..., Path], tmp_pat
     data = write("bad.hdf5", rewards=np.full(300, np.nan, np.float32))
     result = offrl(f"data doctor {data} out=doctor")
     assert result.status == 1
-    assert "offrl refuses this data set as it is" in (tmp_path / "doctor" / "index.html").read_text()
+    assert "offrl refuses this dataset as it is" in (tmp_path / "doctor" / "index.html").read_text()

@@ -39,7 +39,7 @@ def test_returns_to_go_of_episodes_that_never_succeed() -> None:
     found = {int(s): float(g) for s, g in zip(batch["observations"][:, 0], batch["returns_to_go"], strict=True)}
     expected = [-1.5, -1, 0, -2, -2, -2, -1.75, -1.5, -1, -1.25, -0.5, -1]
     assert found == dict(enumerate(expected))
-    assert "returns_to_go" not in data.columns  # the data set is as it was
+    assert "returns_to_go" not in data.columns  # the dataset is as it was
 
 
 def test_an_undiscounted_return_has_no_limit() -> None:

@@ -296,7 +296,7 @@ def test_history_is_stacked_oldest_first_and_never_reaches_over_an_episodes_star
             at = row - back
             expected += [*x["observations"][max(at, start)], *(x["actions"][at] if at >= start else np.zeros(A))]
         np.testing.assert_allclose(found[i], expected, rtol=1e-6)
-    # and a roll-out builds the same inputs step by step
+    # and a rollout builds the same inputs step by step
     observations, actions = DATA.columns["observations"], DATA.columns["actions"]
     past = model.first_past(observations[10:11])
     for row in (10, 11, 12):

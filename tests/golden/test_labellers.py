@@ -1,4 +1,4 @@
-"""The models that label data sets, inverse dynamics and preferences: losses and whole updates against float64 NumPy."""
+"""The models that label datasets, inverse dynamics and preferences: losses and whole updates against float64 NumPy."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def rewards(algorithm: Any, ring: dict[str, Tensor]) -> list[float]:
 
 
 def test_the_ring_against_a_list(tmp_path: Path) -> None:
-    """Rows of ended roll-outs are dropped, the oldest ones overwritten, in the order of their steps."""
+    """Rows of ended rollouts are dropped, the oldest ones overwritten, in the order of their steps."""
     algorithm, state, _ = small.make(tmp_path, "mopo", rollouts=3, horizon=2, rollout_retain=1)
     ring, kept, number, g = state.buffers["ring"], [0.0] * 6, 1, np.random.default_rng(0)
     assert algorithm.rollouts.capacity == 6
@@ -283,7 +283,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         small.make(tmp_path, "mopo", penalty=1.0, uncertainty="none")
     with pytest.raises(UserError, match=r"algo\.penalty=5 is times an uncertainty"):
         fit(quiet, small.dataset(), {"penalty": [0.0, 5.0]})
-    with pytest.raises(UserError, match=r"algo\.sample_dropout=0\.05 of algo\.repeats=10 roll-outs is none"):
+    with pytest.raises(UserError, match=r"algo\.sample_dropout=0\.05 of algo\.repeats=10 rollouts is none"):
         fit(dataclasses.replace(quiet, sample_dropout=0.05, repeats=10), small.dataset())
     wrong = from_arrays(np.zeros((9, 2)), np.zeros((9, A)), np.zeros(9), np.ones(9, bool))
     with pytest.raises(UserError, match=r"trained on .* with observations"):

@@ -55,7 +55,7 @@ def test_limits(settings: dict[str, Any], limit: Any, tmp_path: Path) -> None:
 
 
 def test_halting(tmp_path: Path) -> None:
-    """Roll-outs of the algorithm beside those without a judge: the same until HALT, and nothing after it."""
+    """Rollouts of the algorithm beside those without a judge: the same until HALT, and nothing after it."""
     algorithm, state, source = make(tmp_path, threshold_scale=0.5, rollouts=40, horizon=4)
     limit, lowest = float(algorithm.limit(source)), X["rewards"][DATA.transition_rows().numpy()].min()
     told = algorithm.roll(state, source, rng.make_key(1))
@@ -80,7 +80,7 @@ def test_halting(tmp_path: Path) -> None:
     ("settings", "reward"), [({"halt_reward": -7.0}, -7.0), ({"halt_offset": 10.0}, float(X["rewards"].min()) - 10.0)], ids=str
 )
 def test_what_halting_costs(settings: dict[str, Any], reward: float, tmp_path: Path) -> None:
-    """The end of a roll-out: its value is that one reward, whatever the next state; the model's own terminations stay."""
+    """The end of a rollout: its value is that one reward, whatever the next state; the model's own terminations stay."""
     algorithm, _, source = make(tmp_path, **settings)
     flags = torch.tensor([False, False, True])
     outcome = Outcome(torch.zeros(3, OBS), torch.tensor([1.0, 2.0, 3.0]), flags, ~flags)
@@ -107,7 +107,7 @@ def test_halted_rows_end_in_the_ring(tmp_path: Path) -> None:
 
 
 def test_one_that_did_not_begin_is_not_counted(tmp_path: Path) -> None:
-    """`sample_dropout` leaves roll-outs out: the share is of the others."""
+    """`sample_dropout` leaves rollouts out: the share is of the others."""
     algorithm, _, source = make(tmp_path)
     limit = algorithm.limit(source)
     u = torch.tensor([[2.0, 0.0, 2.0, 0.0], [0.0, 2.0, 0.0, 0.0]]) * limit

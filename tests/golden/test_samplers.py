@@ -1,4 +1,4 @@
-"""Which transitions are drawn from a hand-made data set with every kind of episode end, and that disk and memory give the same batches."""
+"""Which transitions are drawn from a hand-made dataset with every kind of episode end, and that disk and memory give the same batches."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Recorder(Algorithm):
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> tuple[Dataset, Dataset]:
-    """The same data set in memory, and memory-mapped from the cache."""
+    """The same dataset in memory, and memory-mapped from the cache."""
     i = np.arange(3000, dtype=np.float32)
     terminals = (i % 97 == 96).astype(bool)
     np.savez(

@@ -57,7 +57,7 @@ def test_each_suite_has_a_protocol_and_data_sets_that_can_be_named(name: str) ->
 
 def test_sizes_of_the_suites() -> None:
     sizes = {n: len(suites.load(n).entries) for n in config_names("suite") if n != "own"}
-    # OGBench's table has 8 + 8 + 3 maze, 6 humanoid, 4 soccer, 8 cube, 2 scene and 8 puzzle data sets with states
+    # OGBench's table has 8 + 8 + 3 maze, 6 humanoid, 4 soccer, 8 cube, 2 scene and 8 puzzle datasets with states
     assert sizes == {
         "d4rl-gym": 9, "d4rl-antmaze": 6, "d4rl-maze2d": 3, "d4rl-adroit": 8, "d4rl-kitchen": 3, "minari-mujoco": 9, "neorl2": 7,
         "ogbench": 47,
@@ -71,11 +71,11 @@ def test_episodes_follow_the_protocol() -> None:
 
 def test_a_part_of_a_suite_and_a_wrong_name() -> None:
     assert [e.name for e in suites.load("d4rl-gym", ["hopper-medium-v2"]).entries] == ["hopper-medium-v2"]
-    with pytest.raises(UserError, match=r"no data set 'hopper-medum-v2'\. Did you mean 'hopper-medium-v2'"):
+    with pytest.raises(UserError, match=r"no dataset 'hopper-medum-v2'\. Did you mean 'hopper-medium-v2'"):
         suites.load("d4rl-gym", ["hopper-medum-v2"])
     with pytest.raises(UserError, match=r"unknown suite 'd4rlgym'. Did you mean 'd4rl-gym'"):
         suites.load("d4rlgym")
-    with pytest.raises(UserError, match=r"no data sets of its own"):
+    with pytest.raises(UserError, match=r"no datasets of its own"):
         suites.load("own")
 
 
@@ -104,7 +104,7 @@ def test_a_suite_file(tmp_path: Path) -> None:
         ("datasets: [a, a]", "named twice"),
         ("datasets: [a]\nsteps: lots", "steps='lots' must be a whole number"),
         ("datasets: [a]\nreferences: {a: {bc: good}}", "'good' is not a number"),
-        ("datasets: [hopper]\nreferences: {hoper: {bc: 1}}", "no data set of it. Did you mean 'hopper'"),
+        ("datasets: [hopper]\nreferences: {hoper: {bc: 1}}", "no dataset of it. Did you mean 'hopper'"),
         ("datasets: [a", "is not valid YAML"),
         ("- a", "must hold settings"),
     ],

@@ -111,7 +111,7 @@ def test_guesses_from_file_names() -> None:
     hopper = d4rl.guess("hopper_medium_expert.hdf5")
     assert hopper is not None and hopper.name == "hopper-medium-expert" and hopper.url is None
     assert (hopper.env_id, hopper.ref_min, hopper.ref_max) == ("Hopper-v4", -20.272305, 3234.3)
-    mixed = d4rl.guess("hopper_mixed")  # not the name of any D4RL data set
+    mixed = d4rl.guess("hopper_mixed")  # not the name of any D4RL dataset
     assert mixed is not None and mixed.name == "hopper-mixed" and mixed.ref_max == 3234.3
     ant = d4rl.guess("Ant_maze_hardest-maze_noisy_multistart_True_multigoal_False_sparse_fixed.hdf5")
     assert ant is not None and ant.env_kwargs == {"maze": "large"} and ant.ref_max == 1.0

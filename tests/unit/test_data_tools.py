@@ -1,4 +1,4 @@
-"""`offrl data convert`, `subset` and `merge` as functions: against arrays put together by hand, and on the real data sets."""
+"""`offrl data convert`, `subset` and `merge` as functions: against arrays put together by hand, and on the real datasets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offrl.data.transforms.episodes import subsample, top_fraction
 from offrl.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data sets are not at {SHARED}")
+real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real datasets are not at {SHARED}")
 LENGTHS = np.array([3, 1, 4, 2])
 START = np.array([0, 3, 4, 8])
 
@@ -356,7 +356,7 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
     refused(make("pixels", observations=np.zeros((10, 2, 2), np.uint8)), r"observations of shape \[2, 2\] instead of \[2\]")
     np.savez(tmp_path / "big.npz", **{k: v for k, v in columns().items() if k != "actions"}, actions=columns()["actions"] * 2)
     refused(config(tmp_path / "big.npz"), r"the actions range from -2 to 2 instead of -1 to 1.*dataset\.action_low")
-    with pytest.raises(UserError, match="two data sets at least"):
+    with pytest.raises(UserError, match="two datasets at least"):
         merge([plain], str(tmp_path / "m.hdf5"))
     hopper, walker = make("h", {"env_id": "Mine/A-v4"}), make("w", {"env_id": "Mine/B-v4"})
     with pytest.raises(UserError, match=r"recorded in Mine/B-v4, the other in Mine/A-v4"):

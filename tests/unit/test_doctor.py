@@ -90,7 +90,7 @@ def test_faults_come_first_with_their_cures(tmp_path: Path, name: str) -> None:
     with undrawn(name):
         findings, text = examined(tmp_path, FAULTY[name](columns()), format="columns" if name.startswith("no ") else "auto")
     assert findings.corrupting, findings.faults
-    assert "offrl refuses this data set as it is" in text
+    assert "offrl refuses this dataset as it is" in text
     for fault in findings.faults:
         assert fault.message in text and fault.cure in text
     page = (tmp_path / "out" / "index.html").read_text()

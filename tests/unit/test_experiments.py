@@ -1,4 +1,4 @@
-"""The published settings of single data sets: every file composes, for every data set that it is for, and holds what its source says."""
+"""The published settings of single datasets: every file composes, for every dataset that it is for, and holds what its source says."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
     assert bool(mine) != asked_for
     for name, value in experiments.dotted(values).items():
         assert not (isinstance(value, str) and value[:1].isdigit()), f"{name}: {value} is text in YAML 1.1; write 1.0e-4"
-    for dataset in mine[:1]:  # the rows of single data sets are checked below
+    for dataset in mine[:1]:  # the rows of single datasets are checked below
         config = settings(algo, dataset)
         assert config.experiment == experiment
         check_kinds(config.algo)
@@ -68,7 +68,7 @@ def test_a_row_is_for_a_data_set_of_a_benchmark_and_is_what_its_run_gets(experim
     algo, (_, common, rows) = experiment.partition("/")[0], experiments._experiment_file(experiment)
     benchmark = {"ogbench": OGBENCH, "text-tasks": TEXT}.get(experiment.partition("/")[2], D4RL)
     mine = [d for d in benchmark if experiments._fitting(d, rows) == row]
-    assert mine, "no data set of the benchmark has this row"
+    assert mine, "no dataset of the benchmark has this row"
     for part, schema in (("algo", registry.get("algo", algo).Config), ("dataset", DatasetConfig)):
         values = {k.removeprefix(f"{part}."): v for k, v in {**experiments.dotted(common), **experiments.dotted(rows[row])}.items()}
         values = {k: v for k, v in values.items() if k in schema.__dataclass_fields__ and "." not in k}
@@ -139,7 +139,7 @@ def test_no_data_set_of_a_suite_is_left_without_settings(algo: str, suite: str) 
             assert composing.experiment_settings(e, d)[0] or e in ("none", "edac/d4rl-antmaze", "sac_n/d4rl-antmaze"), d
 
 
-HAND_PICKED = {  # (algorithm, data set) -> numbers from specification A
+HAND_PICKED = {  # (algorithm, dataset) -> numbers from specification A
     ("rebrac", "hopper-medium-expert-v2"): {"actor_bc": 0.1, "critic_bc": 0.01, "batch_size": 1024, "learning_rate": 1e-3},
     ("rebrac", "/data/hopper_medium_replay.hdf5"): {"actor_bc": 0.05, "critic_bc": 0.5},
     ("rebrac", "hopper-medium-v2"): {"actor_bc": 0.01, "critic_bc": 0.001},
@@ -300,7 +300,7 @@ def test_a_run_that_is_told_otherwise() -> None:
     [
         ("dt", "hopper-medium-v2", 100_000, 100, {"target_return": 3600.0, "return_scale": 1000.0}),
         ("dt", "pen-human-v1", 100_000, 100, {"target_return": 3100.0}),
-        ("dt", "builtin", 6_000, 100, {}),  # the small data set has its own length
+        ("dt", "builtin", 6_000, 100, {}),  # the small dataset has its own length
         ("edt", "walker2d-medium-v2", 50_000, 100, {"batch_size": 256}),
         ("edt", "halfcheetah-medium-v2", 50_000, 100, {"batch_size": 128}),
         ("edt", "ant-medium-replay-v2", 50_000, 100, {"batch_size": 256}),

@@ -19,7 +19,7 @@ from offrl.settings.dataset import DatasetConfig
 
 
 def episodes(count: int, at: float, steps: int = 5, **more: Any) -> dict[str, Any]:
-    """Observations that tell which row of which data set they are; the later an episode, the worse its return."""
+    """Observations that tell which row of which dataset they are; the later an episode, the worse its return."""
     rows = count * steps
     ends = np.arange(rows) % steps == steps - 1
     return {
@@ -99,7 +99,7 @@ def test_marks_of_the_users_own_and_data_that_are_not_packed() -> None:
 
 
 def test_data_without_marks_name_the_cure() -> None:
-    with pytest.raises(UserError, match="name a data set with dataset"):
+    with pytest.raises(UserError, match="name a dataset with dataset"):
         ExpertSampler().prepare(dataset(2, 0.0))
     with pytest.raises(UserError, match="no transition is the expert's"):
         ExpertSampler().prepare(dataset(2, 0.0, expert=np.zeros(10, bool)))

@@ -76,7 +76,7 @@ def test_not_finite(tmp_path: Path, value: float, word: str, key: str, row: int,
     report = inspected(tmp_path, data)
     assert ("nan", "corrupting", episode, row) in found(report)
     assert f"'{key}' has {word}" in str(report) and f"first at episode {episode}, row {row}" in str(report)
-    assert "refuses this data set" in str(report)
+    assert "refuses this dataset" in str(report)
 
 
 def test_actions_outside_the_range(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_unreadable(tmp_path: Path) -> None:
 def test_real_file() -> None:
     path = Path(__file__).parents[2] / "../shared/data/d4rl/hopper_medium_replay.hdf5"
     if not path.exists():
-        pytest.skip("the shared data sets are not here")
+        pytest.skip("the shared datasets are not here")
     report = inspect_dataset(str(path))
     assert report.rows == 200_000 and report.corrupting == []
     assert report.returns is not None and report.lengths is not None

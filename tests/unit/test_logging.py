@@ -296,7 +296,7 @@ def test_duration(seconds: float, text: str) -> None:
 
 def test_pace_is_that_of_the_whole_where_work_comes_in_turns() -> None:
     pace, shown = Pace(), []
-    for _ in range(20):  # ten seconds of roll-outs with 50 updates, then 1,000 updates in five
+    for _ in range(20):  # ten seconds of rollouts with 50 updates, then 1,000 updates in five
         shown.append(pace.add(50, 10.0))
         shown += [pace.add(100, 0.5) for _ in range(10)]
     late = shown[110:]

@@ -185,7 +185,7 @@ def test_horizon_is_the_tasks(tmp_path: Path) -> None:
         ({"horizon": 0}, "horizon=0 is out of range"),
         ({"uncertainty": "none", "penalty": 1.0}, "uncertainty=none"),
         ({"uncertainty": "aleatroic"}, "Did you mean 'aleatoric'"),
-        ({"uncertainty": "density"}, "hand in the data set"),
+        ({"uncertainty": "density"}, "hand in the dataset"),
     ],
 )
 def test_settings_that_do_not_fit(model: Path, settings: dict[str, Any], message: str) -> None:

@@ -195,7 +195,7 @@ def test_report_says_what_roll_outs_were_like(tmp_path: Path, capsys: pytest.Cap
     settings = ope.OPEConfig(world_model=str(path), rollouts=2, horizon=3)
     command.report(ope.evaluate_policies(data, CANDIDATES, "model", settings))
     out = capsys.readouterr().out
-    assert "model: roll-outs of 3 steps, 0.0% of which leave the data's range" in out and "ranked by model" in out
+    assert "model: rollouts of 3 steps, 0.0% of which leave the data's range" in out and "ranked by model" in out
 
 
 def test_without_a_model_one_is_trained_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,7 +348,7 @@ def test_the_command_takes_other_data_and_tells_them_apart(trained, capsys):
         ([], "usage: offrl model RUN"),
         (["nowhere"], "does not exist"),
         (["RUN", "dataset=wide.hdf5", *RANGE], "has (4,) and 1 action"),
-        (["RUN", "dataset.format=d4rl"], "needs the data set itself"),
+        (["RUN", "dataset.format=d4rl"], "needs the dataset itself"),
         (["RUN", "odd=far"], "no setting 'odd'. Did you mean 'ood'?"),
     ],
 )

@@ -108,7 +108,7 @@ def test_rewards_and_observations_are_transformed_as_the_datas() -> None:
 
 @pytest.mark.parametrize("extra", [("next_actions",), ("returns_to_go",), ("next_actions", "returns_to_go")])
 def test_late_columns_are_those_of_the_data_sampler(extra: tuple[str, ...]) -> None:
-    """The rows of whole episodes, as the offline sampler gives them for a data set of the same episodes."""
+    """The rows of whole episodes, as the offline sampler gives them for a dataset of the same episodes."""
     sampler, chosen = TransitionSampler(extra), np.random.default_rng(0)
     with play() as made:
         rows = Rows(SPEC, columns_for(SPEC, sampler, torch.float32, "x"), 1, 1, RETURNS)

@@ -1,4 +1,4 @@
-"""Published scores: the numbers of the papers under the exact names of the data sets."""
+"""Published scores: the numbers of the papers under the exact names of the datasets."""
 
 from __future__ import annotations
 

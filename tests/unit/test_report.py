@@ -78,7 +78,7 @@ def make(
 
 
 def grid(root: Path) -> None:
-    """Two algorithms on two data sets of one family; iql is better."""
+    """Two algorithms on two datasets of one family; iql is better."""
     for dataset, base in (("hopper-medium-v2", 50.0), ("walker2d-medium-v2", 60.0)):
         make(root, "bc", dataset, level(base))
         make(root, "iql", dataset, level(base + 10))
@@ -131,7 +131,7 @@ def test_the_headline(tmp_path: Path) -> None:
     grid(tmp_path / "runs")
     text, _ = made(tmp_path / "runs", out=tmp_path / "out", baseline="bc")
     # IQM of 59, 60, 61, 69, 70, 71 without one and a half: floor(6 / 4) = 1 from each side: (60 + 61 + 69 + 70) / 4
-    assert "D4RL gym, 2 data sets, 3 seeds each: iql has the highest interquartile mean, 65.0" in text
+    assert "D4RL gym, 2 datasets, 3 seeds each: iql has the highest interquartile mean, 65.0" in text
     assert "bc 55.0" in text and "A run of iql beats one of bc with probability 1.00 (1.00 to 1.00)." in text
     assert "iql over bc" in text and "bc over iql" not in text
     assert "cells of 3 seeds" in text  # few seeds are said
@@ -159,7 +159,7 @@ def test_published_scores_and_those_of_a_benchmark(tmp_path: Path) -> None:
     paper = published("walker2d-medium-v2", "iql")
     assert paper is not None and float(cell(rows, "walker2d-medium-v2", "iql")["published"]) == paper.mean
     assert f"published {paper.mean:.1f}" in text and paper.source in text
-    assert text.startswith("offrl") is False and "d4rl-gym: bc, iql on 2 data sets" in text
+    assert text.startswith("offrl") is False and "d4rl-gym: bc, iql on 2 datasets" in text
 
 
 def test_two_runs_of_one_name_are_kept_apart(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_raw_returns_are_apart_and_it_is_said_why(tmp_path: Path) -> None:
     row = cell(rows, "pendulum", "bc")
     assert row["group"] == "raw returns" and row["unit"] == "return" and float(row["mean"]) == -200.0
     assert "Raw returns" in text and "no reference to be normalised by" in text and "pendulum: no reference scores" in text
-    assert "2 data sets: hopper-medium-v2, walker2d-medium-v2" in text  # it is in no average
+    assert "2 datasets: hopper-medium-v2, walker2d-medium-v2" in text  # it is in no average
 
 
 def test_unlike_suites_are_never_averaged(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_unlike_suites_are_never_averaged(tmp_path: Path) -> None:
         make(tmp_path / "runs", "iql", dataset, level(90), success=True)
     text, rows = made(tmp_path / "runs", out=tmp_path / "out")
     assert {r["group"] for r in rows} == {"D4RL gym", "D4RL antmaze"}
-    assert "D4RL gym: aggregates" in text and "D4RL antmaze: aggregates" in text and "4 data sets:" not in text
+    assert "D4RL gym: aggregates" in text and "D4RL antmaze: aggregates" in text and "4 datasets:" not in text
     assert "Success rates" in text and "50.0%" in text and float(cell(rows, "antmaze-umaze-v2", "bc")["success_mean"]) == 0.5
 
 

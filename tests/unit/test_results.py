@@ -274,7 +274,7 @@ def test_two_runs_of_one_name_with_other_settings(tmp_path: Path) -> None:
 
 
 def test_labels_are_the_same_on_all_data_sets(tmp_path: Path) -> None:
-    """Defaults differ between data sets and do not show; what was asked for does, also where it stands alone."""
+    """Defaults differ between datasets and do not show; what was asked for does, also where it stands alone."""
     make(tmp_path / "a")
     make(tmp_path / "b", dataset="antmaze-umaze-v2", algo={"temperature": 10.0})  # its own default, not asked for
     make(tmp_path / "c", dataset="walker2d-medium-v2", algo={"temperature": 5.0}, given={"algo.temperature": 5.0})
@@ -428,7 +428,7 @@ def test_what_may_be_averaged() -> None:
 
 
 def test_own_files_are_by_reference_and_family() -> None:
-    """A file that is called like a D4RL data set is not one."""
+    """A file that is called like a D4RL dataset is not one."""
     own = group(scored("hopper-medium", place("hopper-medium")))
     assert own == "own files (D4RL references, gym)" == group(scored("walk", place("walk", "Walker2d-v5")))
     assert group(scored("my-antmaze", place("my-antmaze", "offrl/D4RL-AntMaze-v0"))) == "own files (D4RL references, antmaze)"
@@ -463,7 +463,7 @@ def test_matrices(tmp_path: Path) -> None:
         for algorithm, seeds in (("bc", (0, 1)), ("iql", (0, 1, 2))):
             make(tmp_path / f"{algorithm}-{dataset}", algorithm=algorithm, dataset=dataset, seeds=seeds, score=score)
     make(tmp_path / "x", dataset="halfcheetah-medium-v2")  # iql only
-    make(tmp_path / "y", algorithm="td3_bc")  # one data set of three
+    make(tmp_path / "y", algorithm="td3_bc")  # one dataset of three
     make(tmp_path / "z", dataset="antmaze-umaze-v2", score=10.0)
     make(tmp_path / "raw", dataset="mine", where="mine in Pendulum-v1, gymnasium 1.4.0")
     (tmp_path / "raw" / "scores.csv").write_text((tmp_path / "raw" / "scores.csv").read_text().replace(",52.0,", ",,"))

@@ -26,7 +26,8 @@ MODULES, LARGER = 12, {"offrl/data": 15, "offrl/cli": 15}  # modules of a packag
 FLAT = ("algorithms", "envs", "envs/text", "offrl")  # one file for each paper or environment; offrl's are the contract
 LINES, PAPER_LINES = 300, 200  # of a module; of an algorithm's
 MEMBERS = 25  # public ones of `Algorithm`
-BANNED = ("them", "told", "said", "mine", "whole")  # pronouns and participles as names of variables
+# pronouns and participles as names of variables
+BANNED = ("them", "told", "said", "mine", "whole", "theirs", "ours", "found")
 
 SOURCES = {
     str(Path(folder, name).relative_to(ROOT)): Path(folder, name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""SINDy as a world model: units, members, roll-outs that stay in the data, and the run that leaves it."""
+"""SINDy as a world model: units, members, rollouts that stay in the data, and the run that leaves it."""
 
 from __future__ import annotations
 

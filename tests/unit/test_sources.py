@@ -20,7 +20,7 @@ from offrl.data.formats import d4rl, read_raw, resolve
 from offrl.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data sets are not at {SHARED}")
+real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real datasets are not at {SHARED}")
 
 OBS = np.arange(12, dtype=np.float64).reshape(6, 2)
 ACT = np.array([[-1.0], [1.0], [0.5], [0.0], [-0.5], [0.25]])
@@ -235,7 +235,7 @@ def test_stored_successors_agree_with_inferred_ones() -> None:
     assert (data.columns["next_observations"][ends] != data.columns["observations"][ends + 1]).any(1).all()
 
 
-# ---- the built-in data set ------------------------------------------------------------------------------------------------------------
+# ---- the built-in dataset ------------------------------------------------------------------------------------------------------------
 
 
 def test_builtin_layout_with_final_observations_and_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_builtin_layout_with_final_observations_and_references(tmp_path: Path, m
 def make_minari(
     root: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, goal: bool = False, discrete: bool = False, repeat: int = 1
 ) -> list[dict]:
-    """A data set written by Minari itself; the episodes that went in."""
+    """A dataset written by Minari itself; the episodes that went in."""
     minari = pytest.importorskip("minari")
     from gymnasium import spaces
     from minari.data_collector.episode_buffer import EpisodeBuffer

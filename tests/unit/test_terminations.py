@@ -1,4 +1,4 @@
-"""Known terminations and rewards: what the real environments say, and which data set they are found for."""
+"""Known terminations and rewards: what the real environments say, and which dataset they are found for."""
 
 from __future__ import annotations
 

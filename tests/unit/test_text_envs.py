@@ -1,4 +1,4 @@
-"""Text environments: the maze and Wordle against what is known of them, their data, windows of history and roll-outs."""
+"""Text environments: the maze and Wordle against what is known of them, their data, windows of history and rollouts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_maze_has_the_known_optimal_and_random_returns() -> None:
         best, mean, square = new_best, new_mean, new_square
     assert np.mean(list(best.values())) == pytest.approx(-6.84, abs=1e-9)
     random = float(np.mean(list(mean.values())))
-    error = np.sqrt(np.mean([square[c] - mean[c] ** 2 for c in maze.STARTS]) / 800)  # of 32 roll-outs from each of the 25 cells
+    error = np.sqrt(np.mean([square[c] - mean[c] ** 2 for c in maze.STARTS]) / 800)  # of 32 rollouts from each of the 25 cells
     assert abs(random - -86.3) < 2 * error < 2.5
 
 
@@ -234,7 +234,7 @@ def test_walks_are_the_seeds_and_told_in_other_words() -> None:
 
 
 def test_registered_data_are_episodes_of_their_tasks() -> None:
-    pytest.importorskip("offrl.data.text.dataset", reason="text data sets are not there yet")
+    pytest.importorskip("offrl.data.text.dataset", reason="text datasets are not there yet")
     data = registry.get("dataset", "text-maze-compact")(None)
     assert data.spec.text and data.spec.task == lookup("text-maze-compact") and len(data.episode_start) == 1_240
     assert data.spec.name == "text-maze-compact" and "5 3\n" in data.strings and "move left\n" in data.strings
@@ -364,7 +364,7 @@ def test_games_are_as_measured_and_told_as_the_environment_tells_them() -> None:
         assert said == game["final_obs"] and game["terminated"] and not game["truncated"]
 
 
-# ------------------------------------------------------------------------------------------------------- windows and roll-outs
+# ------------------------------------------------------------------------------------------------------- windows and rollouts
 
 
 def test_window_holds_the_last_texts() -> None:

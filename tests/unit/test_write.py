@@ -342,7 +342,7 @@ def test_infos_of_minari_become_columns(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.columns["positions"], example("more columns").columns["infos/qpos"])
     with pytest.raises(UserError, match="infos/nothing"):
         load(path, fields={"a": "infos/nothing"})
-    with pytest.raises(UserError, match=r"dataset\.fields\.observations=obs: of a Minari data set only infos"):
+    with pytest.raises(UserError, match=r"dataset\.fields\.observations=obs: of a Minari dataset only infos"):
         load(path, fields={"observations": "obs"})
 
 
@@ -370,7 +370,7 @@ def test_infos_of_arrow_data_sets_are_found(kind: str, tmp_path: Path, monkeypat
         minari.create_dataset_from_buffers("a-v0", buffers, observation_space=box, action_space=box, data_format=kind)
     raw = read_whole(DatasetConfig(name="a-v0"), Memory())
     assert sorted(k for k in raw.columns if k.startswith("infos")) == ["infos/deep/x", "infos/success"]
-    assert raw.columns["infos/success"].reshape(-1).tolist() == [False, True, False] * 2  # Arrow data sets keep one number as [T, 1]
+    assert raw.columns["infos/success"].reshape(-1).tolist() == [False, True, False] * 2  # Arrow datasets keep one number as [T, 1]
     assert raw.columns["infos/deep/x"][3].tolist() == [1.0, 2.0] and raw.final_columns["infos/deep/x"].tolist() == [[6, 7], [7, 8]]
 
 
@@ -540,7 +540,7 @@ def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert [p.name[:13] for p in tmp_path.iterdir()] == [".x.hdf5.part-"]  # hidden, and no data set's name
+    assert [p.name[:13] for p in tmp_path.iterdir()] == [".x.hdf5.part-"]  # hidden, and no dataset's name
     write_data(example("plain"), tmp_path / "x.hdf5")
 
 

@@ -14,7 +14,7 @@ class DynamicsSettings:
 
     name: str = "dynamics"
     members: int = setting(7, "models in the ensemble", low=1)
-    elites: int = setting(5, "how many of them, those with the smallest held-out error, roll-outs draw from", low=1)
+    elites: int = setting(5, "how many of them, those with the smallest held-out error, rollouts draw from", low=1)
     hidden: list[int] = setting([200, 200, 200, 200], "widths of the hidden layers", low=1)
     activation: str = setting("silu", "between layers", choices=tuple(ACTIVATIONS))
     residual: bool = setting(False, "hidden layers of equal width add their input")
@@ -48,5 +48,5 @@ class DynamicsSettings:
     )
     termination: str = setting("auto", "auto: the environment's own rule where it is known, else learned; never; or a rule's name")
     reward: str = setting("learned", "learned; auto: the environment's own where it is known; or a rule's name")
-    calibrated: bool = setting(False, "roll-outs use standard deviations scaled so that held-out intervals cover what they should")
+    calibrated: bool = setting(False, "rollouts use standard deviations scaled so that held-out intervals cover what they should")
     epoch: int | None = setting(None, "updates of an epoch; null: once through the data, or 250 where that is more", low=1)

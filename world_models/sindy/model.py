@@ -33,7 +33,7 @@ class SindySettings(sindy.SindyConfig):
 
     name: str = "sindy"
     batch_size: int = setting(256, "no meaning here: the fit takes all rows", low=1)
-    noise: bool = setting(False, "roll-outs add noise of the size of the one-step error")
+    noise: bool = setting(False, "rollouts add noise of the size of the one-step error")
     held_out: int = setting(1000, "random transitions for the error of each member", low=1)
     test_share: float = setting(
         0.05, "share of the episodes that are kept apart for the report; 0: fit to all", low=0.0, high=0.5, shared=True

@@ -57,7 +57,7 @@ def resolve(name: str, config: DatasetConfig) -> Source:
         form, name = prefix, rest
     if name == "builtin":
         if not BUILTIN.is_file():
-            raise UserError(f"the built-in data set is missing from this installation ({BUILTIN}); install offrl again")
+            raise UserError(f"the built-in dataset is missing from this installation ({BUILTIN}); install offrl again")
         return Source("builtin", name, BUILTIN)
     if form == "auto" and name in (loaders := registry.names("dataset")):
         return Source("registered", name, loader=loaders[name])
@@ -78,7 +78,7 @@ def resolve(name: str, config: DatasetConfig) -> Source:
         return Source("minari", name, minari.locate(name))
     known = _known_names()
     hint = nearest(name, known) or " `offrl data list` shows those that can be named"
-    raise UserError(f"unknown data set '{name}': no such file, and no D4RL, OGBench, Minari or registered name.{hint}")
+    raise UserError(f"unknown dataset '{name}': no such file, and no D4RL, OGBench, Minari or registered name.{hint}")
 
 
 def _known_names() -> list[str]:
@@ -109,7 +109,7 @@ def _by_path(path: Path, name: str, form: str) -> Source:
         if minari.data_folder(path) is None:
             inside = _data_files(path)
             hint = f"; it has the files {', '.join(inside[:5])}" if inside else ""
-            raise UserError(f"{path} is a folder without a Minari data set (no data/metadata.json){hint}")
+            raise UserError(f"{path} is a folder without a Minari dataset (no data/metadata.json){hint}")
         return Source("minari", "", path)
     if form != "auto":
         return Source(form, name, path)

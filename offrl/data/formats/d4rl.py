@@ -33,7 +33,7 @@ def locate(task: Task, config: DatasetConfig) -> Path:
     for folder in (os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"):
         if folder and (Path(folder).expanduser() / name).is_file():
             return Path(folder).expanduser() / name
-    return fetch(str(task.url), cache_dir(config.cache_dir) / "d4rl", verify, config.mirror, f"D4RL data set {task.name}")
+    return fetch(str(task.url), cache_dir(config.cache_dir) / "d4rl", verify, config.mirror, f"D4RL dataset {task.name}")
 
 
 def verify(path: Path) -> None:

@@ -25,7 +25,7 @@ ATTEMPTS = 4
 
 
 def fetch(
-    url: str, folder: Path, check: Callable[[Path], None], mirror: str | None = None, what: str = "data set", timeout: float = 30.0
+    url: str, folder: Path, check: Callable[[Path], None], mirror: str | None = None, what: str = "dataset", timeout: float = 30.0
 ) -> Path:
     """The file of `url` in `folder`, downloaded unless it is there.
 

@@ -55,12 +55,12 @@ def locate(name: str) -> Path:
             _remove_empty(folder)
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"Minari data set '{name}' is not in {root()} and cannot be downloaded ({reason}).{nearest(name, installed())} "
+            f"Minari dataset '{name}' is not in {root()} and cannot be downloaded ({reason}).{nearest(name, installed())} "
             "Without a network, copy its folder there or set MINARI_DATASETS_PATH"
         ) from None
     if not (folder / "data" / "metadata.json").is_file():
         _remove_empty(folder)
-        raise UserError(f"Minari data set '{name}' was not found on the server.{nearest(name, installed())}")
+        raise UserError(f"Minari dataset '{name}' was not found on the server.{nearest(name, installed())}")
     return folder
 
 
@@ -96,7 +96,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     """The dataset in the folder `path`. Without actions their column is zeros, whether or not there are any."""
     folder = data_folder(path)
     if folder is None:
-        raise UserError(f"{path} holds no Minari data set (no data/metadata.json)")
+        raise UserError(f"{path} holds no Minari dataset (no data/metadata.json)")
     try:
         meta = json.loads((folder / "metadata.json").read_text())
         actions, observations = json.loads(meta["action_space"]), json.loads(meta["observation_space"])
@@ -139,7 +139,7 @@ def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
     try:
         return Record.from_json(meta[RECORD])
     except ValueError as error:
-        warn(f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the data set is read by its layout alone")
+        warn(f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the dataset is read by its layout alone")
         return None
 
 
@@ -148,7 +148,7 @@ def _infos(config: DatasetConfig, record: Record | None, name: str) -> dict[str,
     infos = {c: tuple(c.removeprefix(INFOS).split("/")) for c in (extra_columns(record) if record else ()) if not c.startswith(INFOS)}
     for column, key in config.fields.items():
         if not str(key).startswith(INFOS):
-            raise UserError(f"{name}: dataset.fields.{column}={key}: of a Minari data set only infos/... can be chosen; the rest is fixed")
+            raise UserError(f"{name}: dataset.fields.{column}={key}: of a Minari dataset only infos/... can be chosen; the rest is fixed")
         infos[column] = tuple(str(key).removeprefix(INFOS).split("/"))
     return infos
 

@@ -150,7 +150,7 @@ def _decode(frame: Any) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError:
-        raise UserError("this data set holds JPEG images: pip install pillow") from None
+        raise UserError("this dataset holds JPEG images: pip install pillow") from None
     return np.asarray(Image.open(io.BytesIO(bytes(frame))))
 
 
@@ -197,7 +197,7 @@ def read_hdf5(folder: Path, kind: str, buffers: Buffers) -> None:
     """Episode after episode, converted to the buffers' dtypes on the way into them."""
     path = folder / "main_data.hdf5"
     if not path.is_file():
-        raise UserError(f"{path} is missing; the data set is incomplete")
+        raise UserError(f"{path} is missing; the dataset is incomplete")
     with open_hdf5(path) as file:
         names = numbered(iter(file), "episode_")
         for name in names:
@@ -214,12 +214,12 @@ def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise UserError("this data set is stored as Arrow: pip install pyarrow") from None
+        raise UserError("this dataset is stored as Arrow: pip install pyarrow") from None
     names = numbered((p.name for p in folder.iterdir() if p.is_dir()), "")
     for index, name in enumerate(names):
         files = sorted(p for p in (folder / name).iterdir() if p.suffix == f".{kind}")
         if not files:
-            raise UserError(f"{folder / name} has no .{kind} file; the data set is incomplete")
+            raise UserError(f"{folder / name} has no .{kind} file; the dataset is incomplete")
         try:
             tables = [pq.read_table(p) if kind == "parquet" else pa.ipc.open_file(pa.memory_map(str(p))).read_all() for p in files]
         except (pa.ArrowInvalid, OSError) as error:

@@ -48,13 +48,13 @@ def _arrow_infos(folder: Path) -> list[str]:
         import pyarrow as pa
         import pyarrow.dataset as ds
     except ImportError:
-        raise UserError("this data set is stored as Arrow: pip install pyarrow") from None
+        raise UserError("this dataset is stored as Arrow: pip install pyarrow") from None
 
     common: dict[str, Any] | None = None
     for episode in (p for p in folder.iterdir() if p.is_dir()):
         files = sorted(p for p in episode.iterdir() if p.suffix in (".arrow", ".parquet"))
         if not files:
-            raise UserError(f"{episode} has no .arrow or .parquet file; the data set is incomplete")
+            raise UserError(f"{episode} has no .arrow or .parquet file; the dataset is incomplete")
         schema = ds.dataset(str(files[0]), format=files[0].suffix[1:]).schema
         types: dict[str, Any] = {}
 

@@ -35,7 +35,7 @@ def locate(name: str, config: DatasetConfig) -> Path:
     for folder in (os.environ.get("OGBENCH_DATASET_DIR"), "~/.ogbench/data"):
         if folder and (Path(folder).expanduser() / f"{name}.npz").is_file():
             return Path(folder).expanduser() / f"{name}.npz"
-    return fetch(f"{URL}{name}.npz", cache_dir(config.cache_dir) / "ogbench", verify, config.mirror, f"OGBench data set {name}")
+    return fetch(f"{URL}{name}.npz", cache_dir(config.cache_dir) / "ogbench", verify, config.mirror, f"OGBench dataset {name}")
 
 
 def verify(path: Path) -> None:

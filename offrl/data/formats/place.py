@@ -54,7 +54,7 @@ def destination(target: str | Path, form: str, given: str = "", force: bool = Fa
         if not force:
             raise UserError(f"{place} exists; give another name, or force=true to replace it")
         if place.is_dir() and (form != "minari" or minari.data_folder(place) != place / "data"):
-            raise UserError(f"{place} is a folder that holds no Minari data set, and is not replaced; give another name")
+            raise UserError(f"{place} is a folder that holds no Minari dataset, and is not replaced; give another name")
     return place, data_id
 
 
@@ -64,7 +64,7 @@ def _place(target: str, form: str, given: str) -> tuple[Path, str]:
         raise UserError(f"data are written as {' or '.join(FORMS)}, not '{form}'")
     if form == "d4rl":
         if path.suffix.lower() not in D4RL_SUFFIX:
-            raise UserError(f"{target}: a D4RL file ends in .hdf5; write {target}.hdf5, or format=minari for a Minari data set")
+            raise UserError(f"{target}: a D4RL file ends in .hdf5; write {target}.hdf5, or format=minari for a Minari dataset")
         return path, ""
     if form == "jsonl":
         if not path.name.lower().endswith(TEXT_SUFFIX):
@@ -75,10 +75,10 @@ def _place(target: str, form: str, given: str) -> tuple[Path, str]:
     if path.suffix.lower() in (".npz", ".npy", ".parquet", ".pq", ".hdf", ".csv", ".json", ".zip", ".pkl", *TEXT_SUFFIX):
         raise UserError(
             f"{target}: data are written as D4RL HDF5 (a name that ends in .hdf5), texts as JSON lines (.jsonl), "
-            "and both as Minari data sets (an id, or a folder)"
+            "and both as Minari datasets (an id, or a folder)"
         )
     if path.suffix.lower() in D4RL_SUFFIX:
-        raise UserError(f"{target}: a Minari data set is an id such as mine/{path.stem}-v0, or a folder, not a file")
+        raise UserError(f"{target}: a Minari dataset is an id such as mine/{path.stem}-v0, or a folder, not a file")
     is_path = target.startswith((".", "~", "/", "\\")) or path.is_absolute() or not minari.ID.fullmatch(target)
     if not is_path:
         return minari.root() / target, target

@@ -53,7 +53,7 @@ def write_data(
     Raises UserError when `raw` is no dataset, `target` does not fit or exists, the disk is full, or what is read back differs.
     """
     if form == "jsonl":
-        raise UserError(f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari data set")
+        raise UserError(f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset")
     about = _named(about or {})
     place, data_id = destination(target, form, str(about.get("dataset_id") or ""), force)
     raw = canonical_raw(raw)

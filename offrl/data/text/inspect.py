@@ -75,7 +75,7 @@ class TextReport:
             lines.append("  no faults found")
         lines += [f"  {'FAULT' if f.severity == 'corrupting' else 'warning'} [{f.kind}] {f}" for f in self.faults]
         if self.corrupting:
-            lines.append(f"  {len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this data set as it is")
+            lines.append(f"  {len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as it is")
         return "\n".join(lines)
 
     __str__ = render
@@ -122,7 +122,7 @@ def text_report(file: TextFile, path: str = "") -> TextReport:
         notes=list(dataset.notes),
         environment="" if task is None else (task.env_id or task.name).rpartition(":")[2] + (f": {task.note}" if task.note else ""),
         scores=task.normalise(returns) if task is not None else None,
-        reference=task.ref_label or "reference scores of the data set" if task is not None else "",
+        reference=task.ref_label or "reference scores of the dataset" if task is not None else "",
     )
 
 

@@ -42,7 +42,7 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
     refuse_settings(config, name)
     record = meta.get(minari.RECORD, {}).get(RECORD, {}) if isinstance(meta.get(minari.RECORD), dict) else {}
     if record and [record.get("episodes"), record.get("turns")] != [meta.get("total_episodes"), meta.get("total_steps")]:
-        warn(f"{folder}: the episodes are not those that offrl wrote; the data set is read by its layout alone")
+        warn(f"{folder}: the episodes are not those that offrl wrote; the dataset is read by its layout alone")
         record = {}
     builder = TextBuilder(name, None, str(folder), "minari")
     builder.version = str(meta.get("minari_version", ""))
@@ -117,11 +117,11 @@ def _arrow(folder: Path) -> Iterator[tuple[str, Any]]:
         import pyarrow as pa
         import pyarrow.dataset as ds
     except ImportError:
-        raise UserError("this data set is stored as Arrow: pip install pyarrow") from None
+        raise UserError("this dataset is stored as Arrow: pip install pyarrow") from None
     for name in numbered((p.name for p in folder.iterdir() if p.is_dir()), ""):
         files = sorted(str(p) for p in (folder / name).iterdir() if p.suffix in (".arrow", ".parquet"))
         if not files:
-            yield f"episode {name}", UserError(f"{folder}: episode {name} has no .arrow or .parquet file; the data set is incomplete")
+            yield f"episode {name}", UserError(f"{folder}: episode {name} has no .arrow or .parquet file; the dataset is incomplete")
             continue
         try:
             table = ds.dataset(files, format=Path(files[0]).suffix[1:]).to_table()

@@ -81,7 +81,7 @@ def _write_minari(folder: Path, data_id: str, dataset: Dataset, about: dict[str,
         import minari as library
         from minari.dataset.minari_storage import MinariStorage
     except ImportError:
-        raise UserError("Minari data sets need Minari: pip install 'minari[hdf5]'; or write JSON lines (.jsonl)") from None
+        raise UserError("Minari datasets need Minari: pip install 'minari[hdf5]'; or write JSON lines (.jsonl)") from None
     from gymnasium.spaces import Text
 
     name = dataset.spec.name

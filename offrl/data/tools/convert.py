@@ -98,7 +98,7 @@ def merge(
     kinds or ranges of actions, or environments differ.
     """
     if len(configs) < 2:
-        raise UserError("offrl data merge needs two data sets at least, and the name of the new one")
+        raise UserError("offrl data merge needs two datasets at least, and the name of the new one")
     form = _form(out, form, force)
     read = [_texts(config) for config in configs]
     if any(t is not None for t in read):
@@ -130,7 +130,7 @@ def _refuse_transforms(config: DatasetConfig) -> None:
     default = DatasetConfig()
     changed = [k for k in (*DatasetConfig.TRANSFORMS, "drop_timeout_rows") if getattr(config, k) != getattr(default, k)]
     if changed:
-        raise UserError(f"dataset.{changed[0]} is for loading data, not for making data sets; leave it out (offrl data subset keeps parts)")
+        raise UserError(f"dataset.{changed[0]} is for loading data, not for making datasets; leave it out (offrl data subset keeps parts)")
 
 
 def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
@@ -232,7 +232,7 @@ def _write_texts(
     texts: TextFile, out: str, form: str, steps: list[str], force: bool, progress: Progress | None, notes: Sequence[str] = ()
 ) -> Written:
     if form == "d4rl":
-        raise UserError(f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari data set")
+        raise UserError(f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari dataset")
     path = text_tools.write(texts, out, form, [f"{step}; {_maker()}" for step in steps], force, progress)
     dataset = texts.dataset
     left_out = [f"left out: {fault}" for fault in texts.faults]

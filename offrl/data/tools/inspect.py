@@ -94,7 +94,7 @@ class Report:
         for fault in self.faults:
             lines.append(f"  {'FAULT' if fault.severity == 'corrupting' else 'warning'} [{fault.kind}] {fault}")
         if self.corrupting:
-            lines.append(f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this data set as it is")
+            lines.append(f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is")
         return "\n".join(lines)
 
     __str__ = render
@@ -147,7 +147,7 @@ def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
         returns=returns,
         lengths=lengths,
         scores=scores,
-        reference=task.ref_label or "reference scores of the data set" if task is not None else "",
+        reference=task.ref_label or "reference scores of the dataset" if task is not None else "",
         terminations=terminated,
         duplicates=duplicates,
         first_duplicate=first,

@@ -86,7 +86,7 @@ class ExpertSampler:
         name = dataset.spec.name
         if EXPERT not in dataset.columns:
             raise UserError(
-                f"{name}: the algorithm imitates an expert and the data do not say which rows are one's: name a data set with "
+                f"{name}: the algorithm imitates an expert and the data do not say which rows are one's: name a dataset with "
                 f"dataset.expert=PATH, or a column that marks them with dataset.fields.{EXPERT}=KEY"
             )
         marks = dataset.columns[EXPERT].reshape(len(dataset), -1).ne(0).any(-1)
