@@ -33,6 +33,7 @@ from tests.support.cases import (
     BASE,
     BATCH,
     BATCHED,
+    RELATIVES,
     WAITING,
     Case,
     a_batch,
@@ -188,10 +189,10 @@ def moments(algorithm: Algorithm) -> tuple[int, ...]:
     return (1, 4, 7) if algorithm.traits.period > 1 or type(algorithm).refresh is not Algorithm.refresh else (4,)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=str(c), marks=pytest.mark.slow if c.settings or (c.discrete and c.name not in FAMILIES) else ()) for c in ALL],
-)
+SPARED = [c.settings or c.name in RELATIVES or (c.discrete and c.name not in FAMILIES) for c in ALL]
+
+
+@each([pytest.param(c, marks=pytest.mark.slow if spared else ()) for c, spared in zip(ALL, SPARED, strict=True)])
 def test_resumes_bit_for_bit(case: Case, tmp_path: Path) -> None:
     """Interrupted at every moment that differs, and each time taken up from a file by a new algorithm and a new step."""
     algorithm = case.make()

@@ -103,7 +103,7 @@ def test_what_a_grid_leaves(serial: Path, data: Path, capfd: pytest.CaptureFixtu
     out = capfd.readouterr().out
     title, header, _, *table = [line for line in out.splitlines() if line]
     assert title == "own: last evaluation, mean over 3 seeds [95% interval], after 60 updates"
-    assert header.split() == ["data", "set", "bc", "iql"] and [line.split()[0] for line in table] == ["hopper_a", "hopper_b"]
+    assert header.split() == ["dataset", "bc", "iql"] and [line.split()[0] for line in table] == ["hopper_a", "hopper_b"]
     assert {p: p.stat().st_mtime_ns for p in folder.glob("*/checkpoints/*")} == before
     # one by one, as offrl train would
     monkeypatch.chdir(serial)

@@ -166,6 +166,7 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
     assert largest_difference(after, state) <= 1e-5
 
 
+@pytest.mark.slow
 def test_groups_share_memory_and_keep_their_numbers() -> None:
     """C7: one pool of memory for the graphs of all groups; each group has its own state."""
     case = next(c for c in cases.BASE if c.name == "iql" and not c.discrete)

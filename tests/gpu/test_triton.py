@@ -53,6 +53,7 @@ def update_code(case: Any) -> str:
     return code_for(update, *leaves)
 
 
+@pytest.mark.slow
 def test_random_numbers_are_no_index_arithmetic() -> None:
     assert not index_constants(code_for(draws, KEYS, TABLE))
 

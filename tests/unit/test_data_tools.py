@@ -79,7 +79,8 @@ def equal(a: Dataset, b: Dataset) -> None:
 @real
 @pytest.mark.parametrize(
     "name",
-    ["d4rl/hopper_medium.hdf5", "d4rl/halfcheetah_medium_replay.hdf5", "minari/D4RL/door/human-v2", "d3rlpy/pendulum_v1.1.0.h5",
+    [*(pytest.param(f"d4rl/{name}.hdf5", marks=pytest.mark.slow) for name in ("hopper_medium", "halfcheetah_medium_replay")),
+     "minari/D4RL/door/human-v2", "d3rlpy/pendulum_v1.1.0.h5",
      "ogbench/pointmaze-medium-navigate-v0-val.npz"],
 )  # fmt: skip
 def test_real_data_through_both_layouts(name: str, tmp_path: Path) -> None:

@@ -108,15 +108,16 @@ def run_foreign(given: dict[Path, dict[str, np.ndarray]]) -> list[np.ndarray]:
 
 
 @needs_onnx
-def test_files_agree_with_numpy_in_a_process_without_offrl(tmp_path: Path) -> None:
-    """Deterministic (td3_bc), Gaussian (iql), squashed Gaussian (bc) and categorical (iql) policies."""
+@pytest.mark.parametrize("policies", [["iql"], pytest.param(["td3_bc", "bc"], marks=pytest.mark.slow)], ids="-".join)
+def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], tmp_path: Path) -> None:
+    """Gaussian (iql), deterministic (td3_bc), squashed Gaussian (bc) and categorical (iql) policies."""
     draw = np.random.default_rng(1)
     observations = (draw.normal(size=(50, 5)) * CONTINUOUS.observation_std + CONTINUOUS.observation_mean).astype(np.float32)
     expected: dict[Path, np.ndarray] = {}
     given: dict[Path, dict[str, np.ndarray]] = {}
-    for name, settings in (("td3_bc", {}), ("iql", {}), ("bc", {"policy": "tanh_gaussian"})):
-        policy = trained(name, **settings)
-        for format in SUFFIX if name == "iql" else ("onnx",):
+    for name in policies:
+        policy = trained(name, **({"policy": "tanh_gaussian"} if name == "bc" else {}))
+        for format in SUFFIX:
             result = export_policy(policy, tmp_path / name / f"p{SUFFIX[format]}", format)
             assert result.check.passed and result.check.largest < 1e-5
             expected[result.path], given[result.path] = by_numpy(policy, observations), {"observations": observations}
@@ -258,10 +259,10 @@ OWN_GOALS = dataclasses.replace(CONTINUOUS, goal_dim=3)
     ("name", "format", "spec", "settings"),
     [
         pytest.param("hiql", "onnx", CONTINUOUS, {}, marks=needs_onnx),
-        ("hiql", "pt2", CONTINUOUS, {}),
+        pytest.param("hiql", "pt2", CONTINUOUS, {}, marks=pytest.mark.slow),
         ("gciql", "pt2", OWN_GOALS, {}),
-        pytest.param("crl", "onnx", DISCRETE, {}, marks=needs_onnx),
-        ("fb", "pt2", CONTINUOUS, {"task": "goal"}),
+        pytest.param("crl", "onnx", DISCRETE, {}, marks=[needs_onnx, pytest.mark.slow]),
+        pytest.param("fb", "pt2", CONTINUOUS, {"task": "goal"}, marks=pytest.mark.slow),
     ],
 )
 def test_goals_are_an_input(tmp_path: Path, format: str, name: str, spec: DataSpec, settings: dict[str, Any]) -> None:

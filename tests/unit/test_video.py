@@ -94,6 +94,7 @@ def frames(path: Path) -> list[np.ndarray]:
     return [np.asarray(f) for f in iio.mimread(path, memtest=False)]
 
 
+@pytest.mark.slow
 def test_every_picture_of_every_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shades tell which step each tile shows; a replica that is over stays, dimmed; all pictures are there."""
     run = run_of(tmp_path, [4, 9, 12])
@@ -253,7 +254,8 @@ except NoVideo as error:
 """
 
 
-@pytest.mark.parametrize("size", ["small", pytest.param("larger than MuJoCo's buffer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["small", "larger than MuJoCo's buffer"])
 def test_mujoco(size: str, tmp_path: Path) -> None:
     """In a process of its own, for the back end is chosen when MuJoCo is imported. No warning: the returns are the scored ones."""
     arguments = [sys.executable, "-c", MUJOCO, str(tmp_path), "Hopper-v5", *(["large"] if size != "small" else [])]
