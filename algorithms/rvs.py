@@ -23,8 +23,8 @@ class RvSConfig(OutcomeSettings):
     name: str = "rvs"
     condition: str = setting(
         "average",
-        "average: the return to go divided by the steps that are left until `longest`, and when acting a constant; to_go: the return that "
-        "is left, less with every reward (RCSL)",
+        "average: the return to go divided by the steps that are left until `max_length`, and when acting a constant; to_go: the return "
+        "that is left, less with every reward (RCSL)",
         choices=("average", "to_go"),
     )
 

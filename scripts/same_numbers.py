@@ -37,6 +37,10 @@ RENAMED: dict[str, str] = {
     "rollout_retain": "retain",
     "gradient_samples": "followed",
     "penalised_states": "pushed",
+    "accepted_episodes": "wanted",
+    "max_length": "longest",
+    "plan_max_length": "plan_longest",
+    "term_dropout": "dropped",
 }
 
 COMMON = (
@@ -76,7 +80,7 @@ SMALL: dict[str, Any] = {  # for the algorithms that have the setting
     "recurrent_width": 16,
     "behaviour_steps": 10,
     "behaviour_hidden": "[16]",
-    "wanted": 20,
+    "accepted_episodes": 20,
     "policy_steps": 10,
     "values_updates": 10,
     # hierarchies, representations

@@ -31,12 +31,12 @@ def collect(
     threshold: float,
     horizon: int,
     batch: int,
-    wanted: int,
+    accepted: int,
     most: int,
     tell: Tell | None = None,
 ) -> Kept:
-    """Play from first observations of the data, `batch` episodes at a time, until `wanted` have a return above `threshold`, or `most` are
-    played; where none has, take the `wanted` ones with the largest returns.
+    """Play from first observations of the data, `batch` episodes at a time, until `accepted` have a return above `threshold`, or `most` are
+    played; where none has, take the `accepted` ones with the largest returns.
 
     An episode lasts until the model ends it, or `horizon` steps, and does not count if it leaves the range that the tree allows: there the
     model knows nothing. Its rewards are those that the model's elites expect on the way that was drawn, not drawn ones: the largest of
@@ -51,7 +51,7 @@ def collect(
     parts: list[dict[str, Tensor]] = []
     best: dict[str, Tensor] | None = None  # so far, of those that do not beat the data
     played = beat = left = 0
-    while played < most and beat < wanted:
+    while played < most and beat < accepted:
         begin, go = rng.split(rng.fold_in(key, played // batch))
         rows = rng.randint(begin, (batch,), len(first))
         rollouts = expected(model, tree, branched(model, tree, act, observations[rows], past[rows], horizon, go))
@@ -62,9 +62,9 @@ def collect(
         played, beat, left = played + batch, beat + int(better.sum()), left + int((~inside).sum())
         if not beat:
             candidates = choose(rollouts, returns, torch.nonzero(inside).squeeze(-1))
-            best = merge([*([best] if best else []), candidates], wanted)
+            best = merge([*([best] if best else []), candidates], accepted)
         if tell is not None:
-            tell(f"{played:,} episodes played in the model, {beat:,} above the data's best return {threshold:g} (until {wanted:,} are)")
+            tell(f"{played:,} episodes played in the model, {beat:,} above the data's best return {threshold:g} (until {accepted:,} are)")
     episodes = merge(parts) if beat else best
     if episodes is None or not len(episodes["returns"]):
         raise UserError(

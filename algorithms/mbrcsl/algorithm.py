@@ -61,7 +61,7 @@ class MBRCSLConfig(OutcomeSettings):
     behaviour_learning_rate: float = setting(1e-4, "its learning rate", low=0.0, place=True, shared=True)
     rollouts: int = setting(10_000, "episodes played in the model at most", low=1, place=True)
     rollout_batch: int = setting(200, "episodes played at a time", low=1, place=True)
-    wanted: int = setting(100, "no more are played once so many promise more than the data's best return", low=1, place=True)
+    accepted_episodes: int = setting(100, "no more are played once so many promise more than the data's best return", low=1, place=True)
     horizon: int | None = setting(None, "steps of such an episode at most; null: the data's longest episode", low=1, place=True)
     range_margin: float = setting(
         0.05,

@@ -42,7 +42,7 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
     """The file of episodes that a behaviour policy plays in a model, made now unless it is there. Raises UserError."""
     c, spec = config.algo, dataset.spec
     horizon = c.horizon or int(dataset.episode_lengths().max())
-    settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "wanted", "range_margin")}
+    settings = {name: getattr(c, name) for name in ("rollouts", "rollout_batch", "accepted_episodes", "range_margin")}
     identity = [world_model.identity, behaviour.identity, dataset.fingerprint, horizon, settings]
     name = "".join(x if x.isalnum() or x in "-_." else "-" for x in spec.name)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
@@ -62,7 +62,7 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
             columns, about = imagined.collect(
                 model.model, tree, act, data, rng.make_key(SEED, device),
                 threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()), horizon=horizon, batch=c.rollout_batch,
-                wanted=c.wanted, most=c.rollouts, tell=None if config.quiet else lambda text: print(text, flush=True),
+                accepted=c.accepted_episodes, most=c.rollouts, tell=None if config.quiet else lambda text: print(text, flush=True),
             )  # fmt: skip
         origin = {"world_model": world_model.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
         about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}

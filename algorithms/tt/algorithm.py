@@ -83,7 +83,7 @@ class TTConfig:
     action_top_k: int = setting(0, "nor from any but so many; 0: from all, 1: the most probable", low=0)
     observation_top_k: int = setting(1, "observations are drawn from so many tokens; 0: from all, 1: the most probable", low=0)
     plan_context: int = setting(5, "steps that planning begins with at most, the one that is planned first included", low=2)
-    plan_longest: int | None = setting(
+    plan_max_length: int | None = setting(
         None,
         "steps after which planning forgets all but the last plan_context - 1, and computes their keys anew (the authors: plan_context, so "
         "after every step; about half as fast); at most context; null: context",
@@ -116,10 +116,10 @@ class TT(Algorithm):
         if c.width % c.heads:
             raise UserError(f"algo.width={c.width} is no multiple of algo.heads={c.heads}")
         start = min(c.plan_context, c.context)
-        self.longest = c.context if c.plan_longest is None else c.plan_longest
+        self.longest = c.context if c.plan_max_length is None else c.plan_max_length
         if not start <= self.longest <= c.context:
             raise UserError(
-                f"algo.plan_longest={self.longest} must be at least algo.plan_context={start}, and at most algo.context={c.context}"
+                f"algo.plan_max_length={self.longest} must be at least algo.plan_context={start}, and at most algo.context={c.context}"
             )
         # tokens of an observation, of an action, and of a step
         self.sizes = s.observation_dim, 1 if s.discrete else s.action_dim

@@ -71,10 +71,10 @@ class OutcomeSettings(TargetReturnSettings):
     condition: str = setting(
         "to_go",
         "to_go: the return that is left, less with every reward; average: the return to go divided by the steps that are left until "
-        "`longest`, and when acting a constant",
+        "`max_length`, and when acting a constant",
         choices=("average", "to_go"),
     )
-    longest: int | None = setting(None, "condition=average: steps of the longest episode; null: of those in the data", low=1)
+    max_length: int | None = setting(None, "condition=average: steps of the longest episode; null: of those in the data", low=1)
     policy: str = setting(
         "gaussian",
         "gaussian, tanh_gaussian: negative log-likelihood; deterministic: squared error (discrete actions: always categorical)",
@@ -109,8 +109,8 @@ class OutcomeConditioned(Algorithm):
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         config = fit_target_return(config, dataset)
-        if config.longest is None:
-            config = dataclasses.replace(config, longest=int(dataset.episode_lengths()[drawn_episodes(dataset)].max()))
+        if config.max_length is None:
+            config = dataclasses.replace(config, max_length=int(dataset.episode_lengths()[drawn_episodes(dataset)].max()))
         return config
 
     def modules(self) -> dict[str, nn.Module]:
@@ -136,8 +136,8 @@ class OutcomeConditioned(Algorithm):
         share = returns / self.config.return_scale
         if self.config.condition != "average":
             return share
-        steps_to_go = (self.config.longest - timesteps).clamp(min=1)
-        return share * self.config.longest / steps_to_go
+        steps_to_go = (self.config.max_length - timesteps).clamp(min=1)
+        return share * self.config.max_length / steps_to_go
 
     def actor(self, state: TrainState) -> Actor:
         return OutcomeActor(self, state)

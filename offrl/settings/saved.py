@@ -18,6 +18,10 @@ RENAMED = {
     "retain": "rollout_retain",
     "followed": "gradient_samples",
     "pushed": "penalised_states",
+    "wanted": "accepted_episodes",
+    "longest": "max_length",
+    "plan_longest": "plan_max_length",
+    "dropped": "term_dropout",
 }
 
 

@@ -131,7 +131,7 @@ def timing(policy: TrainedPolicy, dataset: Dataset, widths: list[int], rounds: i
     actor: Any = policy.actor
     context = policy.algorithm.config.context
     for width, episodes in [(w, e) for w in widths for e in (1, 10)]:
-        short, long = (changed(policy, beam_width=width, plan_longest=n) for n in (actor.search.context, context))
+        short, long = (changed(policy, beam_width=width, plan_max_length=n) for n in (actor.search.context, context))
         prefix, key = prefixes(policy, dataset, episodes), rng.make_key(0)
         cases = {
             name: partial(run, p, prefix, key) for name, run, p in (("anew", anew, short), ("kept", kept, short), ("longer", kept, long))

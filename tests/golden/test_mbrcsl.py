@@ -75,7 +75,7 @@ def collect(steps: dict[float, float], dataset: Dataset | None = None, **options
     calls: list[int] = []
     horizon = options.get("horizon", 4)
     tree = {"low": torch.tensor([LOW]), "high": torch.tensor([HIGH]), "elites": torch.tensor([0, 1])}
-    given = {"threshold": 1.0, "horizon": horizon, "batch": 6, "wanted": 5, "most": 60, **options}
+    given = {"threshold": 1.0, "horizon": horizon, "batch": 6, "accepted": 5, "most": 60, **options}
     return imagined.collect(Line(), tree, act, dataset or data(), KEY, **given)
 
 
@@ -211,6 +211,13 @@ def test_updates_of_the_behaviour_policy(steps: int, given: int | None, expected
 
 def test_published_defaults() -> None:
     c = registry.get("algo", "mbrcsl").Config()
-    published = {"learning_rate": 5e-5, "weight_decay": 0.1, "hidden": [1024, 1024], "batch_size": 256, "rollout_batch": 200, "wanted": 100}
+    published = {
+        "learning_rate": 5e-5,
+        "weight_decay": 0.1,
+        "hidden": [1024, 1024],
+        "batch_size": 256,
+        "rollout_batch": 200,
+        "accepted_episodes": 100,
+    }
     assert {k: getattr(c, k) for k in published} == published
     assert c.members == 7 and c.condition == "to_go" and c.policy == "deterministic" and c.behaviour_hidden == [512] * 3

@@ -42,7 +42,7 @@ def make(dataset: Dataset, **settings: Any) -> tuple[Any, TrainState]:
 def test_found_in_the_data() -> None:
     """Returns are 10, 18 and 50: the last episode goes on beyond the data, so neither its return nor its steps count."""
     algorithm, _ = make(data())
-    assert algorithm.config.target_return == 18.0 and algorithm.config.return_scale == 18.0 and algorithm.config.longest == 4
+    assert algorithm.config.target_return == 18.0 and algorithm.config.return_scale == 18.0 and algorithm.config.max_length == 4
     source = algorithm.sampler().prepare(data())
     batch = algorithm.sampler()(source, KEY, 200)
     found = {(int(t), float(r)) for t, r in zip(batch["timesteps"].flatten(), batch["returns_to_go"].flatten(), strict=True)}

@@ -176,7 +176,7 @@ def test_published_defaults() -> None:
     c = KIND.Config()
     published = {"learning_rate": 6e-4, "weight_decay": 0.1, "clip_norm": 1.0, "batch_size": 256, "context": 10, "width": 128, "layers": 4}
     published |= {"heads": 4, "dropout": 0.1, "bins": 100, "discount": 0.99, "action_weight": 5, "reward_weight": 1, "value_weight": 1}
-    published |= {"beam_expand": 2, "action_cdf": 0.6, "observation_top_k": 1, "plan_context": 5, "plan_every": 1, "plan_longest": None}
+    published |= {"beam_expand": 2, "action_cdf": 0.6, "observation_top_k": 1, "plan_context": 5, "plan_every": 1, "plan_max_length": None}
     assert {k: getattr(c, k) for k in published} == published
     adam = make(data(), batch_size=8).optimizer("trajectory")
     assert (adam.beta1, adam.beta2, adam.warmup_steps, adam.decay_steps, adam.floor) == (0.9, 0.95, 8, 152, 0.1)
@@ -330,7 +330,7 @@ def test_unseen_tokens_and_ends_are_not_drawn() -> None:
 
 @pytest.mark.parametrize(("steps", "longest"), [(0, 3), (2, 3), (2, 4), (1, 5)])
 def test_cached_planning_equals_recomputation(steps: int, longest: int) -> None:
-    algorithm = make(data(), plan_longest=longest, action_cdf=0.0)
+    algorithm = make(data(), plan_max_length=longest, action_cdf=0.0)
     state = trained(algorithm)
     prefix = torch.randint(0, 7, (3, 6 * steps + 2))
     actor = algorithm.actor(state)
@@ -394,8 +394,8 @@ def test_several_steps_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "message"),
     [
         ({"plan_every": 5}, "plan_every=5 is more than the steps of a plan"),
-        ({"plan_longest": 6}, "plan_longest=6 must be at least algo.plan_context=3, and at most algo.context=5"),
-        ({"plan_longest": 2}, "plan_longest=2 must be"),
+        ({"plan_max_length": 6}, "plan_max_length=6 must be at least algo.plan_context=3, and at most algo.context=5"),
+        ({"plan_max_length": 2}, "plan_max_length=2 must be"),
         ({"heads": 3}, "width=16 is no multiple of algo.heads=3"),
     ],
 )

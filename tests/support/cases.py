@@ -72,7 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     },
     "lamo": {"dropout": 0.0, "context": 2, "layers": 1},
     # what promises more than this problem's best return, which the data hold, is the error of a small model: few of it
-    "mbrcsl": {"rollouts": 200, "wanted": 50, "real_share": 0.95, "target_quantile": 0.5, "weight_decay": 0.0},
+    "mbrcsl": {"rollouts": 200, "accepted_episodes": 50, "real_share": 0.95, "target_quantile": 0.5, "weight_decay": 0.0},
     "pets": {
         "loss": "squared",
         "epoch": 100,
@@ -131,7 +131,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
-    "tt": [{"discretizer": "uniform", "bin_value": "mean", "terminal_reward": -9.0, "plan_every": 2, "plan_longest": 3, "plan_context": 2}],
+    "tt": [
+        {"discretizer": "uniform", "bin_value": "mean", "terminal_reward": -9.0, "plan_every": 2, "plan_max_length": 3, "plan_context": 2}
+    ],
 }
 
 
@@ -179,7 +181,7 @@ SMALL: dict[str, Any] = {
     "behaviour_steps": 10,
     "behaviour_hidden": [16],
     "range_margin": 10.0,
-    "wanted": 20,
+    "accepted_episodes": 20,
     # forward-backward representations
     "z_dim": 8,
     "inputs_hidden": [32, 16],

@@ -51,7 +51,7 @@ class SindyConfig:
     ridge: float = setting(5e-5, "ridge penalty while terms are chosen; the last fit has none", low=0.0, shared=True)
     iterations: int = setting(10, "most rounds of thresholding", low=1)
     members: int = setting(20, "members of the ensemble; 1: one fit to all rows, without bagging", low=1)
-    dropped: float = setting(0.1, "share of the terms hidden from each member while terms are chosen", low=0.0, high=0.9, shared=True)
+    term_dropout: float = setting(0.1, "share of the terms hidden from each member while terms are chosen", low=0.0, high=0.9, shared=True)
     certainty: float = setting(3.0, "a term's smallest coefficient, in standard deviations over the members; 0: any", low=0.0, shared=True)
     rows: int = setting(20_000, "most rows in a member's bootstrap sample", low=10)
     max_terms: int = setting(500, "more terms than this are refused", low=2)
@@ -209,7 +209,9 @@ def _fit(
         solutions = solve(data_problem, offered)[None]
     else:
         problems = [reduced(rng.randint(rng.fold_in(keys[1], e), (count,), total)) for e in range(config.members)]
-        visible = torch.stack([independent & _visible(rng.fold_in(keys[2], e), len(terms), config.dropped) for e in range(config.members)])
+        visible = torch.stack(
+            [independent & _visible(rng.fold_in(keys[2], e), len(terms), config.term_dropout) for e in range(config.members)]
+        )
         votes = torch.stack([solve(p, visible[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
         stable = offered & (2 * votes >= visible.sum(0)) & (votes > 0)
         stable = torch.where(visible.any(0), stable, offered)  # a term that no member saw has not been judged
@@ -247,10 +249,10 @@ def _certain(problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Calla
     return solutions
 
 
-def _visible(key: Tensor, count: int, dropped: float) -> Tensor:
-    """All but a random `dropped` of the terms, never hiding the constant."""
+def _visible(key: Tensor, count: int, dropout: float) -> Tensor:
+    """All but a random share `dropout` of the terms, never hiding the constant."""
     order = rng.uniform(key, (count,)).index_fill(0, torch.tensor([0]), 2.0).argsort(stable=True)
-    return torch.ones(count, dtype=torch.bool).index_fill(0, order[: min(count - 1, math.ceil(dropped * count))], False)
+    return torch.ones(count, dtype=torch.bool).index_fill(0, order[: min(count - 1, math.ceil(dropout * count))], False)
 
 
 def _independent(columns: Tensor) -> Tensor:
