@@ -209,8 +209,8 @@ def _fit(
         solutions = solve(data_problem, offered)[None]
     else:
         problems = [reduced(rng.randint(rng.fold_in(keys[1], e), (count,), total)) for e in range(config.members)]
-        visible = torch.stack(
-            [independent & _visible(rng.fold_in(keys[2], e), len(terms), config.term_dropout) for e in range(config.members)]
+        visible = independent & torch.stack(
+            [_visible(rng.fold_in(keys[2], e), len(terms), config.term_dropout) for e in range(len(problems))]
         )
         votes = torch.stack([solve(p, visible[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
         stable = offered & (2 * votes >= visible.sum(0)) & (votes > 0)
