@@ -209,9 +209,7 @@ def _fit(
         solutions = solve(data_problem, offered)[None]
     else:
         problems = [reduced(rng.randint(rng.fold_in(keys[1], e), (count,), total)) for e in range(config.members)]
-        visible = independent & torch.stack(
-            [_visible(rng.fold_in(keys[2], e), len(terms), config.term_dropout) for e in range(len(problems))]
-        )
+        visible = independent & torch.stack([_visible(keys[2], e, len(terms), config.term_dropout) for e in range(config.members)])
         votes = torch.stack([solve(p, visible[e].expand_as(offered)) != 0 for e, p in enumerate(problems)]).sum(0)
         stable = offered & (2 * votes >= visible.sum(0)) & (votes > 0)
         stable = torch.where(visible.any(0), stable, offered)  # a term that no member saw has not been judged
@@ -249,9 +247,9 @@ def _certain(problems: list[tuple[Tensor, Tensor]], stable: Tensor, solve: Calla
     return solutions
 
 
-def _visible(key: Tensor, count: int, dropout: float) -> Tensor:
+def _visible(key: Tensor, member: int, count: int, dropout: float) -> Tensor:
     """All but a random share `dropout` of the terms, never hiding the constant."""
-    order = rng.uniform(key, (count,)).index_fill(0, torch.tensor([0]), 2.0).argsort(stable=True)
+    order = rng.uniform(rng.fold_in(key, member), (count,)).index_fill(0, torch.tensor([0]), 2.0).argsort(stable=True)
     return torch.ones(count, dtype=torch.bool).index_fill(0, order[: min(count - 1, math.ceil(dropout * count))], False)
 
 
