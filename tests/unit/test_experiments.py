@@ -54,6 +54,8 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
     mine = [d for d in (*D4RL, *OGBENCH, *MINARI, *TEXT, "builtin") if found(algo, d) == experiment]
     asked_for = not experiments._experiment_file(experiment)[0]
     assert bool(mine) != asked_for
+    fields = {f.name for f in dataclasses.fields(registry.get("algo", algo).Config)}
+    assert set(values.get("algo", {})) <= fields  # also where no run below composes it
     for name, value in experiments.dotted(values).items():
         assert not (isinstance(value, str) and value[:1].isdigit()), f"{name}: {value} is text in YAML 1.1; write 1.0e-4"
     for dataset in mine[:1]:  # the rows of single datasets are checked below
