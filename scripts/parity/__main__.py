@@ -1,0 +1,111 @@
+"""Compare our updates with the reference implementations', five in a row, in float64, and print a table.
+
+    git clone https://github.com/corl-team/CORL REFERENCES/corl-team+CORL     # what is missing is named, with its commit
+    python scripts/parity --checkouts REFERENCES                              # all methods
+    python scripts/parity --checkouts REFERENCES td3_bc iql                   # some
+    python scripts/parity --checkouts REFERENCES --out docs/benchmarks/parity.md
+
+A checkout is looked for under REFERENCES/OWNER+NAME, OWNER/NAME and NAME. Comparisons with JAX code need jax, flax, optax and distrax;
+where these are absent the row says so. Exit status: 1 where a comparison fails or a difference is above its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from parity.common import CASES, Case, Outcome
+
+MODULES = ("corl",)
+LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
+
+
+def checkout_of(folder: Path, repository: str) -> Path | None:
+    """The folder that holds a repository, or None."""
+    owner, name = repository.split("/")
+    candidates = (folder / f"{owner}+{name}", folder / owner / name, folder / name)
+    return next((path for path in candidates if path.is_dir()), None)
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit that is checked out, or "" where the folder is no repository."""
+    result = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
+    is_root = (checkout / ".git").exists()
+    return result.stdout.strip() if result.returncode == 0 and is_root else ""
+
+
+def absent(case: Case) -> list[str]:
+    """Packages that a comparison needs and that are not installed."""
+    return [name for name in case.needs if importlib.util.find_spec(name) is None]
+
+
+def row(case: Case, outcome: Outcome) -> str:
+    """A row of the table."""
+    losses, parameters = outcome.loss_difference(), outcome.parameter_difference()
+    reference = f"[{case.repository}](https://github.com/{case.repository}/tree/{case.commit}) {case.commit[:7]}"
+    return f"| {case.method} | {reference} | {losses:.1e} | {parameters:.1e} | {case.aligned or 'nothing'} | {case.remains} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="*", help="names of rows; none: all")
+    parser.add_argument("--checkouts", type=Path, required=True, help="folder of the reference repositories")
+    parser.add_argument("--out", type=Path, help="also write the table there, between its marks")
+    options = parser.parse_args()
+    for name in MODULES:
+        importlib.import_module(f"parity.{name}")
+    cases = [c for c in CASES if not options.methods or c.method in options.methods or c.method.split(",")[0] in options.methods]
+    unknown = set(options.methods) - {c.method for c in CASES} - {c.method.split(",")[0] for c in CASES}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(c.method for c in CASES)}")
+    torch.set_default_dtype(torch.float64)
+    head = ["| method | reference | losses | parameters | made equal for this | remains, and why |", "|---|---|---|---|---|---|"]
+    rows, status = [], 0
+    print("\n".join(head), flush=True)
+    for case in cases:
+        checkout = checkout_of(options.checkouts, case.repository)
+        if checkout is None:
+            print(f"{case.method}: fetch https://github.com/{case.repository} at {case.commit} into {options.checkouts}", file=sys.stderr)
+            status = 1
+            continue
+        if packages := absent(case):
+            print(f"{case.method}: pip install {' '.join(packages)}", file=sys.stderr)
+            status = 1
+            continue
+        if (commit := commit_of(checkout)) and not commit.startswith(case.commit):
+            print(f"{case.method}: {checkout} is at {commit[:7]}; compared was {case.commit[:7]}", file=sys.stderr)
+        try:
+            outcome = case.compare(checkout)
+        except Exception:
+            print(f"{case.method}: the comparison failed\n{traceback.format_exc()}", file=sys.stderr)
+            status = 1
+            continue
+        rows.append(row(case, outcome))
+        print(rows[-1], flush=True)
+        if not max(outcome.loss_difference(), outcome.parameter_difference()) <= LIMIT:
+            print(f"{case.method}: above {LIMIT:g}", file=sys.stderr)
+            status = 1
+    if options.out:
+        write(options.out, [*head, *rows])
+    return status
+
+
+def write(path: Path, table: list[str]) -> None:
+    """Put the table between the two marks of a page."""
+    text = path.read_text(encoding="utf-8")
+    start, end = "<!-- parity: python scripts/parity -->\n", "<!-- end of parity -->"
+    before, _, rest = text.partition(start)
+    after = rest.partition(end)[2]
+    path.write_text(before + start + "\n" + "\n".join(table) + "\n\n" + end + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
