@@ -25,11 +25,13 @@ HEAD = """# {title}
 
     {command}
 
-Mean over seeds of the last evaluation, [95% Student-t interval], (seeds). {scale} Bold: the best mean of a file. {updates}
+Mean over seeds of the last evaluation, [95% Student-t interval], (seeds).
+{scale}
+Bold: the best mean of a file.
+{sizes}
 """
 SUCCESS = "the share of episodes that succeed"
-D4RL = """Scores are normalised with D4RL's reference returns unless
-marked: 0 is a random policy, 100 the reference expert."""
+D4RL = "Scores are normalised with D4RL's reference returns unless marked: 0 is a random policy, 100 the reference expert."
 
 BY_HAND = "\n<!-- by hand -->\n"
 
@@ -54,48 +56,68 @@ def text_of(cell: Cell | None, best: bool) -> str:
 
 
 def table(results: Results) -> list[str]:
-    """Algorithms down, datasets across, and the mean over datasets, where there are several, of an algorithm that has all of them."""
+    """Algorithms down, datasets across, and the mean over datasets, where there are several, of an algorithm that has all of them.
+
+    The first line says how long the runs were, so that no score is taken for that of a published run.
+    """
     cells = {(c.label, c.dataset): c for c in results.cells()}
     labels = sorted({label for label, _ in cells}, key=order)
     datasets = results.datasets
     best = {d: max((c.interval()[0] for (_, where), c in cells.items() if where == d and c.scores), default=float("nan")) for d in datasets}
     several = len(datasets) > 1
     head = [*datasets, "mean"] if several else datasets
-    lines = [f"| | {' | '.join(head)} |", "|" + "---|" * (len(head) + 1)]
+    lines = [f"| | {length_heading(results)} | {' | '.join(head)} |", "|" + "---|" * (len(head) + 2)]
     for label in labels:
         row = [cells.get((label, d)) for d in datasets]
         means = [c.interval()[0] for c in row if c is not None and c.scores and c.normalised]
         average = f"{sum(means) / len(means):.1f}" if len(means) == len(datasets) else "-"
         shown = [text_of(c, c is not None and bool(c.scores) and c.interval()[0] == best[d]) for d, c in zip(datasets, row, strict=True)]
-        lines.append(f"| {' | '.join([label, *shown, *([average] if several else [])])} |")
+        lines.append(f"| {' | '.join([label, lengths(results, label), *shown, *([average] if several else [])])} |")
     return lines
 
 
-def lengths(results: Results) -> str:
-    """The number of updates of the seeds, in a sentence."""
-    steps: dict[int, set[str]] = {}
-    for s in results.final:
-        steps.setdefault(s.step, set()).add(f"{results.label(s)} on {s.dataset}")
-    if len(steps) == 1:
-        return f"{next(iter(steps)):,} updates of each seed."
-    usual = max(steps, key=lambda n: len(steps[n]), default=0)
-    labels: dict[str, set[int]] = {}
-    for s in results.final:
-        labels.setdefault(results.label(s), set()).add(s.step)
-    # an algorithm whose files are all of one length is named once
-    groups = {n: sorted({w if len(labels[w.split(" on ")[0]]) > 1 else w.split(" on ")[0] for w in who}) for n, who in steps.items()}
-    others = [f"{', '.join(who)} {n:,}" for n, who in sorted(groups.items()) if n != usual]
-    return f"{usual:,} updates of each seed; {'; '.join(others)}." if others else ""
+def published_updates(algorithm: str) -> int:
+    """Updates of a run as its paper makes them, by configs/algo."""
+    from offrl.settings.compose import compose
+
+    return compose({"algo": algorithm, "dataset": "data", "experiment": "none"}).steps
 
 
-def page(results: Results, command: str, title: str = "Model-free algorithms on the same files") -> str:
-    """The whole page."""
+def updates_of(results: Results) -> dict[str, dict[str, tuple[int, int]]]:
+    """Label -> dataset -> updates of its runs, and of published ones."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for s in results.final:
+        found.setdefault(results.label(s), {})[s.dataset] = (s.step, published_updates(s.algorithm))
+    return found
+
+
+def length_heading(results: Results) -> str:
+    """The heading of the column of lengths: what share of published runs these are."""
+    shares = [step / published for row in updates_of(results).values() for step, published in row.values()]
+    if not shares or min(shares) >= 1:
+        return "updates"
+    smallest, largest = (f"1/{round(1 / share)}" if share < 0.95 else "all" for share in (min(shares), max(shares)))
+    return f"updates: **{smallest if smallest == largest else f'{smallest} to {largest}'}** of the published"
+
+
+def lengths(results: Results, label: str) -> str:
+    """The updates of an algorithm's runs, of those of published ones; by dataset where they differ."""
+    row = updates_of(results).get(label, {})
+    datasets: dict[tuple[int, int], list[str]] = {}
+    for dataset, numbers in row.items():
+        datasets.setdefault(numbers, []).append(dataset)
+    parts = [f"{n:,} of {of:,}" + (f" on {', '.join(where)}" if len(datasets) > 1 else "") for (n, of), where in sorted(datasets.items())]
+    return "; ".join(parts) or "-"
+
+
+def page(results: Results, command: str, title: str = "Model-free algorithms on the same files", sizes: str = "") -> str:
+    """The whole page. sizes: of networks and batches, and whether they are the published ones."""
     notes = [*results.problems]
     absent = sorted(
         {f"{results.label(m)} on {m.dataset}{'' if m.seed is None else f', seed {m.seed}'}: {m.reason}" for m in results.missing}
     )
     scale = f"A score is {SUCCESS}, in %." if all(s.scored_by == "success" for s in results.final) else D4RL
-    lines = [HEAD.format(title=title, command=command, scale=scale, updates=lengths(results)), *table(results)]
+    lines = [HEAD.format(title=title, command=command, scale=scale, sizes=sizes).replace("\n\n\n", "\n\n"), *table(results)]
     places = sorted({s.provenance.place for s in results.final})
     lines += ["", f"Scored in {'; '.join(places)}."] if places else []
     lines += ["", "Not in the table, or to be read with care:", "", *(f"- {note}" for note in (*absent, *notes))] if absent or notes else []
@@ -111,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", help="run directories, benchmark directories, results.csv files, or folders of them")
     parser.add_argument("--out", type=Path, help="the Markdown file; without it the page is printed")
     parser.add_argument("--title", default="Model-free algorithms on the same files")
+    parser.add_argument("--sizes", default="", help="sizes of networks and batches, and whether they are the published ones: a sentence")
     parser.add_argument("--command", default="", help="the command that trained the runs, for the page")
     parser.add_argument(
         "--keep", type=Path, help="a CSV file for the scores themselves; the page can be made from it when the runs are gone"
@@ -122,7 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept = [replace(s, run=Path(s.run).name) for s in results.scores]
             for path in write(replace(results, scores=kept), options.keep)[1:]:
                 path.unlink()  # the same as Parquet
-        text = page(results, options.command or f"python scripts/bench/scores_page.py {' '.join(options.paths)}", options.title)
+        text = page(
+            results, options.command or f"python scripts/bench/scores_page.py {' '.join(options.paths)}", options.title, options.sizes
+        )
         if options.out:
             old = options.out.read_text() if options.out.is_file() else ""
             checkpoint.write_text(options.out, text + "".join(old.partition(BY_HAND)[1:]))

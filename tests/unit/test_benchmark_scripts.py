@@ -141,7 +141,10 @@ def test_page_of_all_algorithms() -> None:
 
     scores = [score(a, d, s, v + s) for a, d, v in (("iql", "x", 30.0), ("bc", "x", 10.0), ("bc", "y", 20.0)) for s in range(3)]
     text = page(Results(scores, missing=[Missing("y", "iql", "iql", None, "runs/iql-y", "unfinished: step 5 of 100")]), "COMMAND")
-    assert "| bc | 11.0 [8.5, 13.5] (3) | **21.0** [18.5, 23.5] (3) | 16.0 |" in text  # Student's t with 2 degrees: 4.303 / sqrt(3)
-    assert "| iql | **31.0** [28.5, 33.5] (3) | (unfinished: step 5 of 100) | - |" in text
-    assert text.index("| bc |") < text.index("| iql |") and "100 updates of each seed." in text and "    COMMAND" in text
+    assert "| | updates: **1/10000** of the published | x | y | mean |" in text
+    assert (
+        "| bc | 100 of 1,000,000 | 11.0 [8.5, 13.5] (3) | **21.0** [18.5, 23.5] (3) | 16.0 |" in text
+    )  # Student's t with 2 degrees: 4.303 / sqrt(3)
+    assert "| iql | 100 of 1,000,000 | **31.0** [28.5, 33.5] (3) | (unfinished: step 5 of 100) | - |" in text
+    assert text.index("| bc |") < text.index("| iql |") and "    COMMAND" in text
     assert "- iql on y: unfinished: step 5 of 100" in text
