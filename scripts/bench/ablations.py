@@ -301,9 +301,13 @@ def cell(values: list[float] | str) -> str:
 
 def report(name: str, part: Part, runs: list[Trained], command: str, settings: list[dict[str, Any]]) -> str:
     """A part of ablations.md."""
-    heads = ["data", "variant", "score", *(title for title, _ in part.columns)]
+    from bench.scores_page import published_updates, share
+
     rows = [[run.file, run.variant, cell(run.scores), *(cell(value(run)) for _, value in part.columns)] for run in runs]
     seeds, steps = settings[0]["seeds"], settings[0]["steps"]
+    shares = sorted({share(steps, published_updates(s["algo"])) for s in settings})
+    length = f"{steps:,} updates (**{', '.join(shares)}** of the published)"
+    heads = ["data", f"variant; {length}", "score", *(title for title, _ in part.columns)]
     many = f"{seeds} seed{'s' if seeds != 1 else ''}" if isinstance(seeds, int) else f"seeds {', '.join(map(str, seeds))}"
     return "\n".join(
         [
@@ -357,7 +361,6 @@ def show(name: str, options: argparse.Namespace) -> None:
         print(f"{name}: {variant} on {file} ({i} of {len(todo)})", file=sys.stderr, flush=True)
         runs.append(trained(variant, file, settings))
     text = report(name, part, runs, _command(name, options), [s for _, _, s in todo])
-    heads = ["data", "variant", "score", *(title for title, _ in part.columns)]
     rows = [[run.file, run.variant, cell(run.scores), *(cell(value(run)) for _, value in part.columns)] for run in runs]
     print_table(heads, rows, part.title)
     if options.out:

@@ -93,11 +93,16 @@ def updates_of(results: Results) -> dict[str, dict[str, tuple[int, int]]]:
 
 def length_heading(results: Results) -> str:
     """The heading of the column of lengths: what share of published runs these are."""
-    shares = [step / published for row in updates_of(results).values() for step, published in row.values()]
-    if not shares or min(shares) >= 1:
+    numbers = sorted((n for row in updates_of(results).values() for n in row.values()), key=lambda n: n[0] / n[1])
+    shares = [share(*n) for n in numbers]
+    if not shares or shares[0] == "all":
         return "updates"
-    smallest, largest = (f"1/{round(1 / share)}" if share < 0.95 else "all" for share in (min(shares), max(shares)))
-    return f"updates: **{smallest if smallest == largest else f'{smallest} to {largest}'}** of the published"
+    return f"updates: **{shares[0] if shares[0] == shares[-1] else f'{shares[0]} to {shares[-1]}'}** of the published"
+
+
+def share(updates: int, published: int) -> str:
+    """What part of the published updates these are: "1/20"."""
+    return f"1/{round(published / updates)}" if updates < 0.95 * published else "all"
 
 
 def lengths(results: Results, label: str) -> str:
