@@ -362,7 +362,7 @@ def show(name: str, options: argparse.Namespace) -> None:
         runs.append(trained(variant, file, settings))
     text = report(name, part, runs, _command(name, options), [s for _, _, s in todo])
     rows = [[run.file, run.variant, cell(run.scores), *(cell(value(run)) for _, value in part.columns)] for run in runs]
-    print_table(heads, rows, part.title)
+    print_table(["data", "variant", "score", *(title for title, _ in part.columns)], rows, part.title)
     if options.out:
         out = Path(options.out)
         checkpoint.write_text(out, insert(out.read_text() if out.exists() else "", name, text))
