@@ -13,6 +13,7 @@ from offrl.errors import UserError, warn
 from offrl.tasks.task import Task
 
 FLAGS = ("terminations", "truncations")
+MOST_VALUES = 65_536  # of a discrete action or observation: a network has an output, or an input, for each
 CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 
@@ -79,6 +80,7 @@ def canonical(name: str, values: Any, where: str = "", discrete: bool | None = N
             array = array[:, 0]
         if name in FLAGS:
             refuse_gaps(name, array, where)
+            _refuse_numbers(name, array, where)
         return array.astype(bool if name in FLAGS else np.float32, copy=False)
     if name == "actions":
         if discrete is None:
@@ -100,6 +102,19 @@ def refuse_gaps(name: str, values: np.ndarray, where: str) -> None:
         raise UserError(
             f"{where}: column '{name}' has no value in row {row} ({int((~finite).sum()):,} such rows): write 0 or 1, or a number"
         )
+
+
+def _refuse_numbers(name: str, values: np.ndarray, where: str) -> None:
+    """Raises UserError where a column of flags holds other numbers than 0 and 1, or a byte's 0 and 255."""
+    if values.dtype == bool:
+        return
+    flags = (values == 0) | (values == 1)
+    if values.dtype.itemsize == 1:
+        flags |= values == np.array(255, np.uint8).astype(values.dtype)
+    if not flags.all():
+        row = int(np.argmin(flags.reshape(len(values), -1).all(1)))
+        value = values.reshape(len(values), -1)[row][~flags.reshape(len(values), -1)[row]][0]
+        raise UserError(f"{where}: column '{name}' holds {value} in row {row}, which is no flag: write 0 or 1")
 
 
 def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
