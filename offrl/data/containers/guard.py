@@ -11,7 +11,7 @@ from types import TracebackType
 
 from offrl.errors import UserError
 
-FREE = 256 << 20  # bytes that anything may unpack to
+FREE = 256_000_000  # bytes that anything may unpack to
 GROWTH = 200  # times what the file holds of it, that anything larger may unpack to; deflate's limit is 1,032
 DAMAGED = "the file is damaged or incomplete: get it again"
 

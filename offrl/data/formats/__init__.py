@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from offrl import registry
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import Links, open_hdf5
@@ -179,7 +181,7 @@ def read_raw(
         extension = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
         if kind != extension:
             raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at auto")
-    with reading(path):
+    with reading(path), np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold becomes infinite, a fault of the data
         raw = _read(source, path, config, memory, optional)
     if all(k in raw.columns and raw.columns[k].ndim > 1 for k in ("observations", "actions")):
         raw.task = fitting_task(raw)

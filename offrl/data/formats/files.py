@@ -105,9 +105,27 @@ def finish(columns: dict[str, np.ndarray], path: Path, source: str = "file") -> 
     raw.episode_ends = ends_from(ends, raw.rows, str(path))
     if ids is not None and len(ids):
         refuse_gaps("episode_ids", ids, str(path))
-        change = np.append(ids.reshape(len(ids), -1)[1:, 0] != ids.reshape(len(ids), -1)[:-1, 0], True)
+        if ids.size != len(ids):
+            raise UserError(f"{path}: column 'episode_ids' has shape {list(ids.shape)}; one number for each row is due")
+        ids = ids.reshape(-1)
+        change = np.append(ids[1:] != ids[:-1], True)
+        if (number := len(np.unique(ids))) < change.sum():
+            raw.notes.append(_returning(ids, change, number))
         raw.episode_ends = change if raw.episode_ends is None or len(raw.episode_ends) != len(change) else raw.episode_ends | change
     return raw
+
+
+def _returning(ids: np.ndarray, change: np.ndarray, number: int) -> str:
+    """What to say of ids of which some come again after others."""
+    last = ids[change]
+    later = np.ones(len(last), bool)
+    later[np.unique(last, return_index=True)[1]] = False
+    again = int(np.argmax(later))
+    row = int(np.flatnonzero(change)[again - 1]) + 1
+    return (
+        f"episode_ids: {number:,} ids stand in {int(change.sum()):,} runs of rows, each of which is taken for an episode of its own; id "
+        f"{last[again]:g} comes again at row {row}. Where equal ids are one episode, sort the rows by id first (in the order of time)"
+    )
 
 
 def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> dict[str, np.ndarray]:
