@@ -8,9 +8,10 @@ import numpy as np
 
 from offrl.data.infer import MANY_JUMPS, action_range, find_ends
 from offrl.data.memory import chunks
-from offrl.data.raw import FLAGS, RawData
+from offrl.data.raw import FLAGS, MOST_VALUES, RawData
 from offrl.errors import UserError
 
+_NUMBERING = "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or write others as floats"
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
 
@@ -125,13 +126,18 @@ def _along_rows(operation: np.ufunc, block: np.ndarray, side_by_side: int = 64) 
 def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     actions = raw.columns["actions"]
     if actions.dtype.kind in "iu" and actions.ndim == 1:
-        limit = raw.num_actions or np.iinfo(np.int64).max
+        if raw.num_actions > MOST_VALUES:
+            message = f"{raw.num_actions:,} discrete actions are declared; at most {MOST_VALUES:,} are possible"
+            return [Fault("actions", "corrupting", message, cure=_NUMBERING)]
+        limit = raw.num_actions or MOST_VALUES
         bad = np.flatnonzero((actions < 0) | (actions >= limit))
         if not len(bad):
             return []
         row = int(bad[0])
-        message = f"'actions' holds {int(actions[row])}, which is no number from 0 to {f'{limit - 1}' if raw.num_actions else '...'}"
-        return [Fault("actions", "corrupting", f"{message} ({len(bad)} rows)", _episode(ends, row), row)]
+        message = (
+            f"'actions' holds {int(actions[row])}, which is no number from 0 to {limit - 1} ({len(bad)} rows)"
+        )
+        return [Fault("actions", "corrupting", message, _episode(ends, row), row, _NUMBERING)]
     low, high = action_range(raw)
     if clip_actions:
         return []

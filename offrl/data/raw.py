@@ -13,6 +13,7 @@ from offrl.errors import UserError, warn
 from offrl.tasks.task import Task
 
 FLAGS = ("terminations", "truncations")
+MOST_VALUES = 65_536  # of a discrete action or observation: a network has an output, or an input, for each
 CORE = ("observations", "actions", "rewards", *FLAGS, "next_observations")
 
 
@@ -79,6 +80,7 @@ def canonical(name: str, values: Any, where: str = "", discrete: bool | None = N
             array = array[:, 0]
         if name in FLAGS:
             refuse_gaps(name, array, where)
+            _refuse_numbers(name, array, where)
         return array.astype(bool if name in FLAGS else np.float32, copy=False)
     if name == "actions":
         if discrete is None:
@@ -102,15 +104,67 @@ def refuse_gaps(name: str, values: np.ndarray, where: str) -> None:
         )
 
 
+def _refuse_numbers(name: str, values: np.ndarray, where: str) -> None:
+    """Raises UserError where a column of flags holds other numbers than 0 and 1, or a byte's 0 and 255."""
+    if values.dtype == bool:
+        return
+    flags = (values == 0) | (values == 1)
+    if values.dtype.itemsize == 1:
+        flags |= values == np.array(255, np.uint8).astype(values.dtype)
+    if not flags.all():
+        row = int(np.argmin(flags.reshape(len(values), -1).all(1)))
+        value = values.reshape(len(values), -1)[row][~flags.reshape(len(values), -1)[row]][0]
+        raise UserError(f"{where}: column '{name}' holds {value} in row {row}, which is no flag: write 0 or 1")
+
+
 def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
-    """Flags [R] from flags or from the row numbers of the last rows."""
+    """Flags [R] from flags, or from the row numbers of last rows, which count from 0, ascend, and end with R - 1.
+
+    Other numbers could mean two things (starts, lengths, ends that are exclusive, or counted from 1), and are refused.
+    """
     if values is None:
         return None
     ends = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    due = f"flags, one per row, or row numbers from 0 to {rows - 1} that ascend and end with {rows - 1}"
+    if ends.dtype.kind not in "biuf" or not ends.ndim:
+        raise UserError(f"{where}: episode_ends must be {due}")
     if ends.dtype == bool or (len(ends) == rows and rows > 1 and np.isin(ends, (0, 1)).all()):
+        if ends.dtype != bool and rows == 2 and ends.tolist() == [0, 1]:
+            raise UserError(f"{where}: episode_ends are 0, 1 of 2 rows: flags (one episode), or row numbers (two)? Write flags as booleans")
         return ends.reshape(-1).astype(bool)
-    if ends.ndim != 1 or not np.equal(np.mod(ends, 1), 0).all() or (len(ends) and (ends.min() < 0 or ends.max() >= rows)):
-        raise UserError(f"{where}: episode_ends must be flags, one per row, or row numbers from 0 to {rows - 1}")
+    if ends.ndim != 1 or not np.equal(np.mod(ends, 1), 0).all():
+        raise UserError(f"{where}: episode_ends must be {due}")
+    if not len(ends):
+        return np.zeros(rows, bool)
+    if not (np.diff(ends.astype(np.float64)) > 0).all() or ends[0] < 0 or ends[-1] != rows - 1:
+        raise UserError(f"{where}: episode_ends must be {due}. {_other_reading(ends, rows)}")
     flags = np.zeros(rows, bool)
     flags[ends.astype(np.int64)] = True
     return flags
+
+
+def _other_reading(ends: np.ndarray, rows: int) -> str:
+    """What numbers that are no last rows of `rows` rows may mean instead, and the cure."""
+    shown = ", ".join(f"{v:g}" for v in ends[:3].tolist()) + (f", ..., {ends[-1]:g}" if len(ends) > 3 else "")
+    ascending = bool((np.diff(ends.astype(np.float64)) > 0).all())
+    if not ascending:
+        if ends.min() >= 0 and ends.sum() == rows:
+            return f"They are {shown}, which add up to {rows}: lengths of episodes? Give numpy.cumsum(lengths) - 1"
+        return f"They are {shown}, which do not ascend"
+    if ends[0] < 0 or ends[-1] > rows:
+        return f"They are {shown}"
+    if ends[-1] == rows:
+        if ends[0] == 0:
+            return f"They are {shown}: bounds of episodes? Leave out the first, and subtract 1 from the others"
+        return f"They are {shown}: ends that are exclusive, or counted from 1? Subtract 1"
+    first = int(ends[0])
+    if first == 0:
+        return (
+            f"They are {shown}: either the first rows of episodes (then give the rows before them, without the first, and {rows - 1}), or "
+            f"last rows, with a first episode of one row (then add {rows - 1}, or give flags where the data stop inside an episode)"
+        )
+    return (
+        f"They are {shown}: either last rows, so that the first episode has {first + 1} rows (then add {rows - 1}, or give flags where the "
+        f"data stop inside an episode), or ends that are exclusive or counted from 1, so that it has {first} (then subtract 1 and add "
+        f"{rows - 1})"
+    )

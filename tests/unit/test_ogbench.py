@@ -230,7 +230,7 @@ def test_kitchen_like_goals_become_columns(tmp_path: Path) -> None:
             out[:] = array
         return array
 
-    buffers = Buffers(2, leaves, found, {"type": "Box", "shape": [1]}, Memory(float("inf"), tmp_path), "k", False, {})
+    buffers = Buffers(2, leaves, found, {"type": "Box", "shape": [1]}, Memory(float("inf"), tmp_path), "k", 1 << 20, {})
     buffers.add(2, read, "episode_0")
     columns = buffers.result().columns
     assert columns["achieved_goals"].tolist() == [[7, 1, 2], [8, 3, 4]] and columns["desired_goals"].tolist() == [[1, 0, 0]] * 2

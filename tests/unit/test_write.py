@@ -19,9 +19,9 @@ import pytest
 
 from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data.assemble import assemble
-from offrl.data.formats import hdf5_sink as sink
+from offrl.data.containers import hdf5_sink as sink
+from offrl.data.containers.hdf5_sink import Sink
 from offrl.data.formats import read_raw
-from offrl.data.formats.hdf5_sink import Sink
 from offrl.data.formats.write import write_data
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData
@@ -527,7 +527,7 @@ def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
         import os, signal, sys
         sys.path[:0] = [{str(Path(__file__).parents[2])!r}]
         from tests.unit.test_write import example, write_data
-        from offrl.data.formats import hdf5_sink as sink
+        from offrl.data.containers import hdf5_sink as sink
         real, calls = sink.write_at, 0
         def stop(*arguments):
             global calls

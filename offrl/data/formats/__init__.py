@@ -8,8 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from offrl import registry
+from offrl.data.containers.guard import reading
+from offrl.data.containers.hdf5 import Links, open_hdf5
+from offrl.data.containers.npz import Npz
 from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
+from offrl.data.formats.minari_episodes import numbered
 from offrl.data.infer import fitting_task
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData
@@ -62,8 +68,11 @@ def resolve(name: str, config: DatasetConfig) -> Source:
     if form == "auto" and name in (loaders := registry.names("dataset")):
         return Source("registered", name, loader=loaders[name])
     path = Path(name).expanduser()
-    if path.exists():
-        source = _by_path(path, name, form)
+    with reading(path):
+        exists = path.exists()  # not where a name is too long for the file system
+    if exists:
+        with reading(path):
+            source = _by_path(path, name, form)
         if source.kind == "padded" and config.instruction_encodings:
             return replace(source, beside=Path(config.instruction_encodings).expanduser())
         return source
@@ -119,13 +128,14 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     if padded.is_padded(path, kind):
         return Source("padded", name, path)
     if kind == "npz":
-        arrays = set(files.Npz(path).shapes)
+        arrays = set(Npz(path).shapes)
         compact = {"observations", "actions", "terminals"} <= arrays and not {"rewards", "timeouts", "next_observations"} & arrays
         return Source("ogbench", name, path, lookup(path.stem.removesuffix("-val"))) if compact else Source("columns", name, path)
     if kind == "parquet":
         return Source("columns", name, path)
-    with files.open_hdf5(path) as file:
-        if minari.data_folder(path) and any(k.startswith("episode_") and k[8:].isdigit() for k in file):
+    with open_hdf5(path) as file:
+        Links(file).check(file.id)
+        if minari.data_folder(path) and numbered(file, "episode_"):
             return Source("minari", "", path)
         keys = set(file)
     if "observations_0" in keys or {"observations", "episode_terminals"} <= keys:
@@ -143,7 +153,8 @@ def guessed_task(source: Source) -> Task | None:
 def load_text(source: Source, config: DatasetConfig, faults: bool = False) -> text.TextFile:
     """The texts of a source that holds some. faults: leave faulty episodes out, and say what is wrong. Raises UserError."""
     assert source.path is not None
-    return (minari_text if source.kind == "minari" else text).load(source.path, config, faults)
+    with reading(source.path):
+        return (minari_text if source.kind == "minari" else text).load(source.path, config, faults)
 
 
 def read_raw(
@@ -170,6 +181,16 @@ def read_raw(
         extension = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
         if kind != extension:
             raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at auto")
+    with reading(path), np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold becomes infinite, a fault of the data
+        raw = _read(source, path, config, memory, optional)
+    if all(k in raw.columns and raw.columns[k].ndim > 1 for k in ("observations", "actions")):
+        raw.task = fitting_task(raw)
+    _set_range(raw, config)
+    return raw
+
+
+def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> RawData:
+    """The columns, by the reader of the source's layout."""
     if source.kind == "minari":
         raw = minari.read(path, config, memory, source.name, "actions" not in optional)
     elif source.kind == "ogbench":
@@ -186,9 +207,6 @@ def read_raw(
         raw.source = source.kind
         if source.task is not None:
             raw.name = source.task.name
-    if all(k in raw.columns and raw.columns[k].ndim > 1 for k in ("observations", "actions")):
-        raw.task = fitting_task(raw)
-    _set_range(raw, config)
     return raw
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from offrl.data.formats.files import open_hdf5, read_hdf5
+from offrl.data.containers.guard import reading
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, value_of
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
@@ -16,48 +18,75 @@ from offrl.settings.dataset import DatasetConfig
 def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     """`terminals` are the environment's terminations, `episode_terminals` the ends of episodes for whatever reason."""
     with open_hdf5(path) as file:
-        if "observations_0" in file:
-            return _read_v2(path, file, memory)
-        missing = [k for k in ("observations", "actions", "rewards", "terminals") if k not in file]
+        items = hdf5_keys(file)
+        if "observations_0" in items:
+            return _read_v2(path, items, memory)
+        missing = [k for k in ("observations", "actions", "rewards", "terminals") if k not in items]
         if missing:
-            raise UserError(f"{path} has no '{missing[0]}', which every d3rlpy file has; it has {', '.join(sorted(file))}")
-        if "version" not in file:
+            raise UserError(f"{path} has no '{missing[0]}', which every d3rlpy file has; it has {', '.join(sorted(items))}")
+        if "version" not in items:
             raise UserError(
                 f"{path} was written by d3rlpy before 1.0, whose rewards belong to the row before; load and dump it with d3rlpy 1.x, "
                 "or, if its rewards are in place, set dataset.format=columns"
             )
-        discrete = bool(file["discrete_action"][()]) if "discrete_action" in file else None
+        discrete = _flag(items["discrete_action"], str(path)) if "discrete_action" in items else None
         keys = {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals"}
         columns = {}
         for name, key in keys.items() | config.fields.items():
-            if key not in file:
-                raise UserError(f"{path} has no '{key}' (dataset.fields.{name}); it has {', '.join(sorted(file))}")
+            if key not in items:
+                raise UserError(f"{path} has no '{key}' (dataset.fields.{name}); it has {', '.join(sorted(items))}")
             columns[name] = canonical(
-                name, read_hdf5(name, file[key], memory, str(path)), str(path), discrete if name == "actions" else None
+                name, read_hdf5(name, items[key], memory, str(path)), str(path), discrete if name == "actions" else None
             )
-        ends = canonical("terminations", file["episode_terminals"][()], str(path)) if "episode_terminals" in file else None
+        ends = None
+        if "episode_terminals" in items:
+            ends = canonical("terminations", value_of(items["episode_terminals"], str(path), "biuf"), f"{path}: 'episode_terminals'")
     return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), discrete=discrete)
 
 
-def _read_v2(path: Path, file: object, memory: Memory) -> RawData:
-    """One set of datasets per episode: observations_0, actions_0, rewards_0 [T, 1], terminated_0."""
-    from h5py import File
+def _flag(item: Any, where: str) -> bool:
+    """A single 0 or 1."""
+    value = np.asarray(value_of(item, where, "biuf")).reshape(-1)
+    if len(value) != 1 or value[0] not in (0, 1):
+        raise UserError(f"{where}: '{item.name.strip('/')}' is no single flag, 0 or 1")
+    return bool(value[0])
 
-    assert isinstance(file, File)
-    count = sum(key.startswith("observations_") for key in file)
-    lengths = [file[f"actions_{i}"].shape[0] for i in range(count)]
+
+def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
+    """One set of datasets per episode: observations_0, actions_0, rewards_0 [T, 1], terminated_0."""
+    count = sum(key.startswith("observations_") for key in items)
+    for number in range(count):
+        for name in ("observations", "actions", "rewards", "terminated"):
+            if f"{name}_{number}" not in items:
+                raise UserError(f"{path} has no '{name}_{number}', though it has {count} episodes; the file is damaged or incomplete")
+    lengths = [(items[f"actions_{i}"].shape or (0,))[0] for i in range(count)]
     stops = np.cumsum(lengths)
+    rows = int(stops[-1])
     columns: dict[str, np.ndarray] = {}
     for name in ("observations", "actions", "rewards"):
-        first = file[f"{name}_0"]
-        if first.dtype.kind not in "biuf":
-            raise UserError(f"{path}: '{name}_0' holds {first.dtype} values; d3rlpy's tuple observations are not supported")
-        out = memory.empty(name, (int(stops[-1]), *first.shape[1:]), np.float32 if first.dtype.kind == "f" else first.dtype)
+        first = items[f"{name}_0"]
         for i in range(count):
-            file[f"{name}_{i}"].read_direct(out, dest_sel=np.s_[int(stops[i]) - lengths[i] : int(stops[i])])
+            _refuse_unlike(items[f"{name}_{i}"], first, lengths[i], str(path))
+        out = memory.empty(name, (rows, *first.shape[1:]), np.float32 if first.dtype.kind == "f" else first.dtype)
+        for i in range(count):
+            with reading(f"{path}: '{name}_{i}'"):
+                if lengths[i] and out.size:
+                    items[f"{name}_{i}"].read_direct(out, dest_sel=np.s_[int(stops[i]) - lengths[i] : int(stops[i])])
         columns[name] = canonical(name, out, str(path))
-    ends = np.zeros(int(stops[-1]), bool)
-    ends[stops - 1] = True
-    columns["terminations"] = np.zeros(int(stops[-1]), bool)
-    columns["terminations"][stops - 1] = [bool(np.any(file[f"terminated_{i}"][()])) for i in range(count)]
+    flags = [_flag(items[f"terminated_{i}"], str(path)) for i in range(count)]
+    held = np.array(lengths) > 0
+    ends, columns["terminations"] = np.zeros(rows, bool), np.zeros(rows, bool)
+    ends[stops[held] - 1] = True
+    columns["terminations"][stops[held] - 1] = np.array(flags)[held]
     return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path))
+
+
+def _refuse_unlike(item: Any, first: Any, rows: int, path: str) -> None:
+    """Raises UserError unless an episode's column has the type and shape of the first episode's, and so many rows."""
+    where = f"{path}: '{item.name.strip('/')}'"
+    if item.dtype.kind not in "biuf":
+        raise UserError(f"{where} holds {item.dtype} values; d3rlpy's tuple observations are not supported")
+    if not item.shape or item.dtype.kind != first.dtype.kind or item.shape != (rows, *first.shape[1:]):
+        due = [rows, *(first.shape or ())[1:]]
+        raise UserError(f"{where} holds {item.dtype} values of shape {list(item.shape or ())}; {first.dtype} of {due} is due")
+    refuse_absent(item.id, where, item.file)

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from offrl import registry
+from offrl.data.containers.guard import reading
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, value_of
 from offrl.data.formats.download import fetch
-from offrl.data.formats.files import finish, hdf5_keys, open_hdf5, read_hdf5
+from offrl.data.formats.files import finish
 from offrl.data.formats.provenance import Record, fits, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import FLAGS, RawData
@@ -39,10 +41,11 @@ def locate(task: Task, config: DatasetConfig) -> Path:
 def verify(path: Path) -> None:
     """Raises UserError unless the file opens and has D4RL's columns, equally long."""
     with open_hdf5(path) as file:
-        missing = [k for k in REQUIRED.values() if k not in file]
+        items = hdf5_keys(file)
+        missing = [k for k in REQUIRED.values() if k not in items]
         if missing:
             raise UserError(f"{path} has no '{missing[0]}'; it has {', '.join(sorted(file))}")
-        lengths = {k: file[k].shape[0] for k in (*REQUIRED.values(), "timeouts") if k in file}
+        lengths = {k: (items[k].shape or (0,))[0] for k in (*REQUIRED.values(), "timeouts") if k in items}
         if len(set(lengths.values())) > 1:
             raise UserError(f"{path} has columns of different lengths: {lengths}")
 
@@ -67,14 +70,18 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
             if key not in items:
                 raise UserError(f"{path} has no '{key}' ({column}).{nearest(key, items)} It has: {', '.join(sorted(items))}")
             columns[column] = read_hdf5(column, items[key], memory, str(path))
-        env_id = _text(file.attrs.get("env_id")) or _text(items["metadata/env_id"][()] if "metadata/env_id" in items else None)
-        dataset_id = _text(file.attrs.get("dataset_id"))
-        references = [file.attrs.get(k) for k in ("ref_min_score", "ref_max_score")]
-        about = _about(items)
-        final_columns = {k: items[f"{FINALS}/{k}"][()] for k in record.final_columns if f"{FINALS}/{k}" in items} if record else {}
+        attributes = {k: _attribute(file, k, path) for k in ("env_id", "dataset_id", "ref_min_score", "ref_max_score")}
+        env_id = _text(attributes["env_id"]) or _text(value_of(items["metadata/env_id"], str(path)) if "metadata/env_id" in items else None)
+        dataset_id = _text(attributes["dataset_id"])
+        references = [_score(attributes[k], k, path) for k in ("ref_min_score", "ref_max_score")]
+        about = _about(items, str(path))
+        final_columns = {}
+        for name in (k for k in (record.final_columns if record else ()) if f"{FINALS}/{k}" in items):
+            final_columns[name] = value_of(items[f"{FINALS}/{name}"], str(path), "biuf")
         finals = None
         if record is not None and record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in columns:
-            finals = _last_successors(columns, items["next_observations"])
+            with reading(f"{path}: 'next_observations'"):
+                finals = _last_successors(columns, items["next_observations"])
     raw = finish(columns, path, "d4rl")
     raw.about = about
     if record is not None:
@@ -96,7 +103,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
     if references[0] is not None and references[1] is not None:
         label = "offrl" if dataset_id.startswith("offrl/") else "the file"
         base = raw.task or Task(name=raw.name)
-        raw.task = replace(base, name=raw.name, ref_min=float(references[0]), ref_max=float(references[1]), ref_label=label, note="")
+        raw.task = replace(base, name=raw.name, ref_min=references[0], ref_max=references[1], ref_label=label, note="")
         if label == "offrl" and env_id:
             raw.task = replace(raw.task, env_id=env_id, env_kwargs={}, max_episode_steps=None)
     return raw
@@ -107,13 +114,28 @@ def record_of(items: dict[str, Any], path: Path) -> Record | None:
     if RECORD not in items:
         return None
     try:
-        return Record.from_json(json.loads(_text(items[RECORD][()])))
-    except ValueError as error:
+        return Record.from_json(json.loads(_text(value_of(items[RECORD], str(path)))))
+    except (ValueError, RecursionError) as error:
         warn(f"{path}: '{RECORD}' cannot be read ({error}); the file is read by its layout alone")
         return None
 
 
-def _about(items: dict[str, Any]) -> dict[str, Any]:
+def _attribute(file: Any, name: str, path: Path) -> Any:
+    """One attribute of an h5py.File, or None."""
+    with reading(f"{path}: the attribute '{name}'"):
+        return file.attrs.get(name)
+
+
+def _score(value: Any, name: str, path: Path) -> float | None:
+    if value is None:
+        return None
+    with reading(f"{path}: the attribute '{name}'", cure="a single number is due"):
+        if not np.isfinite(score := float(value)):
+            raise ValueError(f"it is {score}")
+        return score
+
+
+def _about(items: dict[str, Any], where: str) -> dict[str, Any]:
     """The contents of metadata/: text and single numbers by their names, arrays (D4RL's policies) with the prefix."""
     words = {"algorithm": "algorithm_name"}
     about: dict[str, Any] = {}
@@ -121,17 +143,19 @@ def _about(items: dict[str, Any]) -> dict[str, Any]:
         name = key.removeprefix("metadata/")
         if key == name or key in (RECORD, "metadata/env_id") or key.startswith(FINALS):
             continue
-        if item.shape == ():
-            value = item[()]
-            about[words.get(name, name)] = _text(value) if isinstance(value, bytes | str) else value.item()
-        elif item.dtype.kind in "biuf":
-            about[key] = item[()]
+        if item.shape == () and item.dtype.kind in "biufSO":
+            value = value_of(item, where)
+            if isinstance(value, bytes | str | np.generic):
+                about[words.get(name, name)] = _text(value) if isinstance(value, bytes | str) else value.item()
+        elif item.shape and item.dtype.kind in "biuf":
+            about[key] = value_of(item, where)
     return about
 
 
 def _last_successors(columns: dict[str, np.ndarray], item: Any) -> np.ndarray:
     """The next observation of each episode's last row, [E, *O]; without keeping the others."""
     last = columns["terminations"].astype(bool) | columns["truncations"].astype(bool)
+    refuse_absent(item.id, f"'{item.name}'", item.file)
     return np.concatenate([item[part][last[part]] for part in chunks(len(last))])
 
 
@@ -139,7 +163,7 @@ def _text(value: Any) -> str:
     """A string from an HDF5 attribute or scalar."""
     if value is None:
         return ""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def guess_task(stem: str, env_id: str = "") -> Task | None:

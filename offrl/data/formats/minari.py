@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import replace
@@ -11,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.containers.guard import reading
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
+from offrl.data.formats.minari_spaces import Metadata, load_metadata
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
@@ -77,8 +78,10 @@ def _remove_empty(folder: Path) -> None:
 def data_folder(path: Path) -> Path | None:
     """The folder with metadata.json for a path that is a Minari dataset, its data folder or its main_data.hdf5; else None."""
     for candidate in (path / "data", path, path.parent):
-        if (candidate / "metadata.json").is_file() and "action_space" in (candidate / "metadata.json").read_text(errors="replace"):
-            return candidate
+        file = candidate / "metadata.json"
+        with reading(file):
+            if file.is_file() and "action_space" in file.read_text(errors="replace"):
+                return candidate
     return None
 
 
@@ -97,27 +100,23 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     folder = data_folder(path)
     if folder is None:
         raise UserError(f"{path} holds no Minari dataset (no data/metadata.json)")
-    try:
-        meta = json.loads((folder / "metadata.json").read_text())
-        actions, observations = json.loads(meta["action_space"]), json.loads(meta["observation_space"])
-        rows, kind = int(meta["total_steps"]), meta.get("data_format", "hdf5")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / 'metadata.json'} is damaged ({type(error).__name__}: {error})") from None
+    metadata = load_metadata(folder)
+    meta, actions, observations, kind = metadata.values, metadata.actions, metadata.observations, metadata.format
     name = name or str(meta.get("dataset_id", folder.parent.name))
     leaves, goals, keys = _observation_leaves(observations, config, name)
     discrete = actions["type"] == "Discrete"
     if actions["type"] not in ("Box", "Discrete") or actions.get("start", 0) != 0:
         kind_of = actions["type"] + (f" from {actions['start']}" if actions.get("start") else "")
         raise UserError(f"{name}: actions of the space {kind_of} are not supported (Box and Discrete from 0 are)")
-    jpeg = bool(meta.get("jpeg_encoding"))
     record = record_of(meta, folder)
     infos = _infos(config, record, name)
     reader = read_hdf5 if kind == "hdf5" else read_arrow
-    buffers = Buffers(rows, leaves, goals, actions, memory, name, jpeg, infos, with_actions)
+    held = sum(file.stat().st_size for file in files(path))
+    buffers = Buffers(metadata.rows, leaves, goals, actions, memory, name, held, infos, with_actions)
     try:
         reader(folder, kind, buffers)
     except Overflow as more:  # the metadata promised fewer steps than there are
-        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, jpeg, infos, with_actions)
+        buffers = Buffers(more.rows, leaves, goals, actions, memory, name, held, infos, with_actions)
         reader(folder, kind, buffers)
     raw = buffers.result()
     raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete
@@ -125,7 +124,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
         raw.num_actions = int(actions["n"])
     else:
         raw.action_low, raw.action_high = (np.asarray(actions[k], np.float32).reshape(-1) for k in ("low", "high"))
-    raw.task = recorded_task(meta, name, keys)
+    raw.task = recorded_task(metadata, name, keys)
     raw.about = {k: v for k, v in meta.items() if k not in NOT_ABOUT and (k != "observation_space" or observations["type"] == "Dict")}
     if record is not None and raw.episode_ends is not None and fits(raw, record, raw.episode_ends):
         _restore(raw, record, config, memory)
@@ -138,7 +137,7 @@ def record_of(meta: dict[str, Any], folder: Path) -> Record | None:
         return None
     try:
         return Record.from_json(meta[RECORD])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         warn(f"{folder / 'metadata.json'}: '{RECORD}' cannot be read ({error}); the dataset is read by its layout alone")
         return None
 
@@ -179,9 +178,9 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
         raw.task = replace(raw.task, observation_keys=tuple(config.observation_keys))
 
 
-def recorded_task(meta: dict[str, Any], name: str, keys: tuple[str, ...]) -> Task:
+def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
     """The environment Minari recorded, and its reference scores where it has them."""
-    spec = json.loads(meta["env_spec"]) if meta.get("env_spec") else {}
+    meta, spec = metadata.values, metadata.env_spec
     wrappers = [w["name"] for w in spec.get("additional_wrappers") or () if isinstance(w, dict) and "name" in w]
     low, high = meta.get("ref_min_score"), meta.get("ref_max_score")
     if low is None or high is None:  # one alone normalises nothing

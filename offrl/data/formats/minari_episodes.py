@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator
+import contextlib
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offrl.data.formats.files import arrow_values, open_hdf5
+from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent
+from offrl.data.containers.images import decode
+from offrl.data.containers.parquet import arrow_values, read_table
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
 
 Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, and the space there
+Read = Callable[[str, tuple[str, ...], np.ndarray | None], Any]  # see `Buffers.add`
 
 
 def _width(space: dict[str, Any]) -> int:
     if space["type"] == "Discrete":
         return int(space["n"])  # one-hot, as gymnasium.spaces.flatten does it
-    return int(np.prod(space["shape"] if space["type"] == "Box" else space["n"]))
+    return math.prod(space["shape"]) if space["type"] == "Box" else int(np.prod(space["n"]))
 
 
 class Overflow(Exception):
@@ -29,7 +34,10 @@ class Overflow(Exception):
 
 
 class Buffers:
-    """Arrays for all steps. Observations come as T + 1 rows of which the last is put aside: the next episode overwrites it."""
+    """Arrays for all steps. Observations come as T + 1 rows of which the last is put aside: the next episode overwrites it.
+
+    held: bytes of the dataset's files, which bound what the metadata may ask for.
+    """
 
     def __init__(
         self,
@@ -39,7 +47,7 @@ class Buffers:
         actions: dict[str, Any],
         memory: Memory,
         name: str,
-        jpeg: bool,
+        held: int,
         infos: dict[str, tuple[str, ...]],
         with_actions: bool = True,
     ) -> None:
@@ -50,37 +58,36 @@ class Buffers:
         self.single = len(leaves) == 1 and not goals and leaves[0][1]["type"] == "Box"
         shape: tuple[int, ...] = (sum(_width(s) for _, s in leaves),)
         dtype: Any = np.float32
-        self.jpeg = False
         if self.single and len(leaves[0][1]["shape"]) > 1:
             shape = tuple(leaves[0][1]["shape"])
-            self.jpeg = jpeg and leaves[0][1]["dtype"] == "uint8" and len(shape) == 3 and shape[-1] in (1, 3)
-        if self.single and leaves[0][1]["dtype"] == "uint8" and len(shape) > 1:
-            dtype = np.uint8
+            dtype = np.uint8 if leaves[0][1]["dtype"] == "uint8" else dtype
+        width = (math.prod(actions["shape"]),) if actions["type"] == "Box" else ()
+        widths = {k: sum(_width(s) for _, s in parts) for k, parts in goals.items()}
+        step = math.prod(shape) * np.dtype(dtype).itemsize + 4 * (math.prod(width) + sum(widths.values())) + 6
+        refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", rows * step, held)
         self.observations = memory.empty("observations", (rows + 1, *shape), dtype)
-        width = (int(np.prod(actions["shape"])),) if actions["type"] == "Box" else ()
         self.actions = memory.empty("actions", (rows, *width), np.float32 if width else np.int64)
         self.rewards = memory.empty("rewards", (rows,), np.float32)
         self.flags = [np.zeros(rows, bool), np.zeros(rows, bool)]
-        widths = {k: sum(_width(s) for _, s in parts) for k, parts in goals.items()}
         self.goal_columns = {k: memory.empty(k, (rows + 1, width), np.float32) for k, width in widths.items()}
         self.finals: list[np.ndarray] = []
         self.lengths: list[int] = []
         self.at = 0
 
-    def add(self, steps: int, read: Callable[[str, tuple[str, ...], np.ndarray | None], np.ndarray], episode: str) -> None:
-        """One episode. `read(column, path, out)` fills `out` and returns it, or returns an array when `out` is None."""
+    def add(self, steps: int, read: Read, episode: str) -> None:
+        """One episode. `read(column, path, out)` fills `out` and returns it, or, where `out` is None or the file holds encoded images
+        (bytes, or an array of bytes, for each), returns what the file holds."""
         if steps == 0:  # recorded by a collector that was reset twice
             return
         start, stop = self.at, self.at + steps
         if stop > self.rows:
             raise Overflow(-1)
-        if self.single and not self.jpeg:
-            read("observations", self.leaves[0][0], self.observations[start : stop + 1])
-        elif self.jpeg:
-            for i, frame in enumerate(read("observations", self.leaves[0][0], None)):
-                self.observations[start + i] = _decode(frame)
+        out = self.observations[start : stop + 1]
+        if self.single:
+            path, space = self.leaves[0]
+            if (frames := read("observations", path, out)) is not out:
+                decode(frames, out.reshape(len(out), *space["shape"]), self._place(episode, path))
         else:
-            out = self.observations[start : stop + 1]
             self._join(self.leaves, out, read, episode)
             for key, parts in self.goals.items():
                 self._join(parts, self.goal_columns[key][start : stop + 1], read, episode)
@@ -97,34 +104,46 @@ class Buffers:
         self.lengths.append(steps)
         self.at = stop
 
+    def _place(self, episode: str, path: tuple[str, ...]) -> str:
+        return f"{self.name}: {episode}: '{'/'.join(('observations', *path))}'"
+
     def _add_info(self, column: str, values: np.ndarray, steps: int, where: str) -> None:
         """T rows, or T + 1 of which the last comes after the last step and is put aside."""
         values = canonical(column, values, f"{self.name}: {where}")
+        if not values.ndim:
+            raise UserError(f"{self.name}: {where} is a single value; one for each of {steps} steps is due")
         if column not in self.info_columns:
             self.info_columns[column] = self.memory.empty(column, (self.rows, *values.shape[1:]), values.dtype)
             self.info_finals[column] = []
         out = self.info_columns[column]
-        if len(values) not in (steps, steps + 1) or values.shape[1:] != out.shape[1:]:
-            raise UserError(f"{self.name}: {where} has shape {list(values.shape)}, expected {[steps, *out.shape[1:]]} or one row more")
+        if len(values) not in (steps, steps + 1) or values.shape[1:] != out.shape[1:] or values.dtype != out.dtype:
+            raise UserError(
+                f"{self.name}: {where} has {values.dtype} values of shape {list(values.shape)}, expected {out.dtype} of "
+                f"{[steps, *out.shape[1:]]} or one row more"
+            )
         out[self.at : self.at + steps] = values[:steps]
         if len(values) > steps:
             self.info_finals[column].append(values[steps])
 
-    def _join(
-        self, leaves: list[Leaf], out: np.ndarray, read: Callable[[str, tuple[str, ...], np.ndarray | None], np.ndarray], episode: str
-    ) -> None:
+    def _join(self, leaves: list[Leaf], out: np.ndarray, read: Read, episode: str) -> None:
         """Entries of one episode's observations [T + 1, ...] side by side into `out`."""
         column, rows = 0, len(out)
         for path, space in leaves:
-            width = _width(space)
+            where, width = self._place(episode, path), _width(space)
             values = read("observations", path, None)
-            if len(values) != rows:
-                raise UserError(f"{self.name}: {episode} has {len(values)} observations for {rows - 1} steps; {rows} are expected")
-            out[:, column : column + width] = (
-                np.eye(width, dtype=np.float32)[values.astype(np.int64).reshape(-1) - space.get("start", 0)]
-                if space["type"] == "Discrete"
-                else values.reshape(rows, width)
-            )
+            if space["type"] == "Box" and space.get("dtype") == "uint8" and _encoded(values, width):
+                frames, values = values, np.empty((rows, *space["shape"]), np.uint8)
+                decode(frames, values, where)
+            values = canonical("observations", values, where)
+            if len(values.shape) == 0 or len(values) != rows:
+                shape = list(values.shape)
+                raise UserError(f"{where} has {shape[0] if shape else 'one'} observations for {rows - 1} steps; {rows} are expected")
+            due = 1 if space["type"] == "Discrete" else width
+            if values.size != rows * due:
+                raise UserError(f"{where} has shape {list(values.shape)}; {due} numbers for each row are due")
+            if space["type"] == "Discrete":
+                values = _one_hot(values.reshape(-1), width, int(space.get("start", 0)), where)
+            out[:, column : column + width] = values.reshape(rows, width)
             column += width
 
     def result(self) -> RawData:
@@ -138,59 +157,87 @@ class Buffers:
         }
         columns |= {k: v[:n] for k, v in (self.goal_columns | self.info_columns).items()}
         ends = np.zeros(n, bool)
-        ends[np.cumsum(self.lengths) - 1] = True
+        ends[np.cumsum(self.lengths, dtype=np.int64) - 1] = True
         raw = RawData(columns, episode_ends=ends, source="minari")
         raw.final_observations = np.stack(self.finals) if self.finals else None
         raw.final_columns = {k: np.stack(v) for k, v in self.info_finals.items() if len(v) == len(self.lengths)}
         return raw
 
 
-def _decode(frame: Any) -> np.ndarray:
-    """One JPEG image."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError("this dataset holds JPEG images: pip install pillow") from None
-    return np.asarray(Image.open(io.BytesIO(bytes(frame))))
+def _encoded(values: Any, width: int) -> bool:
+    """True for what holds an encoded image for each row, and not its `width` numbers."""
+    return isinstance(values, list) or values.dtype.kind == "O" or (values.dtype == np.uint8 and values.size != len(values) * width)
 
 
-def numbered(names: Iterator[str], prefix: str) -> list[str]:
-    children = [n for n in names if n.startswith(prefix) and n[len(prefix) :].isdigit()]
+def _one_hot(values: np.ndarray, width: int, start: int, where: str) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # of what is no number
+        places = values.astype(np.int64) - start
+    wrong = np.flatnonzero((places < 0) | (places >= width) | (values != places + start))
+    if len(wrong):
+        raise UserError(f"{where} holds {values[wrong[0]]}, which is no number from {start} to {start + width - 1}")
+    return np.eye(width, dtype=np.float32)[places]
+
+
+def numbered(names: Iterable[str], prefix: str) -> list[str]:
+    children = [n for n in names if n.startswith(prefix) and n[len(prefix) :].isdecimal()]
     return sorted(children, key=lambda n: int(n[len(prefix) :]))
 
 
 class _Hdf5Episode:
     """The group of one episode, through h5py's low-level interface: its `Dataset` objects take three times as long for small arrays."""
 
-    def __init__(self, file: Any, name: str, where: str) -> None:
+    def __init__(self, links: Links, name: str, where: str) -> None:
         import h5py
 
-        self.h5, self.name, self.where = h5py, name, where
-        self.group = h5py.h5g.open(file.id, name.encode())
-        self.steps = int(self.open("rewards").shape[0])
+        self.h5, self.links, self.name, self.where = h5py, links, name, f"{where}: {name}"
+        self.numbers = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.ENUM, h5py.h5t.BITFIELD)
+        self.group = h5py.h5g.open(links.file.id, name.encode())
+        links.check(self.group, f"{name}/")
+        self.looked: set[tuple[str, ...]] = set()
+        shape = self.open("rewards").shape
+        if not shape:
+            raise UserError(f"{self.where}: 'rewards' is a single value; one for each step is due")
+        self.steps = int(shape[0])
 
     def open(self, path: str) -> Any:
         try:
             return self.h5.h5d.open(self.group, path.encode())
         except KeyError:
-            raise UserError(f"{self.where}: {self.name} has no {path}") from None
+            raise UserError(f"{self.where} has no {path}") from None
         except ValueError as error:
-            raise UserError(f"{self.where}: {self.name}: '{path}' cannot be opened ({error}); the file is damaged") from None
+            raise UserError(f"{self.where}: '{path}' cannot be opened ({error}); the file is damaged") from None
 
-    def read(self, column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
+    def read(self, column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> Any:
         """See `Buffers.add`. HDF5 converts on the way into `out`; what is too large for a float32 becomes infinite."""
-        item = self.open("/".join((column, *leaf)))
-        if out is None:
+        path = "/".join((column, *leaf))
+        for depth in range(len(leaf)):
+            self._refuse_links((column, *leaf[:depth]))
+        item, where = self.open(path), f"{self.where}: '{path}'"
+        kind = item.get_type().get_class()
+        if kind not in self.numbers and not (column == "observations" and kind == self.h5.h5t.VLEN):
+            raise UserError(f"{where} holds {item.dtype} values, not numbers")
+        refuse_absent(item, where, self.links.file)
+        if out is None or kind == self.h5.h5t.VLEN:
             return self.h5.Dataset(item)[()]
         if item.shape != out.shape:
-            if item.shape[0] != len(out) or int(np.prod(item.shape[1:])) != int(np.prod(out.shape[1:])):
-                raise UserError(f"{self.where}: {self.name}: '{column}' has shape {list(item.shape)}, expected {list(out.shape)}")
+            if item.shape[:1] != out.shape[:1] or math.prod(item.shape) != out.size:
+                if column == "observations" and out.dtype == np.uint8 and len(item.shape) == 2 and item.dtype == np.uint8:
+                    return self.h5.Dataset(item)[()]  # JPEG images of one size
+                raise UserError(f"{where} has shape {list(item.shape)}, expected {list(out.shape)}")
             out = out.reshape(item.shape)
-        if out.dtype == bool and item.get_type().get_class() != self.h5.h5t.ENUM:
-            out[:] = self.h5.Dataset(item)[()] != 0  # flags stored as numbers
+        if out.dtype == bool and kind != self.h5.h5t.ENUM:
+            out[:] = canonical("terminations", self.h5.Dataset(item)[()], where)  # flags stored as numbers
+        elif out.dtype.kind == "i" and kind == self.h5.h5t.FLOAT:
+            raise UserError(f"{where} holds {item.dtype} values, where whole numbers are due")
         else:
             item.read(self.h5.h5s.ALL, self.h5.h5s.ALL, out, self.h5.h5t.py_create(out.dtype))
         return out
+
+    def _refuse_links(self, path: tuple[str, ...]) -> None:
+        if path not in self.looked:
+            self.looked.add(path)
+            with contextlib.suppress(KeyError):  # `open` says that it is not there
+                self.links.check(self.h5.h5g.open(self.group, "/".join(path).encode()), f"{self.name}/{'/'.join(path)}/")
 
 
 def read_hdf5(folder: Path, kind: str, buffers: Buffers) -> None:
@@ -199,61 +246,53 @@ def read_hdf5(folder: Path, kind: str, buffers: Buffers) -> None:
     if not path.is_file():
         raise UserError(f"{path} is missing; the dataset is incomplete")
     with open_hdf5(path) as file:
-        names = numbered(iter(file), "episode_")
+        links = Links(file)
+        links.check(file.id)
+        names = numbered(file, "episode_")
         for name in names:
-            episode = _Hdf5Episode(file, name, str(path))
-            try:
-                buffers.add(episode.steps, episode.read, name)
-            except Overflow:
-                raise Overflow(sum(_Hdf5Episode(file, n, str(path)).steps for n in names)) from None
+            with reading(f"{path}: {name}"):
+                episode = _Hdf5Episode(links, name, str(path))
+                try:
+                    buffers.add(episode.steps, episode.read, name)
+                except Overflow:
+                    raise Overflow(sum(_Hdf5Episode(links, n, str(path)).steps for n in names)) from None
 
 
 def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
     """Arrow or Parquet: one folder per episode; every column has T + 1 rows, of which only the observations use the last."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UserError("this dataset is stored as Arrow: pip install pyarrow") from None
+    import pyarrow as pa
+
     names = numbered((p.name for p in folder.iterdir() if p.is_dir()), "")
     for index, name in enumerate(names):
-        files = sorted(p for p in (folder / name).iterdir() if p.suffix == f".{kind}")
-        if not files:
-            raise UserError(f"{folder / name} has no .{kind} file; the dataset is incomplete")
-        try:
-            tables = [pq.read_table(p) if kind == "parquet" else pa.ipc.open_file(pa.memory_map(str(p))).read_all() for p in files]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{files[0]} cannot be read ({' '.join(str(error).split())}); the file is damaged or incomplete") from None
-        table = (pa.concat_tables(tables) if len(tables) > 1 else tables[0]).combine_chunks()
+        table, file = read_table(folder / name, kind)
         steps = table.num_rows - 1
 
-        def read(column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> np.ndarray:
-            where = f"{files[0]}: '{'/'.join((column, *leaf))}'"  # noqa: B023 (called at once)
-            try:
-                array = table.column(column).combine_chunks()  # noqa: B023
-                for key in leaf:
-                    array = array.field(key)
-            except KeyError:
-                raise UserError(f"{where} is missing") from None
-            if pa.types.is_binary(array.type):
-                return array.to_pylist()
-            values = arrow_values(array, where)
-            if out is None:
-                return values
-            if len(values) < len(out):
-                raise UserError(f"{where} has {len(values)} rows, expected {len(out)}")
-            out[:] = values[: len(out)].reshape(out.shape)
-            return out
+        def read(column: str, leaf: tuple[str, ...], out: np.ndarray | None) -> Any:
+            where = f"{file}: '{'/'.join((column, *leaf))}'"  # noqa: B023 (called at once)
+            with reading(where):
+                try:
+                    array = table.column(column).combine_chunks()  # noqa: B023
+                    for key in leaf:
+                        array = array.field(key)
+                except KeyError:
+                    raise UserError(f"{where} is missing") from None
+                if column == "observations" and (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+                    return array.to_pylist()
+                values = arrow_values(array, where)
+                if out is None:
+                    return values
+                if len(values) < len(out) or math.prod(values.shape[1:]) != math.prod(out.shape[1:]):
+                    raise UserError(f"{where} has shape {list(values.shape)}, expected {list(out.shape)}")
+                if out.dtype.kind == "i" and values.dtype.kind == "f":
+                    raise UserError(f"{where} holds {values.dtype} values, where whole numbers are due")
+                values = values[: len(out)]
+                out[:] = (canonical("terminations", values, where) if out.dtype == bool else values).reshape(out.shape)
+                return out
 
+        if steps < 0:
+            raise UserError(f"{file} has no rows; the dataset is incomplete")
         try:
             buffers.add(steps, read, f"episode {name}")
         except Overflow:
-            total = buffers.at + sum(_steps(folder / n, kind) for n in names[index:])
+            total = buffers.at + sum(read_table(folder / n, kind)[0].num_rows - 1 for n in names[index:])
             raise Overflow(total) from None
-
-
-def _steps(folder: Path, kind: str) -> int:
-    """Steps of one episode's folder."""
-    import pyarrow.dataset as ds
-
-    return ds.dataset([str(p) for p in folder.iterdir() if p.suffix == f".{kind}"], format=kind).count_rows() - 1

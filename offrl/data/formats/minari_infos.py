@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from offrl.data.formats.files import open_hdf5
+from offrl.data.containers.guard import reading
+from offrl.data.containers.hdf5 import Links, open_hdf5
 from offrl.data.formats.minari_episodes import numbered
 from offrl.errors import UserError
 
@@ -29,7 +30,10 @@ def _hdf5_infos(path: Path) -> list[str]:
             shapes[key] = item.shape[1:]
 
     with open_hdf5(path) as file:
-        for index, name in enumerate(numbered(iter(file), "episode_")):
+        links = Links(file)
+        links.check(file.id)
+        for index, name in enumerate(numbered(file, "episode_")):
+            links.check(file[name].id, f"{name}/")
             if not index and "infos" in file[name]:
                 file[name]["infos"].visititems(numbers)
             if not shapes:
@@ -55,7 +59,8 @@ def _arrow_infos(folder: Path) -> list[str]:
         files = sorted(p for p in episode.iterdir() if p.suffix in (".arrow", ".parquet"))
         if not files:
             raise UserError(f"{episode} has no .arrow or .parquet file; the dataset is incomplete")
-        schema = ds.dataset(str(files[0]), format=files[0].suffix[1:]).schema
+        with reading(files[0]):
+            schema = ds.dataset(str(files[0]), format=files[0].suffix[1:]).schema
         types: dict[str, Any] = {}
 
         def add(key: str, kind: Any) -> None:

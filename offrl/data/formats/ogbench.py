@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.containers.npz import Npz
 from offrl.data.formats.download import fetch
-from offrl.data.formats.files import Npz
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError

@@ -9,13 +9,18 @@ and its encoding elsewhere: `dataset.instruction_encodings` names that file, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offrl.data.formats.files import Npz, file_type, hdf5_keys, open_hdf5
+from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.hdf5 import Links, hdf5_keys, open_hdf5, value_of
+from offrl.data.containers.npz import NUMBERS, Npz
+from offrl.data.containers.parquet import open_parquet
+from offrl.data.formats.files import file_type
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError, nearest
@@ -46,6 +51,7 @@ def is_padded(path: Path, kind: str) -> bool:
         return padded({name: shape for name, (shape, _) in Npz(path).shapes.items()})
     if kind == "hdf5":
         with open_hdf5(path) as file:
+            Links(file).check(file.id)
             names = [name for name in ("observations", *MASKS) if hasattr(file.get(name), "shape")]
             return padded({name: tuple(file[name].shape or ()) for name in names})
     try:
@@ -71,6 +77,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         raise UserError(f"{where} has no 'masks', which say where padding begins; it has: {', '.join(sorted(arrays))}")
     observations = arrays["observations"]
     count, steps = observations.shape[:2]
+    if not ((mask == 0) | (mask == 1)).all():
+        raise UserError(f"{where}: its masks hold other numbers than 0 and 1")
     valid = mask.reshape(count, -1) != 0
     for name in _WANTED:
         if name in arrays and name != TEXTS and name not in ENCODINGS and arrays[name].shape[:2] != (count, steps):
@@ -100,7 +108,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
             )
     for name, value in flags.items():
         if value is not None:
-            columns[name] = value.reshape(count, steps)[valid].astype(bool)
+            columns[name] = canonical(name, value.reshape(count, steps)[valid], where)
     if (empty := int((lengths == 0).sum())) > 0:
         raw.notes.append(f"left out: {empty:,} rollouts without a valid step")
     if TEXTS in arrays and config.instruction_encodings is None and not any(name in arrays for name in ENCODINGS):
@@ -167,10 +175,11 @@ def read_encodings(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise UserError(f"dataset.instruction_encodings={path}: there is no such file; {cure}")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            texts, values = file[TEXTS], file["encodings"]
-    except (ValueError, OSError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"dataset.instruction_encodings={path} cannot be read ({' '.join(str(error).split())[:80]}); {cure}") from None
+        with reading(path):
+            archive = Npz(path)
+            texts, values = archive.array(TEXTS, NUMBERS + "U"), archive.array("encodings")
+    except UserError as error:
+        raise UserError(f"dataset.instruction_encodings={path} cannot be read ({str(error).removeprefix(f'{path}: ')}); {cure}") from None
     if texts.ndim != 1 or texts.dtype.kind != "U" or values.ndim != 2 or len(values) != len(texts) or values.dtype.kind not in "biuf":
         raise UserError(f"dataset.instruction_encodings={path} holds arrays of shape {list(texts.shape)} and {list(values.shape)}; {cure}")
     return dict(zip(texts.tolist(), values.astype(np.float32), strict=True))
@@ -187,34 +196,33 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {}
     if kind == "npz":
         archive = Npz(path)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                for name in _WANTED:
-                    if name in archive.shapes:
-                        columns[name] = file[name]
-        except (ValueError, OSError, EOFError) as error:
-            raise UserError(f"{path}: '{name}' cannot be read ({' '.join(str(error).split())[:80]})") from None
+        for name in _WANTED:
+            if name in archive.shapes:
+                columns[name] = archive.array(name, NUMBERS + "U" if name == TEXTS else NUMBERS)
     else:
         with open_hdf5(path) as file:
             items = hdf5_keys(file)
             for name in _WANTED:
                 if name in items:
-                    item = items[name]
-                    columns[name] = np.asarray(item.asstr()[()], np.str_) if item.dtype.kind in "OS" else item[()]
+                    columns[name] = _texts(items[name], path) if name == TEXTS else value_of(items[name], str(path), NUMBERS)
     for name, values in columns.items():
         if name != TEXTS and values.dtype.kind not in "biuf":
             raise UserError(f"{path}: '{name}' holds {values.dtype} values, not numbers")
     return columns
 
 
+def _texts(item: Any, path: Path) -> np.ndarray:
+    """A dataset of texts as NumPy's texts."""
+    values = value_of(item, str(path), "OSU")
+    with reading(f"{path}: '{TEXTS}'"):
+        texts = [v.decode() if isinstance(v, bytes) else str(v) for v in np.asarray(values).reshape(-1).tolist()]
+        refuse_growth(f"{path}: '{TEXTS}'", 4 * len(texts) * max(map(len, texts), default=0), path.stat().st_size)
+        return np.array(texts, np.str_).reshape(np.shape(values))
+
+
 def _parquet(path: Path) -> dict[str, np.ndarray]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UserError("Parquet files need pyarrow: pip install 'offrl[parquet]'") from None
-    try:
-        file = pq.ParquetFile(path)
+    file = open_parquet(path)
+    with reading(path, " as Parquet"):
         names, count = set(file.schema_arrow.names), file.metadata.num_rows
         order = file.read(columns=["row_index"])["row_index"].to_numpy()
         if sorted(order.tolist()) != list(range(count)):
@@ -227,8 +235,6 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
                 column = file.read(columns=[f"list_{name}_data" if f"list_{name}_data" in names else f"list_{name}"]).column(0).to_pylist()
                 if name == TEXTS:
                     columns[name] = _placed([_first(value) for value in column], order)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); the file is damaged or incomplete") from None
     return columns
 
 
@@ -245,12 +251,14 @@ def _numbers(file: Any, path: Path, name: str, order: np.ndarray) -> np.ndarray:
         return _placed([_first(value) for value in texts], order)
     if dtype.kind not in "biuf":
         raise UserError(f"{path}: '{name}' holds {dtype} values, not numbers")
-    out = np.zeros((len(order), *shape[1:]), dtype)
+    shape = (len(order), *shape[1:])
+    refuse_growth(f"{path}: '{name}'", math.prod(shape) * dtype.itemsize, path.stat().st_size)
+    out = np.zeros(shape, dtype)
     at = 0
     for batch in file.iter_batches(columns=[f"{name}_data"], batch_size=64):
         for value in batch.column(0).to_pylist():
             row = np.frombuffer(value, dtype) if isinstance(value, bytes) else np.asarray(value, dtype).reshape(-1)
-            if row.size != int(np.prod(shape[1:])):
+            if row.size != math.prod(shape[1:]):
                 raise UserError(f"{path}: '{name}' of rollout {order[at]} has {row.size} numbers; its shape says {list(shape[1:])}")
             out[order[at]] = row.reshape(shape[1:])
             at += 1

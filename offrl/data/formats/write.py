@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from offrl.data.assemble import fingerprint
+from offrl.data.containers.hdf5_sink import Sink, new_hdf5
 from offrl.data.formats import d4rl, minari
 from offrl.data.formats import write_minari as minari_layout
-from offrl.data.formats.hdf5_sink import Sink, new_hdf5
 from offrl.data.formats.place import destination, placing, write_error
 from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
 from offrl.data.infer import find_ends

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.containers.hdf5_sink import new_hdf5
 from offrl.data.formats import minari as source
-from offrl.data.formats.hdf5_sink import new_hdf5
 from offrl.data.formats.provenance import INFOS, Record, dict_space, extra_columns, to_plain, written_truncations
 from offrl.data.raw import RawData
 from offrl.errors import UserError

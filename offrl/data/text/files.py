@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
+from offrl.data.containers.guard import FREE, GROWTH, refuse_growth
 from offrl.data.dataset import Dataset, task_from_json
 from offrl.data.text.dataset import TextBuilder, refuse_settings
 from offrl.data.text.lmrl import Form, form_of, is_step
@@ -168,7 +169,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
             raw.seek(0)
-            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if packed else raw, 1):
+            for number, line in enumerate(_unpacked(raw, path) if packed else raw, 1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if not line.strip():
@@ -184,12 +185,24 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
+def _unpacked(raw: Any, path: Path) -> Iterator[bytes]:
+    """The lines of a gzip file, as long as it does not grow without measure."""
+    size, held = 0, path.stat().st_size
+    limit = max(FREE, GROWTH * held)
+    with gzip.GzipFile(fileobj=raw) as file:
+        while line := file.readline(limit - size + 1):
+            size += len(line)
+            refuse_growth(f"{path}, unpacked,", size, held)
+            yield line
+
+
 def _whole(path: Path) -> Any:
     """The file as one JSON value, or a UserError."""
-    text = path.read_bytes()
     try:
-        if text.startswith(_GZIP):
-            text = gzip.decompress(text)
+        with path.open("rb") as raw:
+            packed = raw.read(2) == _GZIP
+            raw.seek(0)
+            text = b"".join(_unpacked(raw, path)) if packed else raw.read()
         return _parse(text.decode("utf-8-sig"), f"{path}:")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         return UserError(f"{path} cannot be read ({error}); {_DAMAGE}")

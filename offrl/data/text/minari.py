@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from offrl.data.containers.guard import reading
+from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent
+from offrl.data.containers.parquet import read_table
 from offrl.data.formats import minari
-from offrl.data.formats.files import open_hdf5
 from offrl.data.formats.minari_episodes import numbered
+from offrl.data.formats.minari_spaces import load_metadata
 from offrl.data.text.dataset import TextBuilder, refuse_settings
 from offrl.data.text.files import TextFile, named_task, without_timeouts
 from offrl.errors import UserError, warn
@@ -24,10 +26,10 @@ def is_text(path: Path) -> bool:
     """True where the Minari dataset at `path` has texts for observations and for actions."""
     folder = minari.data_folder(path)
     try:
-        meta = json.loads((folder / "metadata.json").read_text()) if folder else {}
-        return all(json.loads(meta[f"{what}_space"])["type"] == "Text" for what in ("observation", "action"))
-    except (OSError, ValueError, KeyError, TypeError):  # `minari.read` says what is wrong
+        metadata = load_metadata(folder) if folder else None
+    except UserError:  # `minari.read` says what is wrong
         return False
+    return metadata is not None and metadata.observations["type"] == metadata.actions["type"] == "Text"
 
 
 def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
@@ -37,7 +39,8 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
     """
     folder = minari.data_folder(path)
     assert folder is not None
-    meta = json.loads((folder / "metadata.json").read_text())
+    metadata = load_metadata(folder)
+    meta = metadata.values
     name = str(meta.get("dataset_id") or folder.parent.name)
     refuse_settings(config, name)
     record = meta.get(minari.RECORD, {}).get(RECORD, {}) if isinstance(meta.get(minari.RECORD), dict) else {}
@@ -46,11 +49,12 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
         record = {}
     builder = TextBuilder(name, None, str(folder), "minari")
     builder.version = str(meta.get("minari_version", ""))
-    builder.task = named_task(record["task"], str(folder)) if "task" in record else minari.recorded_task(meta, name, ())
-    unknown, metas = set(record.get("unknown", ())), record.get("metas", [])
+    builder.task = named_task(record["task"], str(folder)) if "task" in record else minari.recorded_task(metadata, name, ())
+    with reading(f"{folder}: what offrl recorded there"):
+        unknown, metas = set(record.get("unknown", ())), list(record.get("metas", ()))
     problems: list[str] = []
-    read = _hdf5 if meta.get("data_format", "hdf5") == "hdf5" else _arrow
-    for number, (place, columns) in enumerate(read(folder)):
+    episodes = _hdf5(folder) if metadata.format == "hdf5" else _arrow(folder, metadata.format)
+    for number, (place, columns) in enumerate(episodes):
         try:
             if isinstance(columns, UserError):
                 raise columns
@@ -73,6 +77,9 @@ def _episode(columns: dict[str, list[Any]], unknown: bool, where: str) -> dict[s
         expected = steps + (key == "observations")
         if len(columns[key]) != expected:
             raise UserError(f"{where}: '{key}' has {len(columns[key])} entries, where {steps} rewards need {expected}")
+    for key in ("terminations", "truncations"):
+        if wrong := [v for v in columns[key] if v not in (0, 1)]:
+            raise UserError(f"{where}: '{key}' holds {str(wrong[0])[:30]}; flags are 0 or 1")
     observations, actions = columns["observations"], columns["actions"]
     for step in range(steps - 1):
         if columns["terminations"][step] or columns["truncations"][step]:
@@ -94,12 +101,17 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
     from h5py import h5d, h5g, h5s
 
     with open_hdf5(folder / "main_data.hdf5") as file:
-        for name in numbered(iter(file), "episode_"):
+        links = Links(file)
+        links.check(file.id)
+        for name in numbered(file, "episode_"):
             columns: Any = {}
+            key = "rewards"
             try:
                 group = h5g.open(file.id, name.encode())
+                links.check(group, f"{name}/")
                 for key in _KEYS:
                     item = h5d.open(group, key.encode())
+                    refuse_absent(item, f"{folder}: {name}: '{key}'", file)
                     values = np.empty(item.shape, item.dtype)
                     if values.size:
                         item.read(h5s.ALL, h5s.ALL, values)
@@ -108,29 +120,22 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
                 columns = UserError(f"{folder}: {name} has a text that is not UTF-8")
             except KeyError:
                 columns = UserError(f"{folder}: {name} has no '{key}'")
+            except UserError as error:
+                columns = error
             yield name, columns
 
 
-def _arrow(folder: Path) -> Iterator[tuple[str, Any]]:
+def _arrow(folder: Path, kind: str) -> Iterator[tuple[str, Any]]:
     """Arrow or Parquet: every column has T + 1 rows, of which only the observations use the last."""
-    try:
-        import pyarrow as pa
-        import pyarrow.dataset as ds
-    except ImportError:
-        raise UserError("this dataset is stored as Arrow: pip install pyarrow") from None
     for name in numbered((p.name for p in folder.iterdir() if p.is_dir()), ""):
-        files = sorted(str(p) for p in (folder / name).iterdir() if p.suffix in (".arrow", ".parquet"))
-        if not files:
-            yield f"episode {name}", UserError(f"{folder}: episode {name} has no .arrow or .parquet file; the dataset is incomplete")
-            continue
+        columns: Any = {}
         try:
-            table = ds.dataset(files, format=Path(files[0]).suffix[1:]).to_table()
-        except (pa.ArrowInvalid, OSError) as error:
-            text = " ".join(str(error).split())
-            yield f"episode {name}", UserError(f"{folder}: episode {name} cannot be read ({text}); the file is damaged or incomplete")
-            continue
-        if missing := [k for k in _KEYS if k not in table.column_names]:
-            yield f"episode {name}", UserError(f"{folder}: episode {name} has no '{missing[0]}'")
-            continue
-        values = {k: table.column(k).to_pylist() for k in _KEYS}
-        yield f"episode {name}", {k: v if k == "observations" else v[:-1] for k, v in values.items()}
+            table, file = read_table(folder / name, kind)
+            if missing := [k for k in _KEYS if table.column_names.count(k) != 1]:
+                raise UserError(f"{folder}: episode {name} has no '{missing[0]}', or has it twice")
+            with reading(file):
+                values = {k: table.column(k).to_pylist() for k in _KEYS}
+            columns = {k: v if k == "observations" else v[:-1] for k, v in values.items()}
+        except UserError as error:
+            columns = error
+        yield f"episode {name}", columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,11 +12,14 @@ import numpy as np
 
 from offrl.data.assemble import fingerprint
 from offrl.data.checks import find_faults, form_faults, refuse
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5
+from offrl.data.containers.npz import Npz
 from offrl.data.formats import Source, read_raw, resolve
 from offrl.data.formats import d4rl as d4rl_source
 from offrl.data.formats import files as file_source
 from offrl.data.formats import minari as minari_source
 from offrl.data.formats.minari_infos import info_leaves
+from offrl.data.formats.minari_spaces import load_metadata
 from offrl.data.formats.place import D4RL_SUFFIX, TEXT_SUFFIX, destination
 from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.formats.write import Progress, write_data
@@ -155,10 +157,10 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
     kind = file_source.file_type(source.path)
     if kind == "npz":
-        shapes = {k: (tuple(s), d) for k, (s, d) in file_source.Npz(source.path).shapes.items()}
+        shapes = {k: (tuple(s), d) for k, (s, d) in Npz(source.path).shapes.items()}
     elif kind == "hdf5" and source.kind != "d3rlpy":
-        with file_source.open_hdf5(source.path) as file:
-            items = file_source.hdf5_keys(file)
+        with open_hdf5(source.path) as file:
+            items = hdf5_keys(file)
             record = d4rl_source.record_of(items, source.path) if source.kind in ("d4rl", "builtin") else None
             taken |= set(record.columns) if record else set()
             shapes = {k: (tuple(item.shape or ()), item.dtype) for k, item in items.items() if not k.startswith("metadata/")}
@@ -169,7 +171,7 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
 
 def _recorded(folder: Path, key: str) -> bool:
     """True where offrl wrote this column itself, so that it comes back under its own name."""
-    record = minari_source.record_of(json.loads((folder / "metadata.json").read_text()), folder)
+    record = minari_source.record_of(load_metadata(folder).values, folder)
     return record is not None and key.removeprefix(INFOS) in extra_columns(record)
 
 

@@ -1,0 +1,70 @@
+"""What all readers of strangers' files share: one line for whatever a library raises, and the limit of what a file may unpack to."""
+
+from __future__ import annotations
+
+import lzma
+import struct
+import tokenize
+import zipfile
+import zlib
+from types import TracebackType
+
+from offrl.errors import UserError
+
+FREE = 256_000_000  # bytes that anything may unpack to
+GROWTH = 200  # times what the file holds of it, that anything larger may unpack to; deflate's limit is 1,032
+DAMAGED = "the file is damaged or incomplete: get it again"
+
+# What h5py, NumPy, zipfile, zlib and json raise for damaged files. AttributeError, NameError and AssertionError are faults of offrl.
+_RAISED = (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, EOFError, SyntaxError, BufferError,
+           struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError)  # fmt: skip
+_MODULES = ("pyarrow", "PIL")  # whose own exceptions derive from Exception alone
+
+
+class reading:
+    """A context in which what a library raises becomes a UserError: "`where` cannot be read`how` (...); `cure`".
+
+    `where`: the file, and the field and the episode where they are known. The innermost context speaks.
+    """
+
+    def __init__(self, where: object, how: str = "", cure: str = DAMAGED) -> None:
+        self.where, self.how, self.cure = where, how, cure
+
+    def __enter__(self) -> reading:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None or not (isinstance(error, _RAISED) or type(error).__module__.startswith(_MODULES)):
+            return
+        raise UserError(f"{self.where} cannot be read{self.how} ({_reason(error)}); {self.cure}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What a library says, in one line."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return error.strerror
+    text = " ".join(str(error).split())[:200]
+    plain = isinstance(error, OSError | RuntimeError | zlib.error | zipfile.BadZipFile) and text
+    return text if plain else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def refuse_growth(where: str, size: int, stored: int) -> None:
+    """Raises UserError where `stored` bytes of a file are to become `size` bytes, which is more than honest data do.
+
+    Up to `FREE` bytes anything may (a column of zeros packs to almost nothing); beyond that `GROWTH` times what is stored.
+    """
+    if size > max(FREE, GROWTH * stored):
+        raise UserError(
+            f"{where} would take {words(size)} of memory, of which the file holds {words(stored)}: more than {GROWTH} times as much is "
+            f"refused above {words(FREE)}, for such a file is damaged, or made to exhaust memory; if it is sound, write it uncompressed"
+        )
+
+
+def words(size: int) -> str:
+    """A number of bytes for people."""
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:,.3g} {unit}" if size < 1e15 else f"{size / factor:.1e} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,179 @@
+"""HDF5 files of strangers: nothing outside the file is read, what is named in it can be read, and it holds what it declares."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.memory import Memory, chunks
+from offrl.data.raw import FLAGS
+from offrl.errors import UserError
+
+_HARD, _SOFT = 0, 1  # types of links; any other (64, external) leads out of the file
+_CURE = "the file is damaged or incomplete: delete it and download or copy it again"
+_OUTSIDE = "which leads out of the file and is not followed: copy the data into it, with h5repack or h5py"
+
+
+@contextlib.contextmanager
+def open_hdf5(path: Path) -> Iterator[Any]:
+    """An open h5py.File. What HDF5 says about damaged files becomes a one-line UserError, also while reading."""
+    import h5py
+
+    with reading(path, " as HDF5", _CURE), h5py.File(path, "r") as file:
+        yield file
+
+
+def hdf5_keys(file: Any) -> dict[str, Any]:
+    """All h5py datasets of a file by their path, "group/x". Raises UserError for a link that leads nowhere, or out of the file."""
+    import h5py
+
+    links: dict[str, int] = {}
+    file.id.links.visit(lambda name, info: links.update({name.decode(errors="replace"): info.type}), info=True)
+    for name, kind in links.items():  # all of them first: a soft link's way may lead through an external one
+        _refuse_external(file, name, kind)
+    columns: dict[str, Any] = {}
+    for name, kind in links.items():
+        item = _behind(file, name) if kind == _SOFT else file[name]
+        if isinstance(item, h5py.Dataset):
+            columns[name] = item
+    return columns
+
+
+class Links:
+    """The links of a file, of which none may lead nowhere, or out of the file."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self._walked = file, False
+
+    def check(self, group: Any, within: str = "") -> None:
+        """Raises UserError for a bad link in an h5py.h5g.GroupID at the path `within`, of its subgroups not.
+
+        Where one is soft, all links of the file are looked at, once: its way may lead anywhere in the file.
+        """
+        links: dict[bytes, int] = {}
+        group.links.iterate(lambda name, info: links.update({name: info.type} if info.type != _HARD else {}), info=True)
+        for name, kind in links.items():
+            _refuse_external(self.file, within + name.decode(errors="replace"), kind)
+        if links and not self._walked:
+            hdf5_keys(self.file)
+            self._walked = True
+
+
+def _refuse_external(file: Any, name: str, kind: int) -> None:
+    if kind not in (_HARD, _SOFT):
+        raise UserError(f"{file.filename}: '{name}' is an external link, {_OUTSIDE}")
+
+
+def _behind(file: Any, name: str) -> Any:
+    """What a soft link leads to."""
+    try:
+        return file[name]
+    except (KeyError, OSError, RuntimeError, ValueError):
+        target = getattr(file.get(name, getlink=True), "path", "?")
+        raise UserError(
+            f"{file.filename}: '{name}' is a link to '{target}', which is not in the file: put the data there, or remove the link"
+        ) from None
+
+
+def refuse_absent(item: Any, where: str, file: Any = None) -> None:
+    """Raises UserError where data (an h5py.h5d.DatasetID) lie outside the file, were never written, or would unpack to too much.
+
+    `file`: the h5py.File, for virtual datasets, which are refused without it.
+    """
+    shape = item.shape
+    if shape is None:
+        raise UserError(f"{where} is empty: it has no values")
+    size = math.prod(shape) * item.get_type().get_size()
+    if item.get_offset() is not None:  # in one piece
+        if (stored := item.get_storage_size()) < size:
+            _refuse_missing(where, size, stored)
+        return
+    import h5py
+
+    layout = (plist := item.get_create_plist()).get_layout()
+    if layout == h5py.h5d.VIRTUAL:
+        _refuse_foreign(plist, where, file)
+        refuse_growth(where, size, Path(file.filename).stat().st_size)
+        return
+    if plist.get_external_count():
+        raise UserError(f"{where} lies in another file ({plist.get_external(0)[0].decode(errors='replace')}), {_OUTSIDE}")
+    if not size or layout == h5py.h5d.COMPACT:
+        return
+    stored, written = item.get_storage_size(), True
+    if layout == h5py.h5d.CHUNKED:
+        block = plist.get_chunk()
+        refuse_growth(f"{where}: one of its blocks {list(block)}", math.prod(block) * item.get_type().get_size(), stored)
+        written = item.get_num_chunks() >= math.prod(-(-length // step) for length, step in zip(shape, block, strict=True))
+        if plist.get_nfilters() == 0 and stored < size:
+            written = False
+    elif stored < size:
+        written = False
+    if not written and plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
+        _refuse_missing(where, size, stored)
+    refuse_growth(where, size, stored)
+
+
+def _refuse_missing(where: str, size: int, stored: int) -> None:
+    raise UserError(
+        f"{where} declares more than the file holds ({size:,} bytes, {stored:,} stored): some of it was never written; write all of it"
+    )
+
+
+def _refuse_foreign(plist: Any, where: str, file: Any) -> None:
+    """Raises UserError unless a virtual dataset is made of plain ones of the same file."""
+    import h5py
+
+    for number in range(plist.get_virtual_count()):
+        other, name = plist.get_virtual_filename(number), plist.get_virtual_dsetname(number)
+        if other != "." or "%" in name or file is None:
+            raise UserError(f"{where} is a virtual dataset of '{other}', {_OUTSIDE}")
+        hdf5_keys(file)  # no link leads out
+        item = h5py.h5d.open(file.id, name.encode())
+        if item.get_create_plist().get_layout() == h5py.h5d.VIRTUAL:
+            raise UserError(f"{where} is a virtual dataset of virtual datasets, which are not read: copy the data, with h5repack or h5py")
+        refuse_absent(item, where)
+
+
+def column_dtype(name: str, dtype: np.dtype) -> Any:
+    """The dtype to read a column with; floats become float32 on the way in."""
+    if name == "rewards" or (dtype.kind == "f" and name not in (*FLAGS, "episode_ends", "episode_ids")):
+        return np.float32
+    if name in ("observations", "next_observations", "final_observations") and dtype != np.uint8 and dtype.kind in "iub":
+        return np.float32
+    return dtype
+
+
+def read_hdf5(name: str, item: Any, memory: Memory, where: str) -> np.ndarray:
+    """One h5py dataset as a column. HDF5 itself converts float64 to float32 while it reads."""
+    where = f"{where}: '{item.name.strip('/')}'"
+    with reading(where):
+        if item.dtype.kind not in "biuf":
+            raise UserError(f"{where} holds {item.dtype} values, not numbers")
+        if item.shape == ():
+            raise UserError(f"{where} is a single value, not a column")
+        refuse_absent(item.id, where, item.file)
+        dtype = item.dtype if item.dtype.kind == "b" else column_dtype(name, item.dtype)
+        out = memory.empty(name, item.shape, dtype)
+        if out.size:
+            if isinstance(out, np.memmap) and item.chunks:  # whole chunks, so that none is decompressed twice
+                for part in chunks(len(out), max(item.chunks[0], (1 << 17) // item.chunks[0] * item.chunks[0])):
+                    item.read_direct(out, part, part)
+            else:
+                item.read_direct(out)
+        return out
+
+
+def value_of(item: Any, where: str, dtype: str = "biufSO") -> Any:
+    """All of a small h5py dataset as h5py gives it: a number, text (bytes) or an array."""
+    where = f"{where}: '{item.name.strip('/')}'"
+    with reading(where):
+        if item.dtype.kind not in dtype:
+            raise UserError(f"{where} holds {item.dtype} values")
+        refuse_absent(item.id, where, item.file)
+        return item[()]

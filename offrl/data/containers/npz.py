@@ -1,0 +1,114 @@
+"""npz files of strangers: read one array at a time and block by block; nothing is unpickled, and nothing grows beyond what it declares."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.hdf5 import column_dtype
+from offrl.data.memory import Memory, chunks
+from offrl.errors import UserError
+
+_HEADER = 1 << 16  # bytes; NumPy's headers have some hundred, and it refuses more than 10,000
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what NumPy writes; others unpack without a bound
+_BLOCK = 1 << 26  # bytes to unpack at once
+NUMBERS = "biuf"
+
+
+class Npz:
+    """The arrays of an npz file. Raises UserError for a damaged one, and for an array that would unpack to too much."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self.shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        with reading(path, " as npz"):
+            self._zip = zipfile.ZipFile(path)
+            members = [m for m in self._zip.infolist() if m.filename.endswith(".npy")]
+        for member in members:
+            key = member.filename.removesuffix(".npy")
+            if key in self._members:
+                raise UserError(f"{path} holds '{key}' twice; write each array once")
+            self._members[key] = member
+            with self._reading(key):
+                shape, dtype, _, _ = self._header(member)
+            self.shapes[key] = shape, dtype
+
+    def _reading(self, key: str) -> reading:
+        return reading(f"{self.path}: '{key}'")
+
+    def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, bool, int]:
+        """Shape, type, whether columns come first, and the bytes before the numbers; checked against what the file declares and holds."""
+        where = f"{self.path}: '{member.filename.removesuffix('.npy')}'"
+        if member.compress_type not in _METHODS:
+            raise UserError(f"{where} is packed by a method that NumPy does not write; write the file with numpy.savez")
+        with self._zip.open(member) as packed:
+            file = io.BytesIO(packed.read(_HEADER))
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if any(length < 0 for length in shape):
+            raise UserError(f"{where} declares the shape {list(shape)}; the file is damaged")
+        size = math.prod(shape) * dtype.itemsize
+        if not dtype.hasobject and file.tell() + size != member.file_size:
+            raise UserError(
+                f"{where} declares {size:,} bytes, shape {list(shape)}, and the file holds {max(0, member.file_size - file.tell()):,}: "
+                "it is damaged or incomplete, get it again"
+            )
+        if not dtype.hasobject:
+            refuse_growth(where, size, member.compress_size)
+        return shape, dtype, fortran, file.tell()
+
+    def read(self, key: str, name: str, memory: Memory) -> np.ndarray:
+        """Array `key` as column `name`."""
+        shape, dtype = self.shapes[key]
+        self._refuse_other(key, NUMBERS)
+        if not shape:
+            raise UserError(f"{self.path}: '{key}' is a single value, not a column")
+        if self._fortran(key):
+            return np.ascontiguousarray(self.array(key), column_dtype(name, dtype))
+        with self._reading(key), self._zip.open(self._members[key]) as file:
+            file.read(self._header(self._members[key])[3])
+            out = memory.empty(name, shape, column_dtype(name, dtype))
+            width = math.prod(shape[1:])
+            for part in chunks(shape[0], max(1, min(1 << 17, _BLOCK // max(1, width * dtype.itemsize)))):
+                out[part] = self._numbers(file, (part.stop - part.start) * width, dtype).reshape(-1, *shape[1:])
+            return out
+
+    def array(self, key: str, kinds: str = NUMBERS) -> np.ndarray:
+        """Array `key` as it is, where its type is of these kinds."""
+        self._refuse_other(key, kinds)
+        with self._reading(key), self._zip.open(self._members[key]) as file:
+            shape, dtype, fortran, start = self._header(self._members[key])
+            file.read(start)
+            values = self._numbers(file, math.prod(shape), dtype)
+            return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
+
+    def _fortran(self, key: str) -> bool:
+        with self._reading(key):
+            return self._header(self._members[key])[2]
+
+    def _refuse_other(self, key: str, kinds: str) -> None:
+        dtype = self.shapes[key][1]
+        if dtype.kind not in kinds:
+            raise UserError(f"{self.path}: '{key}' holds {dtype} values, not numbers")
+
+    @staticmethod
+    def _numbers(file: Any, count: int, dtype: np.dtype) -> np.ndarray:
+        """The next `count` values. The end of a member is read too, where its checksum is compared."""
+        out = np.empty(count, dtype)
+        data = out.view(np.uint8) if out.size and dtype.itemsize else np.empty(0, np.uint8)
+        at = 0
+        while at < len(data):
+            block = file.read(min(_BLOCK, len(data) - at))
+            if not block:
+                raise EOFError("it ends early")
+            data[at : at + len(block)] = np.frombuffer(block, np.uint8)
+            at += len(block)
+        return out

@@ -1,0 +1,80 @@
+"""Parquet and Arrow of strangers: columns of numbers as NumPy, and the limits of what they unpack to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.containers.guard import reading, refuse_growth
+from offrl.errors import UserError
+
+
+def open_parquet(path: Path) -> Any:
+    """A pyarrow ParquetFile whose metadata do not declare more than the file may hold. Raises UserError."""
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UserError("Parquet files need pyarrow: pip install 'offrl[parquet]'") from None
+    with reading(path, " as Parquet"):
+        file = pq.ParquetFile(path)
+        held, meta = path.stat().st_size, file.metadata
+        rows = 0
+        for number in range(meta.num_row_groups):
+            group = meta.row_group(number)
+            rows += group.num_rows
+            for place in range(group.num_columns):
+                column = group.column(place)
+                where = f"{path}: '{column.path_in_schema}' (row group {number})"
+                if not 0 <= column.total_compressed_size <= held or column.total_uncompressed_size < 0 or group.num_rows < 0:
+                    raise UserError(f"{where} declares {column.total_compressed_size:,} bytes of a file of {held:,}; the file is damaged")
+                refuse_growth(where, column.total_uncompressed_size, column.total_compressed_size)
+        if rows != meta.num_rows:
+            raise UserError(f"{path} declares {meta.num_rows:,} rows, and its row groups {rows:,}; the file is damaged")
+        return file
+
+
+def arrow_values(array: Any, where: str) -> np.ndarray:
+    """A pyarrow array of numbers [R], or of equally long (nested) lists [R, ...], as NumPy; without a Python object per row."""
+    import pyarrow as pa
+
+    with reading(where):
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        shape = [len(array)]
+        while pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+            if array.null_count:
+                raise UserError(f"{where} has empty entries (null)")
+            flat, rows = array.flatten(), len(array)
+            uneven = not pa.types.is_fixed_size_list(array.type) and len(np.unique(np.asarray(array.value_lengths()))) > 1
+            if uneven or (rows and len(flat) % rows):
+                raise UserError(f"{where} has lists of different lengths")
+            shape.append(len(flat) // rows if rows else 0)
+            array = flat
+        if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type) or pa.types.is_boolean(array.type)):
+            raise UserError(f"{where} holds {array.type} values, not numbers")
+        if array.null_count and not pa.types.is_floating(array.type):
+            raise UserError(f"{where} has empty entries (null)")
+        values = array.to_numpy(zero_copy_only=False)  # a null float becomes NaN, which the checks report
+        return values.reshape(shape)
+
+
+def read_table(folder: Path, kind: str) -> tuple[Any, Path]:
+    """The pyarrow table of all .arrow or .parquet files in a folder, and the first of them. Raises UserError."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise UserError("this dataset is stored as Arrow: pip install pyarrow") from None
+    files = sorted(p for p in folder.iterdir() if p.suffix == f".{kind}")
+    if not files:
+        raise UserError(f"{folder} has no .{kind} file; the dataset is incomplete")
+    tables = []
+    for file in files:
+        with reading(file):
+            table = open_parquet(file).read() if kind == "parquet" else pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            table.validate(full=True)
+            refuse_growth(str(file), table.nbytes, file.stat().st_size)
+            tables.append(table)
+    with reading(files[0]):
+        return (pa.concat_tables(tables) if len(tables) > 1 else tables[0]).combine_chunks(), files[0]

@@ -1,0 +1,121 @@
+"""The metadata of Minari datasets, with every type checked: files are edited, damaged, and made by other programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.data.containers.guard import FREE, reading
+from offrl.data.raw import MOST_VALUES
+from offrl.errors import UserError
+
+FILE = "metadata.json"
+FORMATS = ("hdf5", "arrow", "parquet")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What metadata.json says, with the types of what offrl uses checked."""
+
+    values: dict[str, Any]
+    actions: dict[str, Any]  # the two spaces
+    observations: dict[str, Any]
+    env_spec: dict[str, Any]  # Gymnasium's specification of the environment; {} where there is none
+
+    @property
+    def rows(self) -> int:
+        return int(self.values["total_steps"])
+
+    @property
+    def format(self) -> str:
+        return str(self.values.get("data_format", FORMATS[0]))
+
+
+def load_metadata(folder: Path) -> Metadata:
+    """Raises UserError for a file that cannot be read, or holds what Minari would not write."""
+    path = folder / FILE
+    with reading(path):
+        if path.stat().st_size > FREE:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes, which no metadata have")
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(meta, dict):
+        raise UserError(f"{path} is damaged: it holds no JSON object")
+    for key in ("action_space", "observation_space", "total_steps"):
+        if key not in meta:
+            raise UserError(f"{path} is damaged: it has no '{key}'")
+    for key in ("total_steps", "total_episodes"):
+        value = meta.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or not 0 <= value < 2**63:
+            raise UserError(f"{path} is damaged: '{key}' is {str(value)[:40]}, not a number of them")
+    if meta.get("data_format", "hdf5") not in FORMATS:
+        raise UserError(f"{path}: 'data_format' is {str(meta['data_format'])[:40]}; {', '.join(FORMATS)} are known")
+    for key in ("ref_min_score", "ref_max_score"):
+        value = meta.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)):
+            raise UserError(f"{path}: '{key}' is {str(value)[:40]}, not a number")
+    spaces = {key: _json(meta[key], f"{path}: '{key}'") for key in ("action_space", "observation_space")}
+    for key, space in spaces.items():
+        _check(space, f"{path}: '{key}'")
+    return Metadata(meta, spaces["action_space"], spaces["observation_space"], _env_spec(meta.get("env_spec"), path))
+
+
+def _json(text: Any, where: str) -> dict[str, Any]:
+    if not isinstance(text, str):
+        raise UserError(f"{where} is no JSON text; the metadata are damaged")
+    with reading(where, " as JSON"):
+        value = json.loads(text)
+    if not isinstance(value, dict):
+        raise UserError(f"{where} describes no space; the metadata are damaged")
+    return value
+
+
+def _env_spec(text: Any, path: Path) -> dict[str, Any]:
+    if not text:
+        return {}
+    spec = _json(text, f"{path}: 'env_spec'")
+    types = {"id": str, "kwargs": dict, "max_episode_steps": int, "additional_wrappers": list}
+    for key, kind in types.items():
+        if spec.get(key) is not None and not (isinstance(spec[key], kind) and not isinstance(spec[key], bool)):
+            raise UserError(f"{path}: 'env_spec' has {str(spec[key])[:40]} for '{key}'; the metadata are damaged")
+    return spec
+
+
+def _check(space: Any, where: str) -> None:
+    """Raises UserError unless the parts of a space that offrl uses have the types that Minari writes."""
+    if not isinstance(space, dict) or not isinstance(kind := space.get("type"), str):
+        raise UserError(f"{where} describes no space; the metadata are damaged")
+    damaged = f"{where} is no {kind} space as Minari writes it"
+    if kind in ("Dict", "Tuple"):
+        parts = space.get("subspaces")
+        if not isinstance(parts, dict if kind == "Dict" else list):
+            raise UserError(f"{damaged}: it has no subspaces")
+        for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+            _check(part, f"{where}, '{name}'")
+    elif kind == "Box":
+        if not _lengths(space.get("shape")):
+            raise UserError(f"{damaged}: its shape is {str(space.get('shape'))[:60]}")
+        with reading(f"{where}", cure=f"{damaged}"):
+            if np.dtype(space.get("dtype", "float32")).kind not in "biuf":
+                raise UserError(f"{damaged}: its type is {str(space['dtype'])[:40]}")
+            for bound in ("low", "high"):
+                values = np.asarray(space.get(bound, 0.0), np.float64)
+                if values.size not in (1, math.prod(space["shape"])):
+                    raise UserError(f"{damaged}: '{bound}' has {values.size} values")
+    elif kind in ("Discrete", "MultiBinary"):
+        number, start = space.get("n"), space.get("start", 0)
+        fits = _count(number) or (kind == "MultiBinary" and isinstance(number, list) and bool(number) and _lengths(number))
+        if not fits or isinstance(start, bool) or not isinstance(start, int):
+            raise UserError(f"{damaged}: it has {str(number)[:40]} values from {str(start)[:40]} (1 to {MOST_VALUES:,} are read)")
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_VALUES
+
+
+def _lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in value)
