@@ -80,7 +80,6 @@ class _Loop:
         self.save_every = _whole(config.checkpoint.every, self.envs) if config.checkpoint.every else self.eval_every
         self.signals = StopSignals()
         self.t, self.lined, self.scored, self.saved = 0, 0, -1, -1
-        self.line_updates = 0  # updates at the last line of metrics
         self.ended = np.zeros(self.many, bool)  # an episode has ended since the last updates
         self.alive = torch.ones(self.many, dtype=torch.bool)
         self.warmup = config.warmup or 0
@@ -101,7 +100,8 @@ class _Loop:
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, algorithm.config.name, self.replicas)
         state = first_state(algorithm, self.replicas) if start.state is None else start.state
         saved = self.checkpoints.load(state)
-        self.first = self.goal = self.updates = int(state.step[0])
+        # line_updates: those at the last line of metrics, whose means are over the updates since then
+        self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
         lost: list[int] = []
         if saved is None:
             self.replay.discard(0)

@@ -428,8 +428,8 @@ def test_a_minari_id_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_ogbench_compact_terminals_are_ends_not_terminations(tmp_path: Path) -> None:
-    np.savez(tmp_path / "pointmaze-x-v0.npz", observations=OBS, actions=ACT, terminals=np.array([0, 0, 1, 0, 0, 1], bool))
-    data = load_dataset(str(tmp_path / "pointmaze-x-v0.npz"))
+    np.savez(tmp_path / "pointmaze-medium-navigate-v0.npz", observations=OBS, actions=ACT, terminals=np.array([0, 0, 1, 0, 0, 1], bool))
+    data = load_dataset(str(tmp_path / "pointmaze-medium-navigate-v0.npz"))
     assert data.spec.source == "ogbench" and not data.columns["terminations"].any() and not data.columns["rewards"].any()
     assert data.columns["truncations"].nonzero().squeeze(-1).tolist() == [2, 5] and data.transition_rows().tolist() == [0, 1, 3, 4]
 
