@@ -79,7 +79,7 @@ class SavedRun:
 
     @property
     def diverged(self) -> list[Replica]:
-        """Replicas that were frozen because a loss was not finite."""
+        """Replicas that were frozen because a loss was not finite, or beyond all measure."""
         latest = checkpoint.load_latest(self.dir)
         return [] if latest is None else [r for r, ok in zip(self.replicas, latest[0]["alive"].tolist(), strict=True) if not ok]
 
