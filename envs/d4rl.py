@@ -25,15 +25,16 @@ class _Family:
     actions: int | None
     note: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    same: tuple[str, ...] = ()  # D4RL's own environments, of which `env_id` keeps model, reward and endings; v5 changed them
 
 
 _GYM = "stands for gym's {}-v2 on mujoco-py: same model and reward, newer physics, so scores may differ by a few points"
 _HAND = "gymnasium-robotics' hand with D4RL's own rewards and endings, newer physics"
 _GONE = "no current environment reproduces it"
 _FAMILIES = {
-    "hopper": _Family("Hopper-v4", 11, 3, _GYM.format("Hopper")),
-    "halfcheetah": _Family("HalfCheetah-v4", 17, 6, _GYM.format("HalfCheetah")),
-    "walker2d": _Family("Walker2d-v4", 17, 6, _GYM.format("Walker2d")),
+    "hopper": _Family("Hopper-v4", 11, 3, _GYM.format("Hopper"), same=("Hopper-v2", "Hopper-v3")),
+    "halfcheetah": _Family("HalfCheetah-v4", 17, 6, _GYM.format("HalfCheetah"), same=("HalfCheetah-v2", "HalfCheetah-v3")),
+    "walker2d": _Family("Walker2d-v4", 17, 6, _GYM.format("Walker2d"), same=("Walker2d-v2", "Walker2d-v3")),
     "ant": _Family("offrl.envs.compat:offrl/D4RL-Ant-v0", 111, 8, "Ant-v4 with D4RL's 84 contact forces, which are all zero in its data"),
     "maze2d": _Family("offrl.envs.mazes:offrl/D4RL-Maze2d-v0", 4, 2, "D4RL's point maze rebuilt on today's MuJoCo"),
     "antmaze": _Family(
@@ -76,6 +77,7 @@ def lookup(name: str) -> Task | None:
         ref_min=low,
         ref_max=high,
         ref_label="D4RL",
+        ref_envs=family.same,
         observation_dim=family.observations,
         action_dim=family.actions,
         url=url,

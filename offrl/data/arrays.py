@@ -10,7 +10,7 @@ import torch
 
 from offrl.data.assemble import assemble
 from offrl.data.dataset import Dataset
-from offrl.data.raw import RawData, canonical, ends_from, join_observations
+from offrl.data.raw import RawData, canonical, canonical_name, ends_from, join_observations
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.task import Task
@@ -40,8 +40,9 @@ def from_arrays(
     observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a discrete action space
     of `num_actions`; rewards [R]; terminations, truncations [R] flags; next_observations like observations. `episode_ends` marks the
     last row of each episode, as flags [R] or as row numbers, where the flags do not. With none of the three there is one episode.
-    `action_low`, `action_high`: the environment's range. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows.
-    Raises UserError, naming column, episode and row, when the data would corrupt training.
+    `action_low`, `action_high`: the environment's range. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows; D4RL's
+    words `terminals` and `timeouts` are taken for terminations and truncations. Raises UserError, naming column, episode and row, when
+    the data would corrupt training, and for a column whose name (dones, next_obs, ...) leaves open what it is.
     """
     values = {
         "observations": observations,
@@ -50,9 +51,15 @@ def from_arrays(
         "terminations": terminations,
         "truncations": truncations,
         "next_observations": next_observations,
-        **extra,
     }
-    raw = raw_from_arrays({k: v for k, v in values.items() if v is not None}, episode_ends, name)
+    values = {k: v for k, v in values.items() if v is not None}
+    for word, value in extra.items():
+        column = canonical_name(word, name)
+        if column in values:
+            raise UserError(f"{name}: {column} and {word} are the same column; give one of them")
+        if value is not None:
+            values[column] = value
+    raw = raw_from_arrays(values, episode_ends, name)
     raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
     raw.action_low, raw.action_high = action_low, action_high
     raw.num_actions = num_actions or 0

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offrl.data.infer import MANY_JUMPS, action_range, find_ends
+from offrl.data.infer import MANY_JUMPS, action_range, find_ends, step_limit
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, MOST_VALUES, RawData
 from offrl.errors import UserError
 
 _NUMBERING = "number discrete actions from 0, without large gaps (numpy.unique(actions, return_inverse=True)), or write others as floats"
+MOST_CHOICES = 1000  # beyond it whole numbers are amounts, not choices
+FEW, SHARE, LONG = 3, 0.05, 50  # episodes of one length, their share of all, and the length from which chance does not explain them
 TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
 
@@ -19,7 +21,7 @@ TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 class Fault:
     """One thing that is wrong with the data, at its first occurrence."""
 
-    kind: str  # missing | empty | length | shape | nan | actions | overlap | jump | ends
+    kind: str  # missing | empty | length | shape | nan | actions | overlap | jump | ends | limit
     severity: str  # "corrupting": training on it would go wrong; "warning": most likely not
     message: str  # what is wrong, how often; without the file's name
     episode: int | None = None
@@ -134,13 +136,12 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
         if not len(bad):
             return []
         row = int(bad[0])
-        message = (
-            f"'actions' holds {int(actions[row])}, which is no number from 0 to {limit - 1} ({len(bad)} rows)"
-        )
+        message = f"'actions' holds {int(actions[row])}, which is no number from 0 to {limit - 1} ({len(bad)} rows)"
         return [Fault("actions", "corrupting", message, _episode(ends, row), row, _NUMBERING)]
     low, high = action_range(raw)
+    faults = [] if raw.range_known else _choices(actions)
     if clip_actions:
-        return []
+        return faults
     slack = TOLERANCE * (high - low)
     count, first, dimension, value = 0, -1, 0, 0.0
     for part in chunks(len(actions)):
@@ -154,21 +155,76 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
             first, dimension = part.start + int(bad[0]), int(outside[bad[0]].argmax())
             value = float(block[bad[0], dimension])
     if not count:
-        return []
+        return faults
     message = (
         f"'actions' leaves the environment's range in {count} row{'s' if count > 1 else ''}: "
         f"dimension {dimension} is {value:.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
     )
     cure = "set dataset.clip_actions=true to clip them, or the right dataset.action_low and dataset.action_high"
-    return [Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]
+    return [*faults, Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]
+
+
+def _choices(actions: np.ndarray) -> list[Fault]:
+    """A warning where continuous actions [R, A], whose range nobody states, look like choices: whole numbers, or one-hot rows."""
+    low, high, single = np.inf, -np.inf, actions.shape[1] > 1
+    for part in chunks(len(actions)):
+        block = actions[part]
+        with np.errstate(invalid="ignore"):
+            if not (block == np.rint(block)).all():
+                return []
+        low, high = min(low, float(block.min())), max(high, float(block.max()))
+        single = single and low == 0.0 and high == 1.0 and bool((block.sum(1) == 1.0).all())
+    if not low < high or high - low > MOST_CHOICES or (low < 0.0 and low >= -1.0 and high <= 1.0):  # full thrust either way is no choice
+        return []
+    span = f"whole numbers from {low:g} to {high:g}"
+    stated = "or state their range (dataset.action_low and action_high, or action_low= and action_high=) if they are continuous"
+    if single:
+        message = f"every row of 'actions' has a single 1 among {actions.shape[1]} numbers: it looks like a one-hot discrete action"
+        cure = "store the choice, actions.argmax(1), as integers"
+    elif actions.shape[1] == 1:
+        message = f"'actions' are floats, but all of them are {span}: it looks like a discrete action"
+        cure = "store them as integers"
+    else:
+        message = f"'actions' are {actions.shape[1]} {span} a row: they look like several discrete choices at once"
+        cure = "number their combinations, numpy.ravel_multi_index, and store these as integers [R]"
+    return [Fault("actions", "warning", f"{message}, and is taken as continuous", cure=f"{cure}, {stated}")]
+
+
+def _time_limits(raw: RawData, ends: np.ndarray) -> list[Fault]:
+    """A warning where terminations seem to be those of a time limit: episodes that end by one, at the environment's limit or at a length
+    that none exceeds and many share."""
+    if "terminations" not in raw.columns:
+        return []
+    last = np.flatnonzero(ends)
+    lengths = np.diff(last, prepend=-1)
+    ended = raw.columns["terminations"][last]
+    limit = step_limit(raw.task)
+    longest = limit if limit and (lengths == limit).any() else int(lengths.max())
+    at = np.flatnonzero(ended & (lengths == longest))
+    alike = len(at) == int(ended.sum()) and len(ended) - len(at) <= (not raw.last_complete)
+    many = longest >= LONG and len(at) >= max(FEW, SHARE * len(ended))
+    cut = "truncations" in raw.columns and bool(raw.columns["truncations"].any())
+    if len(at) < (2 if longest == limit else FEW) or not (longest == limit or (not cut and longest > 1 and (alike or many))):
+        return []
+    which = f"all {len(at):,}" if alike else f"{len(at):,} of {len(ended):,}"
+    message = f"{which} episodes end by a termination after exactly {longest:,} steps" + (
+        ", the environment's time limit" if longest == limit else ", which none exceeds"
+    )
+    message += ": a time limit stored as a termination teaches values of 0 there"
+    cure = "mark those rows as truncations, unless the task does end there"
+    return [Fault("limit", "warning", message, int(at[0]), int(last[at[0]]), cure)]
 
 
 def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
     faults, columns = [], raw.columns
     marked = [k for k in FLAGS if k in columns] + (["episode_ends"] if raw.episode_ends is not None else [])
     episodes = int(ends.sum())
-    if episodes == 1 and not raw.last_complete and raw.source != "arrays":
-        if not marked:
+    if episodes == 1 and not raw.last_complete:
+        if not marked and raw.source == "arrays":
+            message = f"nothing marks where episodes end: all {raw.rows:,} rows are taken for one episode, cut off at its end"
+            cure = "give terminations=, truncations= or episode_ends=, if only its last row"
+            faults.append(Fault("ends", "warning", message, cure=cure))
+        elif not marked:
             message = "nothing marks where episodes end, so that successors and returns would run across them"
             cure = (
                 "set dataset.fields.terminations, truncations, episode_ends or episode_ids (or dataset.check=false for one endless episode)"
@@ -186,6 +242,7 @@ def _ends(raw: RawData, ends: np.ndarray) -> list[Fault]:
         if len(both):
             message = f"{len(both)} row(s) are marked both as termination and as time-out; they count as terminations"
             faults.append(Fault("overlap", "warning", message, _episode(ends, int(both[0])), int(both[0])))
+    faults += _time_limits(raw, ends)
     if raw.jump_rows is not None and len(raw.jump_rows):
         row, count = int(raw.jump_rows[0]), len(raw.jump_rows)
         frequent = count > MANY_JUMPS * raw.rows

@@ -72,7 +72,7 @@ class DataSpec:
 def task_from_json(data: Mapping[str, Any]) -> Task:
     """A task from what `DataSpec.to_json` makes of one."""
     values = {f.name: data[f.name] for f in fields(Task) if f.name in data}
-    for name in ("observation_keys", "starts"):
+    for name in ("observation_keys", "starts", "ref_envs"):
         values[name] = tuple(values.get(name) or ())
     return Task(**values)
 

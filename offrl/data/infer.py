@@ -15,7 +15,7 @@ MANY_JUMPS = 0.1  # share of the rows  # that a file may have: more, and it is t
 UNBOUNDED = 1e30  # bounds beyond this are no range: some Boxes have float32's largest number
 
 
-def _limit(task: Task | None) -> int | None:
+def step_limit(task: Task | None) -> int | None:
     """Steps after which the task's environment stops an episode."""
     if task is None or task.max_episode_steps is not None or task.env_id is None:
         return task.max_episode_steps if task else None
@@ -53,7 +53,7 @@ def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
         marked = int(ends.sum())
         if "next_observations" in columns:
             ends |= jumps(raw)
-        limit = _limit(raw.task)
+        limit = step_limit(raw.task)
         if limit:
             bounds = np.flatnonzero(np.concatenate([[True], ends[:-1], [True]])) if rows else np.zeros(1, np.int64)
             for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
@@ -97,6 +97,8 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
         if space is not None and len(space[0]) == width:
             low, high = space
     open_ends = ~((np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED))
+    if raw.range_known is None:
+        raw.range_known = not open_ends.any()
     if open_ends.any() and len(actions):
         smallest, largest = np.full(width, np.inf, np.float32), np.full(width, -np.inf, np.float32)
         for part in chunks(len(actions)):  # fmin and fmax pass over NaN, which is reported elsewhere

@@ -20,6 +20,7 @@ from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
+from offrl.evaluation.observations import as_array, desired_goal
 from offrl.settings.field import check, marked
 from offrl.settings.saved import restored
 from offrl.system import files as checkpoint
@@ -224,7 +225,8 @@ class TrainedPolicy:
 
     def act(self, observation: Any, explore: bool = False, reward: Any = None, goal: Any = None) -> Any:
         """The action for one observation [O], or actions for a batch [B, O]. Greedy unless `explore`. A policy of texts takes a text, or a
-        list of them, and returns the same.
+        list of them, and returns the same. The dictionary of an environment with Dict observations is joined as the data's were, in the
+        order of `dataset.observation_keys`; its entry desired_goal is the goal where none is given.
 
         `reward`: what the action before earned, a number or [B], in the units of the recorded rewards; for a policy that `uses_rewards`,
         such as a return-conditioned one, from its second step on. `goal`: [G] or [B, G]; for a goal-conditioned policy, with its first
@@ -234,13 +236,7 @@ class TrainedPolicy:
         """
         if self.algorithm.traits.text:
             return self._answer(observation, explore)
-        array = np.asarray(observation, np.float32)
-        shape = self.algorithm.spec.observation_shape
-        batched = array.ndim == len(shape) + 1
-        if array.shape[batched:] != tuple(shape):
-            raise UserError(f"the observation has shape {array.shape}; this policy takes {tuple(shape)} or a batch of those")
-        if not np.isfinite(array).all():
-            raise UserError("the observation holds NaN or infinity")
+        array, batched = as_array(observation, self.algorithm.spec)
         batch = array if batched else array[None]
         if self._t == 0:
             self._carry = self.start(len(batch))
@@ -252,6 +248,7 @@ class TrainedPolicy:
                 )
             self._carry = self.observe_reward(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
         if self.goal_conditioned and (goal is not None or self._t == 0):
+            goal = desired_goal(observation) if goal is None else goal
             goals = None if goal is None else np.asarray(goal, np.float32)
             if goals is not None and goals.ndim == 1:
                 goals = np.broadcast_to(goals, (len(batch), len(goals)))

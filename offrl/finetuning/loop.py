@@ -33,7 +33,7 @@ from offrl.training.checkpoints import Checkpoints, Saved, part
 from offrl.training.engine import Plan, first_state, policies_of
 from offrl.training.scores import Scores
 from offrl.training.setup import PAYS_FROM, choose_mode
-from offrl.training.updates import finite, metric_means, rows, warn_diverged
+from offrl.training.updates import loss_limit, metric_means, rows, sound, warn_diverged, warn_of_rates
 
 SLICE = 16  # updates between two looks at signals
 EVALUATIONS = 20  # of a run, unless eval.every says otherwise
@@ -72,7 +72,7 @@ class _Loop:
     ) -> None:
         self.start, self.config, self.run_dir, self.device, self.play = start, start.config, run_dir, device, play
         config, self.replicas, self.envs = start.config, start.replicas, start.config.envs
-        self.many = len(self.replicas)
+        self.many, self.loss_limit = len(self.replicas), loss_limit(start.dataset)
         self.steps = _whole(config.steps, self.envs)
         every = config.eval.every
         self.eval_every = self.steps if every == 0 else _whole(every or math.ceil(self.steps / EVALUATIONS), self.envs)
@@ -80,7 +80,6 @@ class _Loop:
         self.save_every = _whole(config.checkpoint.every, self.envs) if config.checkpoint.every else self.eval_every
         self.signals = StopSignals()
         self.t, self.lined, self.scored, self.saved = 0, 0, -1, -1
-        self.line_updates = 0  # updates at the last line of metrics
         self.ended = np.zeros(self.many, bool)  # an episode has ended since the last updates
         self.alive = torch.ones(self.many, dtype=torch.bool)
         self.warmup = config.warmup or 0
@@ -101,7 +100,8 @@ class _Loop:
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, algorithm.config.name, self.replicas)
         state = first_state(algorithm, self.replicas) if start.state is None else start.state
         saved = self.checkpoints.load(state)
-        self.first = self.goal = self.updates = int(state.step[0])
+        # line_updates: those at the last line of metrics, whose means are over the updates since then
+        self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
         lost: list[int] = []
         if saved is None:
             self.replay.discard(0)
@@ -148,6 +148,7 @@ class _Loop:
             say(f"online: {', '.join(changed)}")
         if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:
             say(f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + {spec.reward_shift:g}")
+        warn_of_rates(algo, start.grid)
         for note in (*start.notes, *(start.dataset.notes if start.dataset is not None else ())):
             say(note)
         if resumed and self.t >= self.steps:
@@ -264,15 +265,14 @@ class _Loop:
     # ---- look
 
     def _line(self) -> None:
-        """Write the means since the last line, and freeze every replica whose losses are no longer finite."""
+        """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond all measure."""
         means: dict[str, list[float]] = {}
         if self.updates > self.line_updates:
             values = metric_means(self.learner.sums(), self.updates - self.line_updates)
-            alive = finite(values, self.alive)
-            for n in torch.nonzero(self.alive & ~alive).squeeze(-1).tolist():
-                warn_diverged(self.replicas[n], self.lined, self.t, "a loss is not finite", CURE)
-            self.alive = alive
-            means = rows(values, alive)
+            self.alive, diverged = sound(values, self.alive, self.loss_limit)
+            for n, reason in diverged.items():
+                warn_diverged(self.replicas[n], self.lined, self.t, reason, CURE)
+            means = rows(values, self.alive)
         self.learner.settle(self.alive)
         count, total, length = self.episodes
         # NaN, null in the file, where no episode ended

@@ -79,7 +79,7 @@ class SavedRun:
 
     @property
     def diverged(self) -> list[Replica]:
-        """Replicas that were frozen because a loss was not finite."""
+        """Replicas that were frozen because a loss was not finite, or beyond all measure."""
         latest = checkpoint.load_latest(self.dir)
         return [] if latest is None else [r for r, ok in zip(self.replicas, latest[0]["alive"].tolist(), strict=True) if not ok]
 
@@ -109,9 +109,16 @@ class SavedRun:
         return next(r for r in self.replicas if r.seed == seed and dict(r.values) == point)
 
     def load_policy(self, replica: Replica, device: str = "auto") -> TrainedPolicy:
-        """The final policy of a replica. Raises UserError before training ended."""
+        """The final policy of a replica. Raises UserError before training ended, and for a run that trains no policy."""
         from offrl.evaluation.policy import TrainedPolicy
 
+        if not self.acts:
+            kind = self.record["identity"]["algo"]["name"]
+            hint = f": offrl model {self.dir} measures it, and mopo, morel, pets and others take it, world_model={self.dir}"
+            raise UserError(
+                f"{self.dir} is a run of {kind}, which trains a model and no policy: there is nothing that acts or could be scored"
+                f"{hint if kind == 'dynamics' else ''}"
+            )
         path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():
             raise UserError(f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it")

@@ -129,7 +129,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
+        loader = yaml.SafeLoader(text)
+        tree = loader.get_single_node()
+        if tree is not None and (twice := _repeated(tree)):
+            raise UserError(f"{path}: '{twice[0]}' is given twice, in lines {twice[1]} and {twice[2]}; leave one of them out")
+        values = (loader.construct_document(tree) if tree is not None else {}) or {}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -139,11 +144,32 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def _repeated(root: Any) -> tuple[str, int, int] | None:
+    """(name, line, line) of a name that a mapping of this YAML tree has twice, where PyYAML would take the later one without a word."""
+    nodes, seen = [root], set()
+    for node in nodes:  # which grows meanwhile
+        if id(node) in seen or isinstance(node.value, str):
+            continue
+        seen.add(id(node))  # an alias is the node itself
+        lines: dict[tuple[str, str], int] = {}
+        for item in node.value:
+            nodes += item if isinstance(item, tuple) else [item]
+            key = item[0] if isinstance(item, tuple) else None
+            if key is not None and isinstance(key.value, str):
+                name, line = (key.tag, key.value), key.start_mark.line + 1
+                if name in lines:
+                    return key.value, lines[name], line
+                lines[name] = line
+    return None
+
+
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one of dotted names. Raises UserError for a name that is given in both ways."""
     result: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and f"{prefix}{key}" not in ("dataset.fields", "given"):
-            result.update(dotted(value, f"{prefix}{key}."))
-        else:
-            result[f"{prefix}{key}"] = value
+        nested = isinstance(value, Mapping) and f"{prefix}{key}" not in ("dataset.fields", "given")
+        for name, item in (dotted(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}).items():
+            if name in result:
+                raise UserError(f"{name} is given twice")
+            result[name] = item
     return result

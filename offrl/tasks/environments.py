@@ -17,7 +17,7 @@ import numpy as np
 
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.task import Task
+from offrl.tasks.task import Task, referenced
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -29,7 +29,8 @@ ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandRea
 
 
 def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> Task | None:
-    """The task to evaluate in under `eval.env`: the dataset's own, none at all, or the dataset's scores in another environment.
+    """The task to evaluate in under `eval.env`: the dataset's own, none at all, or the same in another environment, whose scores are
+    normalised only where the dataset's reference scores hold there too.
 
     goals: for policies that act towards a goal; see `towards_goals`.
     """
@@ -42,6 +43,7 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
     if config.env != base.env_id:
         note = f"environment {config.env} chosen by eval.env" + (f" in place of {base.env_id}" if base.env_id else "")
         keys = base.observation_keys if goals else ()  # without the desired goal, as the data's
+        base = base if goals else referenced(base, config.env)
         base = dataclasses.replace(
             base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, observation_keys=keys, starts=(), note=note
         )
@@ -57,7 +59,7 @@ def towards_goals(task: Task) -> Task:
     arguments = dict(task.env_kwargs)
     if (task.env_id or "").rpartition(":")[2].startswith(CONTINUING):
         arguments |= {"continuing_task": False}
-    return dataclasses.replace(task, env_kwargs=arguments, ref_min=None, ref_max=None, ref_label="", scored_by="success")
+    return dataclasses.replace(task.without_references(), env_kwargs=arguments, scored_by="success")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offrl import registry
+from offrl.errors import warn
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Task:
     ref_min: float | None = None  # undiscounted return that scores 0
     ref_max: float | None = None  # undiscounted return that scores 100
     ref_label: str = ""  # whose reference scores, e.g. "D4RL"
+    ref_envs: tuple[
+        str, ...
+    ] = ()  # ids of other environments for which they hold: reference scores belong to data and environment together
     observation_keys: tuple[str, ...] = ()  # Dict observations: which entries, in this order, make the flat observation
     observation_dim: int | None = None  # of the flat observation, to check data against
     action_dim: int | None = None
@@ -34,6 +38,15 @@ class Task:
         if self.ref_min is None or self.ref_max is None:
             return None
         return 100.0 * (returns - self.ref_min) / (self.ref_max - self.ref_min)
+
+    def holds_in(self, env_id: str) -> bool:
+        """True where the reference scores, if there are any, are those of the environment `env_id` as its id alone makes it."""
+        name = env_id.rpartition(":")[2]
+        return name in self.ref_envs or (name == (self.env_id or "").rpartition(":")[2] and not self.env_kwargs)
+
+    def without_references(self) -> Task:
+        """The same task, whose scores are returns as they are."""
+        return replace(self, ref_min=None, ref_max=None, ref_label="", ref_envs=())
 
     def score(self, returns: Any, successes: Any) -> Any:
         """Scores of episodes with these undiscounted returns and successes (None: unknown); None where there is no way to score them."""
@@ -51,10 +64,27 @@ def lookup(name: str) -> Task | None:
     return None
 
 
+def referenced(task: Task, place: str, named: bool = True) -> Task:
+    """`task`, less its reference scores where they are not those of the environment `place`, which a warning says. named: that is an id."""
+    if task.ref_min is None or (named and task.holds_in(place)):
+        return task
+    own = (task.env_id or "another environment").rpartition(":")[2]
+    whose = f"{task.ref_label or 'the reference'} returns that score 0 and 100 for {task.name}"
+    warn(f"the {whose} are those of {own}, not of {place}: returns are not normalised")
+    return task.without_references()
+
+
 def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Task:
-    """`task` scored in the environment that `factory` makes; for data without a task a new one called `name`."""
+    """`task` scored in the environment that `factory` makes; for data without a task a new one called `name`. Reference scores stay only
+    where that environment, by its `spec.id`, is one for which they hold."""
     if task is None:
         return Task(name=name, env_factory=factory)
+    if task.ref_min is not None:
+        env = factory()
+        made = getattr(getattr(env, "spec", None), "id", None)
+        if hasattr(env, "close"):
+            env.close()
+        task = referenced(task, made or f"the environment of {getattr(factory, '__qualname__', 'a function')}", made is not None)
     keys = task.observation_keys
     separate = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals stay separate, as the data have them
     return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=separate)

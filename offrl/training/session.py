@@ -28,7 +28,7 @@ from offrl.training.engine import Slices, first_state, policies_of
 from offrl.training.scores import Scores
 from offrl.training.setup import PAYS_FROM, Setup, make_engine
 from offrl.training.stopping import StoppingRule
-from offrl.training.updates import finite, metric_means, rows, warn_diverged
+from offrl.training.updates import loss_limit, metric_means, rows, sound, warn_diverged, warn_of_no_rewards, warn_of_rates
 
 
 class Session:
@@ -39,6 +39,7 @@ class Session:
         self.config, self.dataset, self.run_dir = config, dataset, run_dir
         self.replicas, self.device = setup.replicas, setup.devices[0]
         self.algorithm, self.world = setup.plan.algorithm, setup.plan.world
+        self.loss_limit = loss_limit(dataset)
         self.step = self.since = 0  # updates done; those at which the sums of metrics began
         self.alive = torch.ones(len(self.replicas), dtype=torch.bool)
         self.text, self.shows_scores = "", False  # beside the progress: the last scores, or before the first ones a loss
@@ -103,6 +104,9 @@ class Session:
             say(note)
         if not scored and self.algorithm.traits.policy_modules:
             say("no environment: policies are trained but not scored (eval.env=ID names one)")
+        warn_of_rates(config.algo, config.grid)
+        if config.dataset.expert is None:
+            warn_of_no_rewards(self.algorithm.traits, config.algo.name, self.dataset)
         decay = getattr(config.algo, "decay_steps", None)
         if decay and getattr(config.algo, "actor_schedule", "") == "cosine":
             if decay < config.steps:
@@ -149,22 +153,19 @@ class Session:
     # ---- metrics, policies, checkpoints
 
     def write_metrics(self) -> None:
-        """Write the means since the last line, and freeze every replica whose losses are no longer finite."""
+        """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond all measure."""
         sums = self.engine.sums()
         if self.world.size > 1:
             names = sorted(sums)
             means = distributed.mean(torch.stack([sums[n] for n in names]).to(self.device)).cpu()
             sums = dict(zip(names, means.unbind(0), strict=True))
         values = metric_means(sums, self.step - self.since)
-        alive = finite(values, self.alive)
-        diverged = torch.nonzero(self.alive & ~alive).squeeze(-1).tolist()
+        alive, diverged = sound(values, self.alive, self.loss_limit)
         cure = "A smaller algo.learning_rate or dataset.normalize_observations=true often helps"
         if diverged and (problem := self.engine.doubt()):
             cure = f"The compiled step computes something else than the uncompiled one ({problem}): {backend.set_aside_compiled()}, "
             cure += "and train again, or with compile=eager"
-        for index in diverged:
-            names = [name for name, column in values.items() if not column[index].isfinite()]
-            reason = f"not finite: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for index, reason in diverged.items():
             warn_diverged(self.replicas[index], self.since, self.step, reason, cure)
         self.alive = alive
         self.engine.settle(alive)

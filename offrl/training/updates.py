@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.data.dataset import Dataset
 from offrl.errors import warn
 from offrl.settings.replicas import Replica
 
+DIVERGED = 1e8  # losses beyond so many times the square of the data's largest number come of parameters that have blown up
+HORIZON = 1000.0  # rewards add up to so many times the largest one, as with a discount of 0.999
+UNKNOWN = 1e10  # in place of the data's largest number
+LOOKED_AT = 10_000  # rows of the other columns, whose largest number matters by its size only
+LARGE_RATE = 0.1
 COUNT = "count of "  # prefix of the sums that count in how many updates a metric came
 
 
@@ -37,13 +46,59 @@ def metric_means(sums: Metrics, updates: int) -> Metrics:
     return {k: (sums[k].double() / sums.get(COUNT + k, updates)).cpu() for k in names}
 
 
-def finite(metrics: Metrics, alive: Tensor) -> Tensor:
-    """Mask of the replicas that are `alive` [N] and have finite metrics only."""
-    return torch.stack([alive, *(v.isfinite() for v in metrics.values())]).all(0)
+def loss_limit(dataset: Dataset | None) -> float:
+    """A loss beyond which training on these data has diverged: DIVERGED times the square of their largest number, a return at least.
+
+    Losses are squares of errors in the units of rewards or observations, or smaller. dataset: None where nobody knows them.
+    """
+    if dataset is None or dataset.spec.text:
+        return DIVERGED * UNKNOWN**2
+    largest = HORIZON * float(dataset.columns["rewards"].abs().max())
+    for name, column in dataset.columns.items():
+        if column.is_floating_point() and name != "rewards":
+            largest = max(largest, float(column[:: max(1, len(column) // LOOKED_AT)].abs().max()))
+    return DIVERGED * max(1.0, largest) ** 2
+
+
+def trouble(metrics: Metrics, index: int, limit: float) -> str:
+    """The metrics of a replica that are not finite, or its loss beyond `limit`, in words; empty where there is neither."""
+    names = [name for name, column in metrics.items() if not column[index].isfinite()]
+    if names:
+        return f"not finite: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+    losses = {name: float(column[index]) for name, column in metrics.items() if name.endswith("loss")}
+    name = max(losses, key=lambda k: abs(losses[k]), default="")
+    return f"{name} is {losses[name]:.2g}, which no loss on such data is" if name and abs(losses[name]) > limit else ""
+
+
+def sound(metrics: Metrics, alive: Tensor, limit: float) -> tuple[Tensor, dict[int, str]]:
+    """(mask of the replicas that are `alive` [N] and whose metrics are finite and losses within `limit`, the reasons of those that were
+    alive and are in trouble)."""
+    reasons = {n: reason for n in torch.nonzero(alive).squeeze(-1).tolist() if (reason := trouble(metrics, n, limit))}
+    lost = torch.zeros_like(alive)
+    lost[list(reasons)] = True
+    return alive & ~lost, reasons
+
+
+def warn_of_rates(config: Any, grid: Mapping[str, Sequence[float]]) -> None:
+    """Warn of learning rates of an algorithm, and of its grid, that no network survives."""
+    for name in (f.name for f in dataclasses.fields(config) if f.name.endswith("learning_rate")):
+        large = [v for v in grid.get(name) or [getattr(config, name)] if v is not None and v >= LARGE_RATE]
+        if large:
+            meant = f"; is {large[0] / 100.0 ** math.floor(math.log10(large[0])):g} meant?" if large[0] >= 10.0 else ""  # 3e4: 3e-4
+            warn(f"algo.{name}={large[0]:g} moves every parameter by about that much in each update; 1e-5 to 1e-2 are usual{meant}")
+
+
+def warn_of_no_rewards(traits: Traits, algorithm: str, dataset: Dataset) -> None:
+    """Warn where a critic is to learn from rewards that are all zero, as those of data whose goals decide the rewards."""
+    if not traits.critic_modules or traits.goal_conditioned or bool(dataset.columns["rewards"].any()):
+        return
+    cure = ": name a task of theirs, as antmaze-large-navigate-singletask-task1-v0 does, or take a goal-conditioned algorithm"
+    hint = cure if dataset.spec.source == "ogbench" else ""
+    warn(f"every reward of {dataset.spec.name} is 0, and {algorithm} learns from rewards{hint}")
 
 
 def warn_diverged(replica: Replica, since: int, step: int, reason: str, cure: str) -> None:
-    """Warn that a replica is trained no further, as its losses or actions were not finite between two looks at them."""
+    """Warn that a replica is trained no further, as its losses or actions went wrong between two looks at them."""
     warn(
         f"{replica} diverged between step {since:,} and {step:,} ({reason}): its parameters stay as they were at step {since:,}; "
         f"the others go on. {cure}"

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -306,6 +307,13 @@ def test_divergence_of_everything(offrl: Offrl) -> None:
     assert result.status == 1
     assert "seed 0 diverged" in result.err and "seed 1 diverged" in result.err
     assert "Traceback" not in result.err
+
+
+def test_losses_beyond_all_measure_are_divergence_too(offrl: Offrl) -> None:
+    result = offrl("train algo=iql seeds=2 algo.learning_rate=3e4 steps=20 name=mine")  # stays finite
+    assert result.status == 1 and "algo.learning_rate=30000 moves every parameter" in result.err and "is 0.0003 meant?" in result.err
+    assert result.err.splitlines()[-1] == "offrl: warning: diverged and frozen: seed 0, seed 1"
+    assert re.search(r"seed 1 diverged between step 0 and \d+ \(\w+/loss is \S+e\+\d+, which no loss on such data is\)", result.err)
 
 
 class Poisoned(BC):

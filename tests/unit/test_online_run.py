@@ -316,6 +316,19 @@ def test_a_replica_that_diverges_is_frozen_and_the_other_goes_on(tmp_path: Path,
     assert lines[-1]["critic/loss"][0] is None and lines[-1]["critic/loss"][1] is not None
 
 
+def test_a_line_is_the_mean_over_the_updates_since_the_last_one(tmp_path: Path) -> None:
+    offline = trained(tmp_path)  # of 7 updates, which are no part of any line
+
+    def losses(name: str, every: int) -> list[list[float]]:
+        settings = {"steps": 4, "warmup": 1, "eval.every": 0, "eval.episodes": 1, "log_every": every}
+        lines = (tune(offline, tmp_path, name, **settings).dir / "metrics.jsonl").read_text().splitlines()
+        return [line["critic/loss"] for line in map(json.loads, lines) if "critic/loss" in line]  # none where nothing was learnt yet
+
+    together, single = losses("together", 4), losses("single", 1)
+    assert (len(together), len(single)) == (1, 3)
+    np.testing.assert_allclose(together[0], np.mean(single, axis=0), rtol=1e-5)
+
+
 def refused(words: str, call: Callable[[], Any]) -> None:
     with pytest.raises(UserError, match=words) as caught:
         call()

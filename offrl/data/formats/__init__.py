@@ -18,7 +18,7 @@ from offrl.data.formats import d3rlpy, d4rl, files, minari, ogbench, padded
 from offrl.data.formats.minari_episodes import numbered
 from offrl.data.infer import fitting_task
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData
+from offrl.data.raw import RawData, canonical_name
 from offrl.data.text import files as text
 from offrl.data.text import minari as minari_text
 from offrl.errors import UserError, nearest
@@ -128,9 +128,9 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     if padded.is_padded(path, kind):
         return Source("padded", name, path)
     if kind == "npz":
-        arrays = set(Npz(path).shapes)
-        compact = {"observations", "actions", "terminals"} <= arrays and not {"rewards", "timeouts", "next_observations"} & arrays
-        return Source("ogbench", name, path, lookup(path.stem.removesuffix("-val"))) if compact else Source("columns", name, path)
+        if ogbench.is_own(path, set(Npz(path).shapes)):
+            return Source("ogbench", name, path, lookup(path.stem.removesuffix("-val")))
+        return Source("columns", name, path)
     if kind == "parquet":
         return Source("columns", name, path)
     with open_hdf5(path) as file:
@@ -171,6 +171,7 @@ def read_raw(
     config, memory = config or DatasetConfig(), memory or Memory()
     source = source or resolve(name, config)
     path = source.path
+    config = replace(config, fields={canonical_name(column, "dataset.fields"): key for column, key in config.fields.items()})
     if source.kind == "registered":
         raise UserError(f"'{source.name}' is made by a registered loader and has no raw columns")
     assert path is not None
@@ -215,7 +216,9 @@ def _set_range(raw: RawData, config: DatasetConfig) -> None:
     if config.action_low:
         low, high = config.action_low, config.action_high
         raw.action_low, raw.action_high = (low[0], high[0]) if len(low) == len(high) == 1 else (low, high)
+        raw.range_known = True
     elif raw.action_low is None and raw.source in ("d4rl", "builtin"):
         known_range = raw.task is None or not raw.task.env_id or raw.task.ref_label in ("D4RL", "offrl")
         if known_range:  # another environment's range is that environment's own
             raw.action_low, raw.action_high = -1.0, 1.0
+            raw.range_known = raw.task is not None and bool(raw.task.env_id)

@@ -177,9 +177,14 @@ def guess_task(stem: str, env_id: str = "") -> Task | None:
     if task is None:
         return Task(name=stem, env_id=env_id)
     version = env_id.rpartition("-v")[2]
-    if env_id == task.env_id or (version.isdigit() and int(version) < 4 and task.env_id):
-        return task  # an environment of mujoco-py's time: the table knows what stands for it today
+    if env_id == task.env_id:
+        return task
+    if version.isdigit() and int(version) < 4 and task.env_id:  # of mujoco-py's time: the table knows what stands for it today
+        recorded = next(filter(None, (candidate(env_id) for candidate in registry.names("task_guess").values())), task)
+        robots = (recorded.observation_dim, recorded.action_dim) == (task.observation_dim, task.action_dim)
+        return task if recorded.env_id == task.env_id or not robots else replace(recorded.without_references(), name=task.name, url=None)
     same = bool(task.env_id) and str(task.env_id).partition("-v")[0] == env_id.partition("-v")[0]
     if not same:  # the name says one robot, the file another: the reference scores are not the file's
         return Task(name=task.name, env_id=env_id)
-    return replace(task, env_id=env_id, env_kwargs={}, note="")
+    note = f"recorded in {env_id}, for which the reference scores of {task.env_id} do not hold"
+    return replace(task.without_references(), env_id=env_id, env_kwargs={}, note=note)

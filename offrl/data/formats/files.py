@@ -13,11 +13,10 @@ from offrl.data.containers.hdf5 import column_dtype, hdf5_keys, open_hdf5, read_
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.parquet import arrow_values, open_parquet
 from offrl.data.memory import Memory
-from offrl.data.raw import FLAGS, RawData, canonical, ends_from, refuse_gaps
+from offrl.data.raw import FLAGS, NAMES, RawData, canonical, ends_from, refuse_gaps
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
-NAMES = {"terminations": ("terminals",), "truncations": ("timeouts",)}  # D4RL's words, accepted besides our own
 KNOWN = ("observations", "actions", "rewards", *FLAGS, "next_observations", "episode_ends", "episode_ids", "final_observations")
 _MAGIC = {b"\x89HDF\r\n\x1a\n": "hdf5", b"PK\x03\x04": "npz", b"PK\x05\x06": "npz", b"PAR1": "parquet"}
 
@@ -75,7 +74,8 @@ def choose_keys(config: DatasetConfig, keys: Mapping[str, Any], where: str, opti
         if column not in chosen and column not in optional:
             listing = ", ".join(sorted(keys)) or "nothing"
             guess = nearest(column, keys)
-            raise UserError(f"{where} has no '{column}'.{guess} It has: {listing}; say which one with dataset.fields.{column}=...")
+            other = ", or dataset.format=ogbench for goal data that need none" if column == "rewards" and "terminals" in keys else ""
+            raise UserError(f"{where} has no '{column}'.{guess} It has: {listing}; say which one with dataset.fields.{column}=...{other}")
     return chosen
 
 

@@ -28,6 +28,13 @@ SINGLE = re.compile(r"-singletask(-task[1-5])?")
 XY_FIRST = ("pointmaze", "antmaze")  # whose observations begin as `qpos` does
 
 
+def is_own(path: Path, arrays: set[str]) -> bool:
+    """True for a file of OGBench by its name, or by the states of the physics that its recordings hold. Other files that lack rewards
+    have lost them: they are not to be taken for data whose goals decide the rewards."""
+    layout = {"observations", "actions", "terminals"} <= arrays and not {"rewards", "timeouts", "next_observations"} & arrays
+    return layout and (NAME.fullmatch(path.stem) is not None or "qpos" in arrays)
+
+
 def locate(name: str, config: DatasetConfig) -> Path:
     """The file of an OGBench dataset: where the ogbench package keeps it, in our cache, or downloaded to there. Of a single task's data
     too it is the one without rewards."""

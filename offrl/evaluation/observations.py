@@ -1,0 +1,61 @@
+"""One observation or a batch of them, as a user has it from an environment, as the array that a policy takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from offrl.data.dataset import DataSpec
+from offrl.data.raw import join_observations
+from offrl.errors import UserError
+
+
+def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
+    """(float32 [*O] or [B, *O], whether it is a batch) of an array, or of the dictionary that an environment with Dict observations gives.
+
+    Of a dictionary the entries are joined as the data's were: those of `dataset.observation_keys` in that order, or all of them, sorted.
+    Raises UserError for an entry that is missing, another shape, NaN and infinity.
+    """
+    shape = tuple(spec.observation_shape)
+    if isinstance(observation, Mapping):
+        array = _joined(observation, spec)
+        shown = f"the observation's entries {', '.join(_keys(observation, spec))} have {array.shape[-1]} numbers together"
+    else:
+        array = np.asarray(observation, np.float32)
+        shown = f"the observation has shape {array.shape}"
+    batched = array.ndim == len(shape) + 1
+    if array.shape[batched:] != shape:
+        raise UserError(f"{shown}; this policy takes {shape} or a batch of those")
+    if not np.isfinite(array).all():
+        raise UserError("the observation holds NaN or infinity")
+    return array, batched
+
+
+def desired_goal(observation: Any) -> Any:
+    """The goal that a dictionary of an environment names; None where it names none."""
+    return observation.get("desired_goal") if isinstance(observation, Mapping) else None
+
+
+def _keys(observation: Mapping[str, Any], spec: DataSpec) -> tuple[str, ...]:
+    return (spec.task.observation_keys if spec.task is not None else ()) or tuple(sorted(observation))
+
+
+def _joined(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
+    """[O] of one observation, [B, O] of a batch, whose entries all have B rows."""
+    keys = _keys(observation, spec)
+    single = join_observations(_rows(observation), keys, "act")[0]
+    leaves = [np.asarray(leaf) for key in keys for leaf in _leaves(observation[key])]
+    lengths = {len(leaf) if leaf.ndim > 1 else 0 for leaf in leaves}
+    batched = len(lengths) == 1 and len(single) == min(lengths) * spec.observation_dim
+    return join_observations(observation, keys, "act") if batched else single
+
+
+def _rows(values: Any) -> Any:
+    """The entries with a first axis of one row."""
+    return {key: _rows(value) for key, value in values.items()} if isinstance(values, Mapping) else np.asarray(values)[None]
+
+
+def _leaves(values: Any) -> list[Any]:
+    return [leaf for key in sorted(values) for leaf in _leaves(values[key])] if isinstance(values, Mapping) else [values]
