@@ -1,10 +1,10 @@
-"""ReCOIL on a point that walks to a goal: one marked expert episode, 19 unmarked ones, 2,000 of random actions; and at ten times the updates.
+"""ReCOIL on a point that walks to a goal: one marked expert episode, 19 unmarked, 2,000 of random actions; at 10x the updates too.
 
     python scripts/bench/recoil_point.py             # a table; some minutes
 
 The smallest problem of the kind that its authors' code has as "Grid". A position in [-1, 1]^2 moves by a quarter of the action, the expert
-goes straight to (0.6, 0.6), episodes have 8 steps and begin anywhere. Rewards are 0. Printed is the mean distance from the goal after 8 steps
-from 500 starts: what an expert reaches, and 2 seeds of ReCOIL and of BC on the same data, mean (smallest to largest).
+goes straight to (0.6, 0.6), episodes have 8 steps and begin anywhere. Rewards are 0. Printed is the mean distance from the goal after 8
+steps from 500 starts: of an expert, and of 2 seeds of ReCOIL and of BC on the same data, mean (smallest to largest).
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def main() -> None:
     torch.set_num_threads(1)
     dataset = data()
     print(f"| policy | {' | '.join(f'{n:,} updates' for n in UPDATES)} |\n|---|{'---|' * len(UPDATES)}")
-    print(f"| expert; random actions | {distance(expert):.2f}; {distance(lambda x: np.random.default_rng(2).uniform(-1, 1, x.shape)):.2f} | |")
+    print(
+        f"| expert; random actions | {distance(expert):.2f}; {distance(lambda x: np.random.default_rng(2).uniform(-1, 1, x.shape)):.2f} | |"
+    )
     for title, (name, settings) in VARIANTS.items():
         kind = registry.get("algo", name)
         algorithm = kind(kind.fit_config(kind.Config(**SIZES, **settings), dataset), dataset.spec)
@@ -81,7 +83,8 @@ def main() -> None:
         for count in UPDATES:
             state, _ = step.run(state, {}, at, count - at)
             at = count
-            ends = [distance(lambda x, i=i: TrainedPolicy(algorithm, select(state, i), 0).act(x.astype(np.float32))) for i in range(SEEDS)]
+            policies = [TrainedPolicy(algorithm, select(state, i), 0) for i in range(SEEDS)]
+            ends = [distance(lambda x, policy=policy: policy.act(x.astype(np.float32))) for policy in policies]
             cells.append(f"{np.mean(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})")
         print(f"| {title} | {' | '.join(cells)} |", flush=True)
 

@@ -85,7 +85,7 @@ def bc(checkout: Path) -> Outcome:
     CORL,
     COMMIT,
     aligned="V's step comes first; Adam's epsilon of the critics halved there",
-    remains="CORL's targets and weights are of the V before its step, and its critics' loss is half as large; ours are the authors' (next row)",
+    remains="CORL's targets and weights are of the V before its step, and its critics' loss is half as large; ours are the authors'",
 )
 def iql(checkout: Path) -> Outcome:
     # CORL casts to float32 what it multiplies these two with
@@ -170,9 +170,7 @@ def many_critics(checkout: Path, name: str, kind: str, **more: float) -> Outcome
         with shared_noise(), tanh_epsilon():
             losses, expected = ours.update(batch), reference.update(columns(batch))
         total = losses["critic/loss"] + more.get("eta", 0.0) * 4 * losses.get("critic/alignment", 0.0)
-        outcome.losses.append(
-            {"critic": (total, expected["critic_loss"]), "actor": (losses["actor/loss"], expected["actor_loss"])}
-        )
+        outcome.losses.append({"critic": (total, expected["critic_loss"]), "actor": (losses["actor/loss"], expected["actor_loss"])})
     outcome.parameters |= pair_layers("actor", split_head(ours.mlp("actor")), linears(actor))
     outcome.parameters["alpha"] = pair(ours.state.params["entropy"]["log"], reference.log_alpha)
     for own, layer in zip(names, ensembles(critic), strict=True):

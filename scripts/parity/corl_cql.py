@@ -67,6 +67,6 @@ def cql_maximum(checkout: Path) -> Outcome:
     return conservative(checkout, "cql", "algorithms.offline.cql", "ContinuousCQL", max_target_actions=ACTIONS, importance=False)
 
 
-@case("cal_ql", CORL, COMMIT, remains="initial weights: orthogonal critics here, PyTorch's there (head by Xavier of gain 0.01)")
+@case("cal_ql", CORL, COMMIT, remains="initial weights: CQL's here, orthogonal of gain 1.41 throughout there")
 def cal_ql(checkout: Path) -> Outcome:
     return conservative(checkout, "cal_ql", "algorithms.finetune.cal_ql", "CalQL", ("returns_to_go",))

@@ -73,7 +73,6 @@ def compare(checkout: Path, ours: Ours, rows: list[Arrays], learner: str = "lear
     return outcome
 
 
-
 @case("iql, of its authors", "ikostrikov/implicit_q_learning", "09d700248117881a75cb21f0adb95c6c8a694cb2", needs=NEEDS)
 def iql(checkout: Path) -> Outcome:
     return compare(checkout, Ours("iql", expectile=0.8, decay_steps=1000), batches())

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from offrl.nn.ensemble import EnsembleMLP
 from parity.align import layer_norm_epsilon, steps_in_order
 from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, imported, pattern, shared_noise
-from parity.corl import CORL, COMMIT, split_head
+from parity.corl import COMMIT, CORL, split_head
 from parity.flax_nets import NEEDS, compared, dense, flat, jax_float64, replaced
 
 JAX = ("jax", "flax", "optax", "chex")
@@ -73,7 +73,10 @@ def rebrac(checkout: Path, module: str) -> Outcome:
 
         def weights() -> dict[str, dict[str, np.ndarray]]:
             critic = ensemble(ours, [f"{body}{path}" for path in layers], [f"{body}LayerNorm_{i}" for i in range(3)])
-            return {name: {f"params/{k}": v for k, v in x.items()} for name, x in (("actor", dense(ours.mlp("actor"), layers)), ("critic", critic))}
+            return {
+                name: {f"params/{k}": v for k, v in x.items()}
+                for name, x in (("actor", dense(ours.mlp("actor"), layers)), ("critic", critic))
+            }
 
         for name, (network, inputs, kind) in networks.items():
             params = network.init(key, *inputs)
@@ -116,7 +119,6 @@ def rebrac_corl(checkout: Path) -> Outcome:
     return rebrac(checkout, "algorithms.offline.rebrac")
 
 
-
 def critic_norm_first(self: EnsembleMLP, x: Tensor, key: Tensor | None = None) -> Tensor:
     """Our critics with LayerNorm before the activation."""
     for i, layer in enumerate(self.layers):
@@ -142,9 +144,9 @@ def same_draws(size: int, drawn: int) -> Iterator[None]:
     "rlpd",
     "ikostrikov/rlpd",
     "c90fd4baf28c9c9ef40a81460a2e395092844f88",
-    aligned="LayerNorm before the activation, epsilon 1e-6; order of steps; loss of alpha; Adam's epsilon of the critics (their loss is a mean)",
-    remains="these; the floor of the log-std is -20 there, -5 here; initial weights are Xavier's there, PyTorch's here; the actor moves once "
-    "after `utd` updates of the critics there",
+    aligned="LayerNorm before the activation, epsilon 1e-6; order of steps; loss of alpha; Adam's epsilon of the critics, a mean there",
+    remains="these; the floor of the log-std is -20 there, -5 here; initial weights are Xavier's there, PyTorch's here; the actor moves "
+    "once after `utd` updates of the critics there",
     needs=NEEDS,
 )
 def rlpd(checkout: Path) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,23 +232,19 @@ def mobile(checkout: Path) -> Outcome:
             with shared_noise(), tanh_epsilon(), kit_inconsistency(reference):
                 losses, expected = ours.update(batch), reference.learn(halves(batch, 8))
             schedule.step()
-            pairs = {"critic": (losses["critic/loss"], 2 * expected["loss/critic"]), "actor": (losses["actor/loss"], expected["loss/actor"])}
-            outcome.losses.append(pairs)
+            both = {"loss/critic1": expected["loss/critic"], "loss/critic2": expected["loss/critic"], "loss/actor": expected["loss/actor"]}
+            outcome.losses.append(actor_critic_losses(losses, both))
     outcome.parameters |= parameters(ours, actor, critics, log_alpha)
     return outcome
 
 
 @contextlib.contextmanager
 def kit_inconsistency(reference: Any) -> Iterator[None]:
-    """The reference estimates the inconsistency of all rows and then forgets that of the data's; ours asks for imagined rows alone. Here the
-    noise of its next states and of the actions there is ours, in the imagined rows."""
-    rows, real = BATCH, 8
+    """The reference estimates the inconsistency of all rows and then forgets that of the data's; ours asks for imagined rows alone.
 
-    def filled(shape: tuple[int, ...], axis: int) -> Tensor:
-        """Noise of a shape whose `axis` counts rows, ours at the imagined ones."""
-        own = list(shape)
-        own[axis] = rows - real
-        return torch.cat([torch.zeros([real if i == axis else n for i, n in enumerate(shape)]), torch.as_tensor(pattern(own))], axis)
+    Here the noise of its next states and of the actions there is ours, in the imagined rows.
+    """
+    rows, real = BATCH, 8
 
     def randn_like(x: Tensor, **_: Any) -> Tensor:  # [K, B, D] once for each of SAMPLES
         drawn = torch.as_tensor(pattern((SAMPLES, ELITES, rows - real, OBSERVATION)))
