@@ -59,11 +59,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", help="names of rows; none: all")
     parser.add_argument("--checkouts", type=Path, required=True, help="folder of the reference repositories")
+    parser.add_argument("--repository", default="", help="OWNER/NAME: only the comparisons with this one")
     parser.add_argument("--out", type=Path, help="also write the table there, between its marks")
     options = parser.parse_args()
     for name in MODULES:
         importlib.import_module(f"parity.{name}")
     cases = [c for c in CASES if not options.methods or c.method in options.methods or c.method.split(",")[0] in options.methods]
+    cases = [c for c in cases if options.repository in ("", c.repository)]
     unknown = set(options.methods) - {c.method for c in CASES} - {c.method.split(",")[0] for c in CASES}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(c.method for c in CASES)}")

@@ -90,6 +90,6 @@ def test_updates_equal_the_reference(repository: str) -> None:
     methods = sorted({case.method for case in cases if not parity.absent(case)})
     if not methods:
         pytest.skip(f"needs {', '.join(parity.absent(cases[0]))}")
-    command = [sys.executable, str(SCRIPTS / "parity"), "--checkouts", REFERENCES, *methods]
+    command = [sys.executable, str(SCRIPTS / "parity"), "--checkouts", REFERENCES, "--repository", repository, *methods]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
