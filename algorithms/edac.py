@@ -25,7 +25,7 @@ class EDACConfig(ManyCriticsSettings):
     compared_critics: int = setting(
         0,
         "gradients of a random subset of so many critics are compared in each update, 2 or more; 0: of all. The penalty keeps its "
-        "expectation: the authors' later code, which does not, has eta times this / critics",
+        "expectation: the authors' first code, which compared a subset, has eta times this / critics; their later code compares all",
         low=0,
     )
 
@@ -46,8 +46,8 @@ class EDAC(SoftActorCritic):
         return super().modules()
 
     def compared(self, critic: Params, key: Tensor) -> Params:
-        """The critics whose gradients are compared: all, or a random subset (as in the authors' code, where they are as many as actions
-        have dimensions)."""
+        """The critics whose gradients are compared: all, as in the authors' later code (and CORL), or a random subset, as in their first,
+        where they are as many as actions have dimensions."""
         c = self.config
         if c.compared_critics in (0, c.critics):
             return critic

@@ -109,11 +109,6 @@ class MOBILE(SoftActorCritic):
         imagined = self.roll(state, source, key)
         return self.rollouts.add(state, imagined), describe(imagined)
 
-    def weight(self, state: TrainState) -> Tensor:
-        """alpha, [], at most `max_entropy_weight`."""
-        weight, limit = super().weight(state), self.config.max_entropy_weight
-        return weight if limit is None else weight.clamp(max=limit)
-
     def inconsistency(self, state: TrainState, observations: Tensor, actions: Tensor, key: Tensor) -> Tensor:
         """U(s, a) [B] at observations [B, O] (equation 8): the (unbiased) standard deviation over elites of the mean, over drawn next
         states and actions, of the smallest target critic's value. All are one batch of backup_samples * elites * B."""

@@ -32,6 +32,7 @@ class MOPOConfig(ModelBasedSettings):
     """Settings of MOPO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "mopo"
+    max_entropy_weight: float | None = setting(1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0)
     penalty: float = setting(0.5, "times the uncertainty, is taken off each imagined reward (lambda)", low=0.0)
 
 

@@ -76,14 +76,19 @@ class ReCOIL(Algorithm):
     def sampler(self) -> Sampler:
         return ExpertSampler()
 
-    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
-        """V as the largest Q of the data: Gumbel regression, or an expectile and expert_weight (E_data V - E_expert V)."""
+    def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor, expert_q: Tensor) -> tuple[Tensor, Metrics]:
+        """V as the largest Q of the data: Gumbel regression, or an expectile and expert_weight (E_data V - E_expert V).
+
+        q, expert_q: at the data's actions and at the expert's. Gumbel regression is divided by the largest exponential of both (the
+        authors' code), which makes batches that fall short of the expert count less.
+        """
         c, v = self.config, self.value(value, batch["observations"]).mean
+        expert_v = self.value(value, batch["expert_observations"]).mean
         if c.implicit_maximum == "reverse_kl":
-            rows = losses.gumbel(q - v, c.gumbel_temperature, c.gumbel_clip)
+            rows = losses.gumbel(q - v, c.gumbel_temperature, c.gumbel_clip, scale_rows=expert_q - expert_v)
             return rows.mean(), in_sample.value_metrics(rows, q, v)
         rows = losses.expectile(q - v, c.expectile)
-        gap = v.mean() - self.value(value, batch["expert_observations"]).mean.mean()
+        gap = v.mean() - expert_v.mean()
         loss = rows.mean() + c.expert_weight * gap
         return loss, {**in_sample.value_metrics(rows, q, v), "value/loss": loss}
 
@@ -111,10 +116,11 @@ class ReCOIL(Algorithm):
         target_critics = self.critic.target_critics(state, key)
         value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
+        expert_q = self.critic.min_q(target_critics, batch["expert_observations"], batch["expert_actions"]).mean
         for i in range(self.config.value_updates):
             inputs = in_sample.value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
             opt_state = state.opt["value"]
-            state, value = self.descend(state, "value", self.value_loss, *inputs)
+            state, value = self.descend(state, "value", self.value_loss, *inputs, expert_q)
             value["value/gradient"] = in_sample.gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)

@@ -26,17 +26,22 @@ def td_target(rewards: Tensor, masks: Tensor, discount: float | Tensor, next_val
     return rewards + discount * masks * next_value
 
 
-def gumbel(difference: Tensor, temperature: float | Tensor, clip: float | Tensor, *, rescaled: bool = True) -> Tensor:
+def gumbel(
+    difference: Tensor, temperature: float | Tensor, clip: float | Tensor, *, rescaled: bool = True, scale_rows: Tensor | None = None
+) -> Tensor:
     """e**(z - m) - (z + 1) e**(-m), elementwise over a batch [B]; z = min(u / temperature, clip), u = target - prediction.
 
     The Gumbel loss e**z - z - 1, whose minimum is temperature log E[e**(target / temperature)] (XQL, arXiv 2301.02328), times
     e**(-m) with m = max(largest z of the batch, -1), a constant to the gradient: that keeps it finite. A row whose z is clipped has no
-    gradient. rescaled=False: m = 0, the loss as the paper writes it.
+    gradient. rescaled=False: m = 0, the loss as the paper writes it. scale_rows [B']: differences of more rows that m counts too.
     """
     z = (difference / temperature).clamp(max=clip)
     if not rescaled:
         return z.exp() - z - 1.0
-    shift = z.detach().amax().clamp(min=-1.0)
+    shift = z.detach().amax()
+    if scale_rows is not None:
+        shift = torch.maximum(shift, (scale_rows.detach().amax() / temperature).clamp(max=clip))
+    shift = shift.clamp(min=-1.0)
     return (z - shift).exp() - (z + 1.0) * (-shift).exp()
 
 

@@ -29,6 +29,7 @@ class RAMBOConfig(ModelBasedSettings):
     """Settings of RAMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "rambo"
+    max_entropy_weight: float | None = setting(1.0, "the entropy's weight counts as at most this; null: as it is", low=0.0)
     real_share: float = setting(0.5, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True)
     rollout_every: int = setting(250, "updates between two times", low=1)
     rollout_retain: int = setting(20, "imagined transitions of so many times are kept", low=1)

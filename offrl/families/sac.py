@@ -28,6 +28,7 @@ class SoftSettings(CriticSettings):
 
     entropy_learning_rate: float | None = setting(None, "Adam's rate for the weight of the entropy; null: the actor's", low=0.0)
     entropy_weight: float = setting(1.0, "weight of the entropy (SAC's alpha) at the start", low=1e-8)
+    max_entropy_weight: float | None = setting(None, "the entropy's weight counts as at most this; null: as it is", low=0.0)
     target_entropy: float | None = setting(
         None, "entropy, in nats, that its learnt weight holds the policy at; null: minus the action dimensions (discrete: 0.1 log K)"
     )
@@ -117,8 +118,9 @@ class SoftActorCritic(Algorithm):
         return loss, {"entropy/weight": weight, "entropy/policy": -negative_entropy.mean()}
 
     def weight(self, state: TrainState) -> Tensor:
-        """The weight of the entropy, []."""
-        return self.apply("entropy", state.params["entropy"])
+        """The weight of the entropy, [], at most `max_entropy_weight`."""
+        weight, limit = self.apply("entropy", state.params["entropy"]), self.config.max_entropy_weight
+        return weight if limit is None else weight.clamp(max=limit)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E [alpha log pi(a|s) - min_i Q_i(s, a)], a a reparametrised sample of the policy."""

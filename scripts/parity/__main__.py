@@ -5,8 +5,9 @@
     python scripts/parity --checkouts REFERENCES td3_bc iql                   # some
     python scripts/parity --checkouts REFERENCES --out docs/benchmarks/parity.md
 
-A checkout is looked for under REFERENCES/OWNER+NAME, OWNER/NAME and NAME. Comparisons with JAX code need jax, flax, optax and distrax;
-where these are absent the row says so. Exit status: 1 where a comparison fails or a difference is above its limit.
+A checkout is looked for under REFERENCES/OWNER+NAME, OWNER/NAME and NAME. Comparisons with JAX code need packages of their own, which are
+named; where these are absent there is no row, and a line says so. Exit status: 1 where a comparison is missing or a difference is above
+its limit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 
 from parity.common import CASES, Case, Outcome
 
-MODULES = ("corl",)
+MODULES = ("corl", "corl_cql", "offlinerl_kit", "kit_rambo", "in_sample", "jax_actor_critics")
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
 
 
@@ -58,44 +59,51 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", help="names of rows; none: all")
     parser.add_argument("--checkouts", type=Path, required=True, help="folder of the reference repositories")
+    parser.add_argument("--repository", default="", help="OWNER/NAME: only the comparisons with this one")
     parser.add_argument("--out", type=Path, help="also write the table there, between its marks")
     options = parser.parse_args()
     for name in MODULES:
         importlib.import_module(f"parity.{name}")
     cases = [c for c in CASES if not options.methods or c.method in options.methods or c.method.split(",")[0] in options.methods]
+    cases = [c for c in cases if options.repository in ("", c.repository)]
     unknown = set(options.methods) - {c.method for c in CASES} - {c.method.split(",")[0] for c in CASES}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(c.method for c in CASES)}")
     torch.set_default_dtype(torch.float64)
     head = ["| method | reference | losses | parameters | made equal for this | remains, and why |", "|---|---|---|---|---|---|"]
-    rows, status = [], 0
+    rows, missing = [], []
+
+    def leave_out(case: Case, reason: str, details: str = "") -> None:
+        missing.append(f"{case.method} beside {case.repository}: {reason}")
+        print(f"{missing[-1]}{details}", file=sys.stderr)
+
+    above = 0
     print("\n".join(head), flush=True)
     for case in cases:
         checkout = checkout_of(options.checkouts, case.repository)
         if checkout is None:
-            print(f"{case.method}: fetch https://github.com/{case.repository} at {case.commit} into {options.checkouts}", file=sys.stderr)
-            status = 1
+            leave_out(case, f"fetch https://github.com/{case.repository} at {case.commit}", f" into {options.checkouts}")
             continue
         if packages := absent(case):
-            print(f"{case.method}: pip install {' '.join(packages)}", file=sys.stderr)
-            status = 1
+            leave_out(case, f"pip install {' '.join(packages)}")
             continue
         if (commit := commit_of(checkout)) and not commit.startswith(case.commit):
             print(f"{case.method}: {checkout} is at {commit[:7]}; compared was {case.commit[:7]}", file=sys.stderr)
         try:
             outcome = case.compare(checkout)
         except Exception:
-            print(f"{case.method}: the comparison failed\n{traceback.format_exc()}", file=sys.stderr)
-            status = 1
+            leave_out(case, "the comparison failed", f"\n{traceback.format_exc()}")
             continue
         rows.append(row(case, outcome))
         print(rows[-1], flush=True)
         if not max(outcome.loss_difference(), outcome.parameter_difference()) <= LIMIT:
             print(f"{case.method}: above {LIMIT:g}", file=sys.stderr)
-            status = 1
+            above += 1
     if options.out:
-        write(options.out, [*head, *rows])
-    return status
+        write(
+            options.out, [*head, *rows, *(["", "Not compared for this table:", ""] if missing else []), *(f"- {line}" for line in missing)]
+        )
+    return int(bool(missing or above))
 
 
 def write(path: Path, table: list[str]) -> None:

@@ -71,6 +71,20 @@ def test_critic_loss() -> None:
     assert float(metrics["critic/expert_loss"]) == pytest.approx(expert, rel=1e-5)
 
 
+def test_the_expert_counts_in_the_scale_of_the_value_loss() -> None:
+    """By hand: beta 2, V = 0 everywhere, Q - V = 2, -2 in the data and 4 at the expert's, so z = 1, -1 and m = 2 (1 without the expert).
+
+    e^(z-m) - (z + 1) e^(-m) = e^-1 - 2 e^-2 = 0.09720887, and e^-3 - 0 = 0.04978707; their mean is 0.07349797 (0.19978820 without).
+    """
+    algorithm, state = make(gumbel_temperature=2.0, gumbel_clip=7.0)
+    zero = {k: torch.zeros_like(v) for k, v in state.params["value"].items()}
+    batch = {k: v[:2] for k, v in BATCH.items()}
+    loss, _ = algorithm.value_loss(zero, state, batch, torch.tensor([2.0, -2.0]), torch.tensor([4.0, -30.0]))
+    assert float(loss) == pytest.approx(0.07349797, rel=1e-5)
+    loss, _ = algorithm.value_loss(zero, state, batch, torch.tensor([2.0, -2.0]), torch.tensor([2.0, -30.0]))
+    assert float(loss) == pytest.approx(0.19978820, rel=1e-5)
+
+
 def test_bins_cover_all_targets() -> None:
     algorithm, _ = make(value_head="two_hot", value_range=[-5.0, 5.0])
     config, dataset = dataclasses.replace(algorithm.config, value_range=[]), data()
@@ -94,7 +108,9 @@ class Reference:
         q = np.stack([ref.forward(n, pairs())[0][:, 0] for n in self.targets]).min(0)
         v, inputs = ref.forward(self.value, Y["observations"])
         u = q - v[:, 0]
-        slope = -2 * np.where(u < 0, 1 - TAU, TAU) * u + WEIGHT if self.expectile else gumbel(u, BETA, CLIP)[1]
+        expert_q = np.stack([ref.forward(n, pairs("expert_"))[0][:, 0] for n in self.targets]).min(0)
+        expert_u = expert_q - ref.forward(self.value, Y["expert_observations"])[0][:, 0]
+        slope = -2 * np.where(u < 0, 1 - TAU, TAU) * u + WEIGHT if self.expectile else gumbel(u, BETA, CLIP, expert_u)[1]
         grads, _ = ref.backward(self.value, inputs, (slope / B)[:, None])
         if self.expectile:  # minus the weight times the mean V of the expert's states
             _, inputs = ref.forward(self.value, Y["expert_observations"])

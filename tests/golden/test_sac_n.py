@@ -58,6 +58,24 @@ def td_target(actor: ref.Net, targets: list[ref.Net], weight: float, entropy: bo
     return X["rewards"] + DISCOUNT * X["masks"] * (q.min(0) - entropy * weight * s["log_p"])
 
 
+@pytest.mark.parametrize(("limit", "counts"), [(None, 1.5), (2.0, 1.5), (1.0, 1.0)])
+def test_the_weight_of_the_entropy_counts_up_to_its_limit(limit: float | None, counts: float) -> None:
+    """In the actor's loss and in the target; what is learnt is not limited."""
+    algorithm, state = make(max_entropy_weight=limit, entropy_weight=1.5)
+    actor, nets = ref.net(state.params["actor"], "net."), critics(state.params["critic"])
+    s = sample(actor, X["observations"], NOISE[0].astype(np.float64))
+    expected = (counts * s["log_p"] - q_values(nets, X["observations"], s["a"]).min(0)).mean()
+    assert float(algorithm.actor_loss(state.params["actor"], state, BATCH, KEY)[0]) == pytest.approx(expected, rel=1e-4)
+    y = td_target(actor, critics(state.target["critic"]), counts)
+    np.testing.assert_allclose(algorithm.target(state, state.params["actor"], BATCH, KEY).value, y, rtol=1e-4, atol=1e-4)
+    assert float(algorithm.update(state, BATCH, KEY, phase=0)[1]["entropy/weight"]) == pytest.approx(1.5)
+
+
+def test_model_based_methods_limit_it_as_offlinerl_kit_does() -> None:
+    limits = {name: registry.get("algo", name).Config().max_entropy_weight for name in ("mopo", "rambo", "mobile", "combo", "sac_n")}
+    assert limits == {"mopo": 1.0, "rambo": 1.0, "mobile": 1.0, "combo": None, "sac_n": None}
+
+
 def action_gradients(nets: list[ref.Net]) -> np.ndarray:
     """[E, B, A], from the chain rule."""
     both, found = np.concatenate([X["observations"], X["actions"]], 1), []
