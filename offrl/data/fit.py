@@ -10,7 +10,7 @@ import numpy as np
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, warn
 from offrl.tasks.environments import action_kind, flattener, make_env
-from offrl.tasks.task import Task
+from offrl.tasks.task import Task, warn_of_references
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -19,7 +19,8 @@ CURE = "Give the environment the data come from (eval.env=ID), or train without 
 
 
 def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
-    """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action range is narrower."""
+    """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action range is narrower,
+    and where the data's reference scores are not those of that environment, so that scores are returns as they are."""
     import gymnasium as gym
 
     probe = make_env(task) if env is None else env
@@ -53,6 +54,8 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
         slack = 1e-3 * (np.asarray(spec.action_high) - np.asarray(spec.action_low))
         if np.any(np.asarray(spec.action_low) < bounds[0] - slack) or np.any(np.asarray(spec.action_high) > bounds[1] + slack):
             warn(f"the actions of dataset {spec.name} reach beyond the range of {label}: evaluation clips them")
+    if spec.task is not None and spec.task.ref_min is not None and task.ref_min is None and task.scored_by == "return":
+        warn_of_references(spec.task, label.rpartition(":")[2])
 
 
 def _check_texts(spec: DataSpec, task: Task, texts: Sequence[bool]) -> None:

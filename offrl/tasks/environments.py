@@ -17,7 +17,7 @@ import numpy as np
 
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.task import Task, referenced
+from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -43,7 +43,7 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
     if config.env != base.env_id:
         note = f"environment {config.env} chosen by eval.env" + (f" in place of {base.env_id}" if base.env_id else "")
         keys = base.observation_keys if goals else ()  # without the desired goal, as the data's
-        base = base if goals else referenced(base, config.env)
+        base = base if base.holds_in(config.env) else base.without_references()  # `check_fit` says so
         base = dataclasses.replace(
             base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, observation_keys=keys, starts=(), note=note
         )

@@ -64,14 +64,11 @@ def lookup(name: str) -> Task | None:
     return None
 
 
-def referenced(task: Task, place: str, named: bool = True) -> Task:
-    """`task`, less its reference scores where they are not those of the environment `place`, which a warning says. named: that is an id."""
-    if task.ref_min is None or (named and task.holds_in(place)):
-        return task
+def warn_of_references(task: Task, place: str) -> None:
+    """Warn that scores in the environment `place` are not normalised by the task's reference scores, which are not its own."""
     own = (task.env_id or "another environment").rpartition(":")[2]
     whose = f"{task.ref_label or 'the reference'} returns that score 0 and 100 for {task.name}"
     warn(f"the {whose} are those of {own}, not of {place}: returns are not normalised")
-    return task.without_references()
 
 
 def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Task:
@@ -84,7 +81,9 @@ def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Ta
         made = getattr(getattr(env, "spec", None), "id", None)
         if hasattr(env, "close"):
             env.close()
-        task = referenced(task, made or f"the environment of {getattr(factory, '__qualname__', 'a function')}", made is not None)
+        if made is None or not task.holds_in(made):
+            warn_of_references(task, made or f"the environment of {getattr(factory, '__qualname__', 'a function')}")
+            task = task.without_references()
     keys = task.observation_keys
     separate = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals stay separate, as the data have them
     return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=separate)
