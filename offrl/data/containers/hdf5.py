@@ -56,6 +56,8 @@ class Links:
 
         Where one is soft, all links of the file are looked at, once: its way may lead anywhere in the file.
         """
+        if group.links.iterate(lambda name, info: info.type or None, info=True) is None:
+            return  # hard links alone; what follows takes longer
         links: dict[bytes, int] = {}
         group.links.iterate(lambda name, info: links.update({name: info.type} if info.type != _HARD else {}), info=True)
         for name, kind in links.items():
@@ -81,15 +83,16 @@ def _behind(file: Any, name: str) -> Any:
         ) from None
 
 
-def refuse_absent(item: Any, where: str, file: Any = None) -> None:
+def refuse_absent(item: Any, where: str, file: Any = None, width: int = 0) -> None:
     """Raises UserError where data (an h5py.h5d.DatasetID) lie outside the file, were never written, or would unpack to too much.
 
-    `file`: the h5py.File, for virtual datasets, which are refused without it.
+    `file`: the h5py.File, for virtual datasets, which are refused without it. `width`: bytes of an element, where they are known.
     """
     shape = item.shape
     if shape is None:
         raise UserError(f"{where} is empty: it has no values")
-    size = math.prod(shape) * item.get_type().get_size()
+    width = width or item.get_type().get_size()
+    size = math.prod(shape) * width
     if item.get_offset() is not None:  # in one piece
         if (stored := item.get_storage_size()) < size:
             _refuse_missing(where, size, stored)
@@ -108,7 +111,7 @@ def refuse_absent(item: Any, where: str, file: Any = None) -> None:
     stored, written = item.get_storage_size(), True
     if layout == h5py.h5d.CHUNKED:
         block = plist.get_chunk()
-        refuse_growth(f"{where}: one of its blocks {list(block)}", math.prod(block) * item.get_type().get_size(), stored)
+        refuse_growth(f"{where}: one of its blocks {list(block)}", math.prod(block) * width, stored)
         written = item.get_num_chunks() >= math.prod(-(-length // step) for length, step in zip(shape, block, strict=True))
         if plist.get_nfilters() == 0 and stored < size:
             written = False
