@@ -134,9 +134,7 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
         if not len(bad):
             return []
         row = int(bad[0])
-        message = (
-            f"'actions' holds {int(actions[row])}, which is no number from 0 to {limit - 1} ({len(bad)} rows)"
-        )
+        message = f"'actions' holds {int(actions[row])}, which is no number from 0 to {limit - 1} ({len(bad)} rows)"
         return [Fault("actions", "corrupting", message, _episode(ends, row), row, _NUMBERING)]
     low, high = action_range(raw)
     if clip_actions:

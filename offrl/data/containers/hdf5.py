@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,30 @@ def _refuse_foreign(plist: Any, where: str, file: Any) -> None:
         refuse_absent(item, where)
 
 
+def refuse_loops(path: Path) -> None:
+    """Raises UserError for a damaged heap (where HDF5 keeps texts of any length) in which HDF5 would run round for ever."""
+    status = path.stat()
+    if (place := _loop(path, status.st_size, status.st_mtime_ns)) >= 0:
+        raise UserError(f"{path} cannot be read as HDF5 (its heap of texts at byte {place} is damaged); {_CURE}")
+
+
+@functools.lru_cache(maxsize=16)
+def _loop(path: Path, size: int, changed: int) -> int:
+    """The byte of a heap with free space of no size, at which HDF5 does not move on; -1 where there is none."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        heap = -1
+        while (heap := data.find(b"GCOL\1\0\0\0", heap + 1)) >= 0:
+            at, end = heap + 16, min(len(data), heap + int.from_bytes(data[heap + 8 : heap + 16], "little"))
+            while at + 16 <= end:
+                number, length = int.from_bytes(data[at : at + 2], "little"), int.from_bytes(data[at + 8 : at + 16], "little")
+                if number == 0:
+                    if length == 0:
+                        return heap
+                    break  # free space comes last
+                at += 16 + -(-length // 8) * 8
+    return -1
+
+
 def column_dtype(name: str, dtype: np.dtype) -> Any:
     """The dtype to read a column with; floats become float32 on the way in."""
     if name == "rewards" or (dtype.kind == "f" and name not in (*FLAGS, "episode_ends", "episode_ids")):
@@ -179,4 +205,6 @@ def value_of(item: Any, where: str, dtype: str = "biufSO") -> Any:
         if item.dtype.kind not in dtype:
             raise UserError(f"{where} holds {item.dtype} values")
         refuse_absent(item.id, where, item.file)
+        if item.dtype.kind == "O":
+            refuse_loops(Path(item.file.filename))
         return item[()]
