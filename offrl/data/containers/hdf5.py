@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,8 @@ class Links:
 
         Where one is soft, all links of the file are looked at, once: its way may lead anywhere in the file.
         """
+        if group.links.iterate(lambda name, info: info.type or None, info=True) is None:
+            return  # hard links alone; what follows takes longer
         links: dict[bytes, int] = {}
         group.links.iterate(lambda name, info: links.update({name: info.type} if info.type != _HARD else {}), info=True)
         for name, kind in links.items():
@@ -81,15 +85,16 @@ def _behind(file: Any, name: str) -> Any:
         ) from None
 
 
-def refuse_absent(item: Any, where: str, file: Any = None) -> None:
+def refuse_absent(item: Any, where: str, file: Any = None, width: int = 0) -> None:
     """Raises UserError where data (an h5py.h5d.DatasetID) lie outside the file, were never written, or would unpack to too much.
 
-    `file`: the h5py.File, for virtual datasets, which are refused without it.
+    `file`: the h5py.File, for virtual datasets, which are refused without it. `width`: bytes of an element, where they are known.
     """
     shape = item.shape
     if shape is None:
         raise UserError(f"{where} is empty: it has no values")
-    size = math.prod(shape) * item.get_type().get_size()
+    width = width or item.get_type().get_size()
+    size = math.prod(shape) * width
     if item.get_offset() is not None:  # in one piece
         if (stored := item.get_storage_size()) < size:
             _refuse_missing(where, size, stored)
@@ -108,7 +113,7 @@ def refuse_absent(item: Any, where: str, file: Any = None) -> None:
     stored, written = item.get_storage_size(), True
     if layout == h5py.h5d.CHUNKED:
         block = plist.get_chunk()
-        refuse_growth(f"{where}: one of its blocks {list(block)}", math.prod(block) * item.get_type().get_size(), stored)
+        refuse_growth(f"{where}: one of its blocks {list(block)}", math.prod(block) * width, stored)
         written = item.get_num_chunks() >= math.prod(-(-length // step) for length, step in zip(shape, block, strict=True))
         if plist.get_nfilters() == 0 and stored < size:
             written = False
@@ -138,6 +143,30 @@ def _refuse_foreign(plist: Any, where: str, file: Any) -> None:
         if item.get_create_plist().get_layout() == h5py.h5d.VIRTUAL:
             raise UserError(f"{where} is a virtual dataset of virtual datasets, which are not read: copy the data, with h5repack or h5py")
         refuse_absent(item, where)
+
+
+def refuse_loops(path: Path) -> None:
+    """Raises UserError for a damaged heap (where HDF5 keeps texts of any length) in which HDF5 would run round for ever."""
+    status = path.stat()
+    if (place := _loop(path, status.st_size, status.st_mtime_ns)) >= 0:
+        raise UserError(f"{path} cannot be read as HDF5 (its heap of texts at byte {place} is damaged); {_CURE}")
+
+
+@functools.lru_cache(maxsize=16)
+def _loop(path: Path, size: int, changed: int) -> int:
+    """The byte of a heap with free space of no size, at which HDF5 does not move on; -1 where there is none."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        heap = -1
+        while (heap := data.find(b"GCOL\1\0\0\0", heap + 1)) >= 0:
+            at, end = heap + 16, min(len(data), heap + int.from_bytes(data[heap + 8 : heap + 16], "little"))
+            while at + 16 <= end:
+                number, length = int.from_bytes(data[at : at + 2], "little"), int.from_bytes(data[at + 8 : at + 16], "little")
+                if number == 0:
+                    if length == 0:
+                        return heap
+                    break  # free space comes last
+                at += 16 + -(-length // 8) * 8
+    return -1
 
 
 def column_dtype(name: str, dtype: np.dtype) -> Any:
@@ -176,4 +205,6 @@ def value_of(item: Any, where: str, dtype: str = "biufSO") -> Any:
         if item.dtype.kind not in dtype:
             raise UserError(f"{where} holds {item.dtype} values")
         refuse_absent(item.id, where, item.file)
+        if item.dtype.kind == "O":
+            refuse_loops(Path(item.file.filename))
         return item[()]

@@ -12,7 +12,7 @@ import numpy as np
 
 from offrl import registry
 from offrl.data.containers.guard import reading
-from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, value_of
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_loops, value_of
 from offrl.data.formats.download import fetch
 from offrl.data.formats.files import finish
 from offrl.data.formats.provenance import Record, fits, restore
@@ -122,8 +122,11 @@ def record_of(items: dict[str, Any], path: Path) -> Record | None:
 
 def _attribute(file: Any, name: str, path: Path) -> Any:
     """One attribute of an h5py.File, or None."""
+    if name not in file.attrs:
+        return None
+    refuse_loops(path)
     with reading(f"{path}: the attribute '{name}'"):
-        return file.attrs.get(name)
+        return file.attrs[name]
 
 
 def _score(value: Any, name: str, path: Path) -> float | None:

@@ -194,8 +194,8 @@ class _Hdf5Episode:
         self.group = h5py.h5g.open(links.file.id, name.encode())
         links.check(self.group, f"{name}/")
         self.looked: set[tuple[str, ...]] = set()
-        shape = self.open("rewards").shape
-        if not shape:
+        self.rewards = self.open("rewards")
+        if not (shape := self.rewards.shape):
             raise UserError(f"{self.where}: 'rewards' is a single value; one for each step is due")
         self.steps = int(shape[0])
 
@@ -212,11 +212,12 @@ class _Hdf5Episode:
         path = "/".join((column, *leaf))
         for depth in range(len(leaf)):
             self._refuse_links((column, *leaf[:depth]))
-        item, where = self.open(path), f"{self.where}: '{path}'"
-        kind = item.get_type().get_class()
+        item, where = self.rewards if path == "rewards" else self.open(path), f"{self.where}: '{path}'"
+        stored = item.get_type()
+        kind = stored.get_class()
         if kind not in self.numbers and not (column == "observations" and kind == self.h5.h5t.VLEN):
             raise UserError(f"{where} holds {item.dtype} values, not numbers")
-        refuse_absent(item, where, self.links.file)
+        refuse_absent(item, where, self.links.file, stored.get_size())
         if out is None or kind == self.h5.h5t.VLEN:
             return self.h5.Dataset(item)[()]
         if item.shape != out.shape:

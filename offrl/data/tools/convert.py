@@ -12,6 +12,7 @@ import numpy as np
 
 from offrl.data.assemble import fingerprint
 from offrl.data.checks import find_faults, form_faults, refuse
+from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.formats import Source, read_raw, resolve
@@ -125,7 +126,9 @@ def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
     """
     _refuse_transforms(config)
     source = resolve(config.name, config)
-    return read_raw(config.name, replace(config, fields={**_other_columns(source, config), **config.fields}), memory, source)
+    with reading(source.path):
+        others = _other_columns(source, config)
+    return read_raw(config.name, replace(config, fields={**others, **config.fields}), memory, source)
 
 
 def _refuse_transforms(config: DatasetConfig) -> None:
