@@ -1,6 +1,6 @@
 """OGBench's goal-conditioned agents (seohongpark/ogbench), and OTA's, which are built on the same code; JAX and flax.
 
-Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5, tensorflow-probability 0.25 and optax 0.2.4 on Python 3.12. Both sides take their own
+Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5, tensorflow-probability 0.25 and optax 0.2.4 on Python 3.11. Both sides take their own
 defaults, so that a default that differs would show. The agents draw nothing at random in an update (`const_std`).
 """
 
