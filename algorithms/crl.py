@@ -29,8 +29,6 @@ from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
-FLOOR = math.log(1e-6)  # of the energies that the actor learns from, as in OGBench's code
-
 
 @dataclass
 class CRLConfig(GoalValueSettings):
@@ -51,6 +49,11 @@ class CRLConfig(GoalValueSettings):
     encoder: str = setting("mlp", "mlp: of `hidden`; residual: deep residual networks of `depth` and `width`", choices=("mlp", "residual"))
     depth: int = setting(4, "residual: how many layers, a multiple of 4", low=BLOCK)
     width: int = setting(256, "residual: their width", low=1)
+    energy_floor: float | None = setting(
+        None,
+        "dot: energies below this are all alike to the actor; null: none (OGBench's code before June 2025: -13.8155, log 1e-6)",
+        structural=True,
+    )
     learner: str = learner_field()
     bc_weight: float = setting(0.1, "ddpg_bc: weight of imitation (pointmaze 0.03, humanoidmaze 0.1, manipulation 3)", low=0.0)
     temperature: float = setting(3.0, "awr: multiplies the advantage in the exponent; larger is greedier", low=0.0)
@@ -90,7 +93,9 @@ class CRL(GoalConditioned):
         c = self.config
         if c.encoder == "mlp":
             return Encoders(make_values(c, size, inputs, c.latent), make_values(c, size, self.goal_dim, c.latent))
-        networks = (ResidualEnsemble(size, width, c.width, c.depth, c.latent) for width in (inputs, self.goal_dim))
+        networks = (
+            ResidualEnsemble(size, width, c.width, c.depth, c.latent, epsilon=c.layer_norm_epsilon) for width in (inputs, self.goal_dim)
+        )
         return Encoders(*networks)
 
     def row_energies(self, name: str, params: Params, x: Tensor, goals: Tensor) -> Tensor:
@@ -122,8 +127,9 @@ class CRL(GoalConditioned):
         return self.row_energies("critic", state.params["critic"], concatenate(observations, self.spec.encode(actions)), goals).amin(0)
 
     def floored(self, energies: Tensor) -> Tensor:
-        """Pairs that are hardly ever of one trajectory are all alike to the actor, and have no gradient."""
-        return energies.clamp(min=FLOOR) if self.config.energy == "dot" else energies
+        """Energies as the actor sees them."""
+        floor = self.config.energy_floor if self.config.energy == "dot" else None
+        return energies if floor is None else energies.clamp(min=floor)
 
     def q(self, state: TrainState, observations: Tensor, goals: Tensor, actions: Tensor) -> Tensor:
         """The smaller energy as the actor sees it, [B]."""

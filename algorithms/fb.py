@@ -20,6 +20,7 @@ from offrl.registry import register
 from offrl.settings.field import setting
 
 LARGEST_WEIGHT = 1e6
+PARTS = ("inputs", "backward", "actor")
 
 
 @dataclass
@@ -27,6 +28,12 @@ class FBConfig(ZeroShotSettings):
     """Settings of forward-backward representations; the defaults are those for ExORL."""
 
     name: str = "fb"
+    norm_tanh: list[str] = setting(
+        list(PARTS),
+        "networks whose first layer is linear, LayerNorm, tanh (the others': linear, ReLU): inputs, those that read (s, a), (s, z) and s; "
+        "backward, B; actor, the actor's after that. Neither reference has all of them: see the deviations",
+        choices=PARTS,
+    )
     policy_noise: float = setting(0.2, "standard deviation of the policy's noise, in training and exploring", low=0.0)
     noise_clip: float = setting(0.3, "largest such noise", low=0.0)
     conservative: str = setting(
@@ -53,8 +60,10 @@ class FB(ZeroShot):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         sizes = s.observation_dim, s.action_dim, c.z_dim, c.inputs_hidden, c.hidden
-        backward = Backward(s.observation_dim, c.z_dim, c.backward_hidden)
-        modules: dict[str, nn.Module] = {"actor": TaskActor(*sizes), "representation": Representation(Forward(*sizes), backward)}
+        inputs, back, act = (part in c.norm_tanh for part in PARTS)
+        backward = Backward(s.observation_dim, c.z_dim, c.backward_hidden, norm_tanh=back)
+        representation = Representation(Forward(*sizes, norm_tanh=inputs), backward)
+        modules: dict[str, nn.Module] = {"actor": TaskActor(*sizes, norm_tanh=(inputs, act)), "representation": representation}
         return {**modules, "lagrange": LogWeight(c.conservative_weight)} if self.learns_weight else modules
 
     def noisy(self, mean: Tensor, key: Tensor) -> Tensor:

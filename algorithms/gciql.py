@@ -94,10 +94,10 @@ class GCIQL(GoalConditioned):
         return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        state, actor = self.descend(state, "actor", self.actor_loss, batch)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch)
-        state, value = self.descend(state, "value", self.value_loss, batch)
-        return self.polyak(state, "critic", self.config.polyak), {**critic, **value, **actor}
+        after, actor = self.descend(state, "actor", self.actor_loss, batch)
+        after, critic = self.descend(after, "critic", self.critic_loss, batch)
+        after, value = self.descend(after, "value", self.value_loss, batch)
+        return self.move_targets(state, after, "critic"), {**critic, **value, **actor}
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return -self.v(state.params["value"], observations, goals)

@@ -64,9 +64,9 @@ class GCIVL(GoalConditioned):
         return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        state, actor = self.descend(state, "actor", self.actor_loss, batch)
-        state, value = self.descend(state, "value", self.value_loss, batch)
-        return self.polyak(state, "value", self.config.polyak), {**value, **actor}
+        after, actor = self.descend(state, "actor", self.actor_loss, batch)
+        after, value = self.descend(after, "value", self.value_loss, batch)
+        return self.move_targets(state, after, "value"), {**value, **actor}
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         return -self.v(state.params["value"], observations, goals).mean(0)

@@ -134,13 +134,13 @@ class OTA(GoalConditioned):
         return self.adjacency.loss(adjacency, batch, near, other)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        state, low = self.descend(state, "actor", self.low_loss, batch)
-        state, high = self.descend(state, "high", self.high_loss, batch)
+        after, low = self.descend(state, "actor", self.low_loss, batch)
+        after, high = self.descend(after, "high", self.high_loss, batch)
         if self.adjacency is not None:
-            state, adjacency = self.descend(state, "adjacency", self.adjacency_loss, batch)
+            after, adjacency = self.descend(after, "adjacency", self.adjacency_loss, batch)
             high = {**high, **adjacency}
-        state, value = self.descend(state, "value", self.value_loss, batch)
-        return self.polyak(state, "value", self.config.polyak), {**value, **low, **high}
+        after, value = self.descend(after, "value", self.value_loss, batch)
+        return self.move_targets(state, after, "value"), {**value, **low, **high}
 
     def subgoals(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
         """The latents [B, D] of the subgoals that the high level chooses, scaled back to the sphere on which phi lies."""

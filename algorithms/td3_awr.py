@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from offrl import losses
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch, TransitionSampler
-from offrl.families.critics import Critic, Value, Values
+from offrl.families.critics import Critic, Value, Values, epsilon_field
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
 from offrl.optim import Params
@@ -27,6 +27,7 @@ class TD3AWRConfig(TD3Settings):
     batch_size: int = setting(1024, "transitions in a batch", low=1)
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers", low=1)
     layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the critics (and of V)")
+    layer_norm_epsilon: float = epsilon_field(1e-6)
     init: str = setting(
         "fixed_bias",
         "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
@@ -49,7 +50,8 @@ class TD3AWR(TD3):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, layer_norm=c.actor_layer_norm, init=c.init)
+        norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
+        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, **norm, init=c.init)
         self.critic = Critic(c, s)
         self.value = Value(c, s)
         return {"critic": self.critic.network, "actor": actor, "value": self.value.network}

@@ -26,6 +26,11 @@ from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
 
+def epsilon_field(default: float = 1e-5) -> Any:
+    """The setting `layer_norm_epsilon`, at the value of the framework in which an algorithm's authors write."""
+    return setting(default, "added to the variance in LayerNorm (torch's is 1e-5, flax's 1e-6)", low=1e-12, structural=True)
+
+
 @dataclass
 class CriticSettings:
     """Settings of every algorithm that learns Q; an algorithm's own defaults are in its file."""
@@ -45,6 +50,7 @@ class CriticSettings:
     critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1)
     target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)
     layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)")
+    layer_norm_epsilon: float = epsilon_field()
     residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)")
     critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, structural=True)
     spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, structural=True)
@@ -122,6 +128,7 @@ class Critic(Part):
             config.critic_hidden or config.hidden,
             self.head.out_dim * (spec.num_actions if spec.discrete else 1),
             layer_norm=config.layer_norm,
+            layer_norm_epsilon=config.layer_norm_epsilon,
             residual=config.residual,
             dropout=config.critic_dropout,
             init=config.init,
@@ -155,10 +162,8 @@ class Critic(Part):
             return outputs.gather(2, index).squeeze(2)
         if actions.ndim == 2:
             return self(params, torch.cat([observations, actions], -1), key)
-        count, rows = actions.shape[:2]
-        inputs = torch.cat([observations.expand(count, *observations.shape), actions], -1)
-        out = self(params, inputs.reshape(count * rows, -1), key)
-        return out.reshape(out.shape[0], count, rows, out.shape[-1])
+        inputs = torch.cat([observations.expand(actions.shape[0], *observations.shape), actions], -1)
+        return self(params, inputs.flatten(0, 1), key).unflatten(1, actions.shape[:2])
 
     def logits_of_all(self, params: Params, observations: Tensor, key: Tensor | None = None) -> Tensor:
         """Outputs of every critic for every discrete action: [E, B, K, out_dim]."""
@@ -211,8 +216,8 @@ class Critic(Part):
     def td_target(self, batch: Batch, next_value: Values, discount: float | Tensor | None = None) -> Target:
         """r + discount (1 - terminated) V(s'). discount: of what follows a transition; None: the settings'."""
         gamma = self.config.discount if discount is None else discount
-        y = losses.td_target(batch["rewards"], batch["masks"], gamma, next_value.mean)
-        return Target(y, self.bootstrap(next_value, gamma * batch["masks"]))
+        bootstrap = self.bootstrap(next_value, gamma * batch["masks"])
+        return Target(losses.td_target(batch["rewards"], batch["masks"], gamma, next_value.mean), bootstrap)
 
     def bootstrap(self, next_value: Values, scale: Tensor) -> Bootstrap | None:
         """The next value's distribution, which counts `scale` [B] in the target; None for a head without a distribution."""
@@ -227,13 +232,7 @@ class Critic(Part):
         return self.head.loss(logits, target.value, target.bootstrap)
 
     def loss(
-        self,
-        params: Params,
-        batch: Batch,
-        target: Target,
-        key: Tensor,
-        logits: Tensor | None = None,
-        objective: Objective | None = None,
+        self, params: Params, batch: Batch, target: Target, key: Tensor, logits: Tensor | None = None, objective: Objective | None = None
     ) -> tuple[Tensor, Metrics]:
         """The critics' loss at the data's actions: the mean over the batch, summed over critics, with their regularisers.
 
@@ -245,8 +244,7 @@ class Critic(Part):
         loss = (objective or self.objective)(logits, target).mean(-1).sum()
         value = self.head.mean(logits)
         metrics = {"critic/loss": loss, "critic/q": value.mean(), "critic/td_error": (value - target.value).abs().mean()}
-        saturation = self.head.saturation(target.value)
-        if saturation is not None:
+        if (saturation := self.head.saturation(target.value)) is not None:
             metrics["critic/saturation"] = saturation
         if self.config.lipschitz:
             change = self.fgsm_change(params, observations, actions)
@@ -269,8 +267,8 @@ class Critic(Part):
         inputs = observations.expand(self.config.critics, *observations.shape)
         # the sum over critics has each critic's slope apart, for each has observations of its own
         slope = grad(lambda x: values(constant, x).sum())(inputs)
-        shifted_values = values(params, inputs + self.config.lipschitz_radius * slope.detach().sign())
-        return (shifted_values - values(params, inputs)).square().mean(-1).sum()
+        shifted = inputs + self.config.lipschitz_radius * slope.detach().sign()
+        return (values(params, shifted) - values(params, inputs)).square().mean(-1).sum()
 
     def regularised(self, state: TrainState) -> TrainState:
         """The state after an update of the critics: their singular values within `spectral_norm`, where it is set."""
@@ -305,6 +303,7 @@ class Value(Part):
             config.critic_hidden or config.hidden,
             self.head.out_dim,
             layer_norm=config.layer_norm or layer_norm,
+            layer_norm_epsilon=config.layer_norm_epsilon,
             norm_first=norm_first,
             residual=config.residual,
             init=config.init,

@@ -19,11 +19,13 @@ from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
 from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
+from offrl.families.critics import epsilon_field
 from offrl.nn import MLP, EnsembleMLP, make_policy
 from offrl.optim import Params
 from offrl.settings.field import setting
 
 LEARNERS = ("auto", "ddpg_bc", "awr")
+STEPS = ("before", "after")
 
 
 @dataclass
@@ -54,6 +56,7 @@ class GoalValueSettings(GoalSettings):
     """Settings of those that learn values of goals as well."""
 
     layer_norm: bool = setting(True, "LayerNorm after each hidden layer of the values")
+    layer_norm_epsilon: float = epsilon_field(1e-6)
     value_current: float = setting(0.2, "share of the values' goals that are the present state", low=0.0, high=1.0, shared=True)
     value_trajectory: float = setting(0.5, "share that are later states of the trajectory", low=0.0, high=1.0, shared=True)
     value_random: float = setting(0.3, "share that are any states of the data", low=0.0, high=1.0, shared=True)
@@ -70,6 +73,9 @@ class GoalTargetSettings(GoalValueSettings):
     """Settings of those whose values have targets that follow them."""
 
     polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
+    target_update: str = setting(
+        "before", "the parameters that the targets move towards: those before the update (as OGBench's code) or after it", choices=STEPS
+    )
 
 
 class GoalActor(Actor):
@@ -127,6 +133,11 @@ class GoalConditioned(Algorithm):
         dist = self.apply("actor", actor, concatenate(batch["observations"], batch[ACTOR_GOALS]))
         return dist, self.policy.log_prob(dist, batch["actions"])
 
+    def move_targets(self, before: TrainState, after: TrainState, name: str) -> TrainState:
+        """The state `after` an update with the targets of a module a step further. before: the state before that update."""
+        towards = before if self.config.target_update == "before" else after
+        return after._replace(target=self.polyak(after._replace(params=towards.params), name, self.config.polyak).target)
+
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor | None:
         """Distances [B] of goals [B, G], larger for farther ones, for pictures and tests. None: the algorithm learns no distance."""
         return None
@@ -137,12 +148,18 @@ class GoalConditioned(Algorithm):
 
 def make_values(config: Any, size: int, inputs: int, outputs: int = 1) -> EnsembleMLP:
     """`size` value networks."""
-    return EnsembleMLP(size, inputs, config.hidden, outputs, activation="gelu_tanh", layer_norm=config.layer_norm, init="xavier")
+    return EnsembleMLP(size, inputs, config.hidden, outputs, **_value_network(config))
 
 
 def make_net(config: Any, inputs: int, outputs: int) -> MLP:
     """A single network of that form, without an ensemble."""
-    return MLP(inputs, config.hidden, outputs, activation="gelu_tanh", layer_norm=config.layer_norm, init="xavier")
+    return MLP(inputs, config.hidden, outputs, **_value_network(config))
+
+
+def _value_network(config: Any) -> dict[str, Any]:
+    """The form of the values' networks."""
+    norm = {"layer_norm": config.layer_norm, "layer_norm_epsilon": config.layer_norm_epsilon}
+    return {"activation": "gelu_tanh", "init": "xavier", **norm}
 
 
 # ---- losses of the policy

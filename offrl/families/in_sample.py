@@ -14,7 +14,7 @@ from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Objective, Target
+from offrl.families.critics import Critic, CriticSettings, Objective, Target, epsilon_field
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm
 from offrl.settings.field import setting
@@ -50,6 +50,7 @@ class SteepValueSettings(InSampleSettings):
     )
     gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
+    layer_norm_epsilon: float = epsilon_field(1e-6)
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
     action_noise: float = setting(

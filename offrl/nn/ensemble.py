@@ -42,6 +42,7 @@ class EnsembleMLP(nn.Module):
         *,
         activation: str = "relu",
         layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-5,
         residual: bool = False,
         dropout: float = 0.0,
         init: str = "torch",
@@ -52,7 +53,8 @@ class EnsembleMLP(nn.Module):
         if layer_norm:
             self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in sizes[1:])
             self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in sizes[1:])
-        self.layer_norm, self.residual, self.dropout = layer_norm, residual, dropout
+        self.layer_norm, self.epsilon = layer_norm, layer_norm_epsilon
+        self.residual, self.dropout = residual, dropout
         self.head = EnsembleLinear(size, sizes[-1], out_dim, init, head=True)
         self.activation = ACTIVATIONS[activation]
 
@@ -61,7 +63,7 @@ class EnsembleMLP(nn.Module):
         for i, layer in enumerate(self.layers):
             y = self.activation(layer(x))
             if self.layer_norm:
-                y = nn.functional.layer_norm(y, y.shape[-1:]) * self.scales[i] + self.shifts[i]
+                y = nn.functional.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scales[i] + self.shifts[i]
             if key is not None and self.dropout > 0.0:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
             x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y

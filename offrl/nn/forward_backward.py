@@ -23,14 +23,14 @@ def on_sphere(x: Tensor) -> Tensor:
 
 
 class NormTanhMLP(nn.Module):
-    """in -> hidden... -> out, where the first hidden layer is linear, LayerNorm, tanh and the others are linear, ReLU; `rectified`: the
-    output too."""
+    """in -> hidden... -> out, where the first hidden layer is linear, LayerNorm, tanh and the others are linear, ReLU, as is the first
+    without `norm_tanh`; `rectified`: the output too."""
 
-    def __init__(self, in_dim: int, hidden: Sequence[int], out_dim: int, rectified: bool = False) -> None:
+    def __init__(self, in_dim: int, hidden: Sequence[int], out_dim: int, rectified: bool = False, norm_tanh: bool = True) -> None:
         super().__init__()
         sizes = [in_dim, *hidden]
         self.layers = nn.ModuleList(Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
-        self.norm = Norm(hidden[0]) if hidden else None
+        self.norm = Norm(hidden[0]) if hidden and norm_tanh else None
         self.head = Linear(sizes[-1], out_dim)
         self.rectified = rectified
 
@@ -41,17 +41,22 @@ class NormTanhMLP(nn.Module):
         return F.relu(x) if self.rectified else x
 
 
-def reader(in_dim: int, widths: Sequence[int]) -> NormTanhMLP:
+def reader(in_dim: int, widths: Sequence[int], norm_tanh: bool = True) -> NormTanhMLP:
     """The layers of an input before it is joined with another one: in -> widths..., all of them hidden."""
-    return NormTanhMLP(in_dim, widths[:-1], widths[-1], rectified=True)
+    return NormTanhMLP(in_dim, widths[:-1], widths[-1], rectified=True, norm_tanh=norm_tanh)
 
 
 class Forward(nn.Module):
-    """F(s, a, z), twice: features of (s, a) and of (s, z) side by side, then two MLPs. -> [2, B, D]."""
+    """F(s, a, z), twice: features of (s, a) and of (s, z) side by side, then two MLPs. -> [2, B, D].
 
-    def __init__(self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int]) -> None:
+    norm_tanh: see `NormTanhMLP`, of the features' layers.
+    """
+
+    def __init__(
+        self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int], *, norm_tanh: bool = True
+    ) -> None:
         super().__init__()
-        self.action, self.task = reader(obs_dim + action_dim, inputs), reader(obs_dim + z_dim, inputs)
+        self.action, self.task = (reader(obs_dim + other, inputs, norm_tanh) for other in (action_dim, z_dim))
         self.heads = EnsembleMLP(2, 2 * inputs[-1], hidden, z_dim)
 
     def forward(self, observations: Tensor, actions: Tensor, z: Tensor) -> Tensor:
@@ -62,9 +67,9 @@ class Forward(nn.Module):
 class Backward(nn.Module):
     """B(s), of length sqrt(D): [B, O] -> [B, D]."""
 
-    def __init__(self, obs_dim: int, z_dim: int, hidden: Sequence[int]) -> None:
+    def __init__(self, obs_dim: int, z_dim: int, hidden: Sequence[int], *, norm_tanh: bool = True) -> None:
         super().__init__()
-        self.net = NormTanhMLP(obs_dim, hidden, z_dim)
+        self.net = NormTanhMLP(obs_dim, hidden, z_dim, norm_tanh=norm_tanh)
 
     def forward(self, observations: Tensor) -> Tensor:
         return on_sphere(self.net(observations))
@@ -83,12 +88,24 @@ class Representation(nn.Module):
 
 
 class TaskActor(nn.Module):
-    """pi(s, z) = tanh of an MLP of features of s and of (s, z): -> [B, A]."""
+    """pi(s, z) = tanh of an MLP of features of s and of (s, z): -> [B, A].
 
-    def __init__(self, obs_dim: int, action_dim: int, z_dim: int, inputs: Sequence[int], hidden: Sequence[int]) -> None:
+    norm_tanh: see `NormTanhMLP`, of the features' layers, and of those after that.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        z_dim: int,
+        inputs: Sequence[int],
+        hidden: Sequence[int],
+        *,
+        norm_tanh: tuple[bool, bool] = (True, True),
+    ) -> None:
         super().__init__()
-        self.state, self.task = reader(obs_dim, inputs), reader(obs_dim + z_dim, inputs)
-        self.net = NormTanhMLP(2 * inputs[-1], hidden, action_dim)
+        self.state, self.task = (reader(obs_dim + other, inputs, norm_tanh[0]) for other in (0, z_dim))
+        self.net = NormTanhMLP(2 * inputs[-1], hidden, action_dim, norm_tanh=norm_tanh[1])
 
     def forward(self, observations: Tensor, z: Tensor) -> Tensor:
         features = self.state(observations), self.task(torch.cat([observations, z], -1))

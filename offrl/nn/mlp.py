@@ -96,6 +96,7 @@ class MLP(nn.Module):
 
     The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V. `residual`: a
     hidden layer as wide as the one before adds its input to its output. `actor`: the network is a policy's (matters for `init` only).
+    `layer_norm_epsilon` is added to the variance: 1e-5 is torch's, 1e-6 flax's.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class MLP(nn.Module):
         *,
         activation: str = "relu",
         layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-5,
         norm_first: bool = False,
         residual: bool = False,
         dropout: float = 0.0,
@@ -115,7 +117,7 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [in_dim, *hidden]
         self.layers = nn.ModuleList(Linear(i, o, init, actor=actor) for i, o in zip(sizes[:-1], sizes[1:], strict=True))
-        self.norms = nn.ModuleList(nn.LayerNorm(o) for o in sizes[1:]) if layer_norm else None
+        self.norms = nn.ModuleList(nn.LayerNorm(o, layer_norm_epsilon) for o in sizes[1:]) if layer_norm else None
         self.head = Linear(sizes[-1], out_dim, init, head=True, actor=actor)
         self.activation = ACTIVATIONS[activation]
         self.norm_first, self.residual, self.dropout = norm_first, residual, dropout
@@ -126,7 +128,7 @@ class MLP(nn.Module):
             y = layer(x) if self.norm_first else self.activation(layer(x))
             if self.norms is not None:
                 norm = cast(nn.LayerNorm, self.norms[i])  # not called itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
-                y = F.layer_norm(y, y.shape[-1:]) * norm.weight + norm.bias
+                y = F.layer_norm(y, y.shape[-1:], eps=norm.eps) * norm.weight + norm.bias
             y = self.activation(y) if self.norm_first else y
             if key is not None and self.dropout > 0.0:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))

@@ -16,27 +16,30 @@ BLOCK = 4  # layers between two identities
 class _Layer(nn.Module):
     """Linear, LayerNorm, SiLU; of E members."""
 
-    def __init__(self, size: int, in_dim: int, width: int) -> None:
+    def __init__(self, size: int, in_dim: int, width: int, epsilon: float) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.linear = EnsembleLinear(size, in_dim, width)
         nn.init.zeros_(self.linear.bias)
         self.scale, self.shift = nn.Parameter(torch.ones(size, 1, width)), nn.Parameter(torch.zeros(size, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
-        return F.silu(F.layer_norm(y, y.shape[-1:]) * self.scale + self.shift)
+        return F.silu(F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift)
 
 
 class ResidualEnsemble(nn.Module):
     """E networks [B, in] -> [E, B, out]: a first layer, depth / 4 blocks of four layers that add their input to their output, a linear
-    one. A layer is linear, LayerNorm, SiLU: in this order, which the depth needs. `depth` counts the layers in blocks."""
+    one. A layer is linear, LayerNorm, SiLU: in this order, which the depth needs. `depth` counts the layers in blocks.
+    epsilon: of LayerNorm."""
 
-    def __init__(self, size: int, in_dim: int, width: int, depth: int, out_dim: int) -> None:
+    def __init__(self, size: int, in_dim: int, width: int, depth: int, out_dim: int, *, epsilon: float = 1e-5) -> None:
         super().__init__()
         if depth < BLOCK or depth % BLOCK:
             raise ValueError(f"depth is {depth}; it must be a multiple of {BLOCK}")
-        self.first = _Layer(size, in_dim, width)
-        self.blocks = nn.ModuleList(nn.Sequential(*(_Layer(size, width, width) for _ in range(BLOCK))) for _ in range(depth // BLOCK))
+        self.first = _Layer(size, in_dim, width, epsilon)
+        blocks = ((_Layer(size, width, width, epsilon) for _ in range(BLOCK)) for _ in range(depth // BLOCK))
+        self.blocks = nn.ModuleList(nn.Sequential(*block) for block in blocks)
         self.head = EnsembleLinear(size, width, out_dim)
         nn.init.zeros_(self.head.bias)
 

@@ -18,7 +18,7 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
 from offrl.settings.field import without_places
 from offrl.settings.replicas import grid_text, replicas
-from offrl.settings.saved import renamed
+from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 
@@ -164,7 +164,7 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     try:
         record = json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
         if isinstance(record.get("identity"), dict) and isinstance(record["identity"].get("algo"), dict):
-            record["identity"]["algo"] = renamed(record["identity"]["algo"])
+            record["identity"]["algo"] = current(record["identity"]["algo"])
         return record
     except (FileNotFoundError, NotADirectoryError):
         names = sorted(p.parent.name for p in run_dir.parent.glob(f"*/{RECORD}"))

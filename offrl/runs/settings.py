@@ -11,7 +11,7 @@ from offrl.errors import UserError
 from offrl.runs.record import CONFIG, read_record
 from offrl.settings.compose import finish, flatten
 from offrl.settings.presets import algorithm_group, read_yaml
-from offrl.settings.saved import RENAMED, renamed
+from offrl.settings.saved import RENAMED, current
 from offrl.settings.train import TrainConfig
 
 
@@ -28,7 +28,7 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None) -
     if read_record(run_dir).get("kind") == "finetune":  # which says what is wrong when this is no run
         raise UserError(f"{run_dir} is a fine-tuning run: `offrl finetune resume={run_dir}` continues it")
     saved = read_yaml(run_dir / CONFIG)
-    saved["algo"] = renamed(saved.get("algo") or {})
+    saved["algo"] = current(saved.get("algo") or {})
     name = saved["algo"].get("name")
     given = {**{_renamed(k): v for k, v in (saved.pop("given", None) or {}).items()}, **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,18 +25,32 @@ RENAMED = {
     "dropped": "term_dropout",
 }
 
+_FLAX = {"layer_norm_epsilon": 1e-5}  # of algorithms whose networks have flax's 1e-6 today
+_TARGETS = {**_FLAX, "target_update": "after"}
+# algorithm -> settings that version 0.1 did not have, at what it did; those of the others are at what it did by default
+YOUNGER: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("rebrac", "td3_awr", "xql", "f_dvl", "recoil", "qrl"), _FLAX),
+    **dict.fromkeys(("gcivl", "gciql", "hiql", "ota"), _TARGETS),
+    **dict.fromkeys(("mopo", "rambo"), {"max_entropy_weight": None}),
+    "crl": {**_FLAX, "energy_floor": math.log(1e-6)},
+}
 
-def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's settings under today's names; those that a `grid` holds by name too."""
-    return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+def current(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An algorithm's settings as this version has them: under today's names, and with those that are younger.
+
+    settings: all that were saved, less those that a `grid` holds by name.
+    """
+    values = {RENAMED.get(name, name): value for name, value in settings.items()}
+    return {**YOUNGER.get(values.get("name", ""), {}), **values}
 
 
 def restored(kind: type, settings: Mapping[str, Any], where: str) -> Any:
-    """The config of class `kind` that was saved as `settings`; what an older version did not have is at its default.
+    """The config of class `kind` that was saved as `settings`; what an older version did not have is at what it did.
 
     Raises UserError for a setting that this version does not have. where: the file, for that message.
     """
-    values, known = renamed(settings), {f.name for f in dataclasses.fields(kind)}
+    values, known = current(settings), {f.name for f in dataclasses.fields(kind)}
     if unknown := sorted(values.keys() - known):
         raise UserError(f"{where} was written by another version of offrl: it has the setting {unknown[0]}, which this one does not know")
     return kind(**values)

@@ -96,6 +96,24 @@ def test_losses_and_their_joint_gradient() -> None:
         torch.testing.assert_close(mu, new.opt["representation"]["mu"][name].clamp(-0.001, 0.001), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("parts", [["inputs", "backward"], ["actor"], []])
+def test_networks_of_the_references(parts: list[str]) -> None:
+    """controllable_agent has LayerNorm and tanh in what reads the inputs and in B, zero-shot-rl in the actor's joint layers."""
+    algorithm, state = make(norm_tanh=parts)
+    for module, names in {"actor": ("state", "task", "net"), "representation": ("ahead.action", "ahead.task", "back.net")}.items():
+        for name in names:
+            part = {"net": "actor", "back.net": "backward"}.get(name, "inputs")
+            assert (f"{name}.norm.weight" in state.params[module]) == (part in parts)
+    p, actor, z = ref.arrays(state.params["representation"]), ref.arrays(state.params["actor"]), Z.numpy().astype(np.float64)
+    s, a = DATA["observations"], DATA["actions"]
+    forward = algorithm.forward_map(state.params["representation"], BATCH["observations"], BATCH["actions"], Z)
+    np.testing.assert_allclose(forward, ref.forward(p, s, a, z), rtol=1e-4, atol=1e-4)
+    backward = algorithm.backward_map(state.params["representation"], BATCH["observations"])
+    np.testing.assert_allclose(backward, ref.backward(p, s), rtol=1e-4, atol=1e-4)
+    action = algorithm.apply("actor", state.params["actor"], BATCH["observations"], Z)
+    np.testing.assert_allclose(action, ref.policy(actor, s, z), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["value", "measure"])
 def test_conservative_penalty(kind: str) -> None:
     algorithm, state = make(conservative=kind, conservative_weight=0.6, penalty_target=2.0, orthonormality=0.7)

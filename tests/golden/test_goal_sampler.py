@@ -89,6 +89,16 @@ def test_two_levels_and_options() -> None:
     assert success.mean() == pytest.approx(np.mean(expected), abs=0.015)
 
 
+def test_an_option_ends_at_its_waypoint_where_the_goal_is_current_too() -> None:
+    """OTA's code ends the option first and then takes its end for a current goal: so it may end before its n steps are over."""
+    n, discount = 3, 0.7
+    sampler = GoalSampler(Mix(0.5, 0.5, 0.0, True, discount), option_steps=n)
+    batch = sampler(sampler.prepare(data()), rng.make_key(4), 20_000)
+    rows, end = (batch[name][:, 0].long().numpy() for name in ("observations", "option_states"))
+    free = rows + n <= np.array([LAST[r] for r in rows])
+    assert free.sum() > 2000 and (end[free] == rows[free] + n).mean() == pytest.approx(discount ** (n - 1), abs=0.05)
+
+
 def test_goals_of_their_own_and_weights() -> None:
     rows = sum(LENGTHS)
     own = data(achieved_goals=np.arange(rows, dtype=np.float32)[:, None] * np.ones(2) + 50)

@@ -190,13 +190,13 @@ def test_crl(contrast: str, energy: str) -> None:
     found, _ = algorithm.contrastive_loss(p, state, "critic", torch.cat([BATCH["observations"], BATCH["actions"]], 1), BATCH["value_goals"])
     assert float(found) == pytest.approx(expected, rel=1e-4)
     q = algorithm.q(state, BATCH["observations"], BATCH["value_goals"], BATCH["actions"])
-    floor = np.log(1e-6) if energy == "dot" else -np.inf  # OGBench: log(max(exp(energy), 1e-6))
-    np.testing.assert_allclose(q, np.maximum(own.min(0), floor), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(q, own.min(0), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("energy", ["dot", "l2"])
-def test_what_the_actor_of_crl_learns_from_has_a_floor(energy: str) -> None:
-    algorithm, state = make("crl", energy=energy, learner="awr", temperature=0.1)
+@pytest.mark.parametrize(("energy", "floor"), [("dot", float(np.log(1e-6))), ("dot", None), ("l2", -1.0)])
+def test_what_the_actor_of_crl_learns_from_may_have_a_floor(energy: str, floor: float | None) -> None:
+    """OGBench's code had log(max(exp(energy), 1e-6)) until June 2025, and has none since; it is one of products."""
+    algorithm, state = make("crl", energy=energy, energy_floor=floor, learner="awr", temperature=0.1)
     for name, size in (("critic", 2), ("value", 1)):
         assert [v.shape[0] for k, v in state.params[name].items() if k.endswith("head.weight")] == [size] * 2
         state.params[name] = {k: 4.0 * v if k.endswith("head.weight") else v for k, v in state.params[name].items()}
@@ -205,9 +205,9 @@ def test_what_the_actor_of_crl_learns_from_has_a_floor(energy: str) -> None:
         twice = {k: v.expand(2, *v.shape[1:]) for k, v in state.params[name].items()}  # the reference has two of each
         phi, psi = ref.twins(twice, x, "near."), ref.twins(twice, X["actor_goals"], "far.")
         energies[name] = (phi * psi).sum(-1) / 4.0 if energy == "dot" else -np.sqrt(((phi - psi) ** 2).sum(-1))
-    floor = np.log(1e-6) if energy == "dot" else -np.inf
     least = energies["critic"].min(0)
     assert all((v < np.log(1e-6)).any() and (v > np.log(1e-6)).any() for v in (least, energies["value"])) or energy == "l2"
+    floor = -np.inf if floor is None or energy == "l2" else floor
     expected = np.maximum(least, floor) - np.maximum(energies["value"][0], floor)
     np.testing.assert_allclose(algorithm.advantage(state, BATCH), expected, rtol=1e-4, atol=1e-4)
 
@@ -325,3 +325,16 @@ def test_every_loss_looks_at_parameters_of_before_the_update(name: str) -> None:
         alone, _ = algorithm.descend(state, module, getattr(algorithm, loss), BATCH)
         for k in alone.params[module]:
             assert torch.equal(alone.params[module][k], after.params[module][k]), (module, k)
+
+
+@pytest.mark.parametrize("name", ["gcivl", "gciql", "hiql", "ota"])
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_targets_move_towards_the_parameters_of_before_or_after_the_update(name: str, step: str) -> None:
+    """OGBench's code averages the parameters that the update began with; that is the default."""
+    algorithm, state = make(name, polyak=0.3, learning_rate=0.1, **({} if step == "before" else {"target_update": step}))
+    after, _ = algorithm.update(state, BATCH, rng.make_key(0), phase=0)
+    (module,) = state.target
+    online, other = (state, after) if step == "before" else (after, state)
+    for k, target in after.target[module].items():
+        torch.testing.assert_close(target, 0.7 * state.target[module][k] + 0.3 * online.params[module][k])
+    assert any(not torch.allclose(v, other.params[module][k]) for k, v in online.params[module].items())

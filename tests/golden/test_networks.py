@@ -25,32 +25,33 @@ def test_mlp_equals_numpy() -> None:
     assert MLP(5, [], 3)(x).shape == (11, 3)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
-def test_layer_norm_comes_after_the_activation(activation: str) -> None:
+@pytest.mark.parametrize(("activation", "epsilon"), [("relu", 1e-5), ("gelu", 1e-5), ("silu", 1e-5), ("tanh", 0.5)])
+def test_layer_norm_comes_after_the_activation(activation: str, epsilon: float) -> None:
     torch.manual_seed(1)
-    net, x = MLP(4, [6, 6], 2, activation=activation, layer_norm=True), torch.randn(9, 4)
+    options = {} if epsilon == 1e-5 else {"layer_norm_epsilon": epsilon}
+    net, x = MLP(4, [6, 6], 2, activation=activation, layer_norm=True, **options), torch.randn(9, 4)
     for p in net.parameters():
         p.data = torch.randn_like(p)
     h, p = x.double(), {k: v.double() for k, v in params_of(net).items()}
     functions = {"relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu, "tanh": torch.tanh}
     for i in range(2):
         h = functions[activation](h @ p[f"layers.{i}.weight"].T + p[f"layers.{i}.bias"])
-        h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+        h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True, unbiased=False) + epsilon).sqrt()
         h = h * p[f"norms.{i}.weight"] + p[f"norms.{i}.bias"]
     torch.testing.assert_close(net(x).double(), h @ p["head.weight"].T + p["head.bias"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_ensemble_equals_separate_networks(layer_norm: bool) -> None:
+@pytest.mark.parametrize(("layer_norm", "epsilon"), [(False, 1e-5), (True, 1e-5), (True, 0.5)])
+def test_ensemble_equals_separate_networks(layer_norm: bool, epsilon: float) -> None:
     torch.manual_seed(2)
     size, x = 3, torch.randn(8, 4)
-    ensemble = EnsembleMLP(size, 4, [6, 5], 2, layer_norm=layer_norm)
+    ensemble = EnsembleMLP(size, 4, [6, 5], 2, layer_norm=layer_norm, layer_norm_epsilon=epsilon)
     for p in ensemble.parameters():
         p.data = torch.randn_like(p)
     out = ensemble(x)
     assert out.shape == (size, 8, 2)
     for e in range(size):
-        alone = MLP(4, [6, 5], 2, layer_norm=layer_norm)
+        alone = MLP(4, [6, 5], 2, layer_norm=layer_norm, layer_norm_epsilon=epsilon)
         for ours, theirs in zip([*alone.layers, alone.head], [*ensemble.layers, ensemble.head], strict=True):
             ours.weight.data, ours.bias.data = theirs.weight.data[e].T, theirs.bias.data[e, 0]
         if layer_norm:

@@ -311,6 +311,24 @@ def test_options_reach_critics_and_values_and_not_the_actor() -> None:
     assert not any("norm" in k for k in state.params["actor"]) and state.params["actor"]["net.layers.0.bias"].shape == (6,)
 
 
+EPSILON_CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("rebrac", "td3_awr", "xql", "f_dvl", "gcivl", "gciql", "qrl", "crl", "hiql", "ota")),
+    ("crl", {"encoder": "residual"}), ("rebrac", {"actor_layer_norm": True}), ("iql", {"layer_norm": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings"), EPSILON_CASES)
+def test_every_layer_norm_has_the_epsilon(name: str, settings: dict[str, Any]) -> None:
+    kind = registry.get("algo", name)
+    spec = DataSpec((3,), 2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
+    algorithm = kind(kind.Config(hidden=[4, 4], layer_norm_epsilon=0.25, **settings), spec)
+    modules = [m for network in algorithm.networks.values() for m in network.modules()]
+    epsilons = [getattr(m, "eps", getattr(m, "epsilon", None)) for m in modules]
+    assert {e for e in epsilons if e is not None} == {0.25}
+    ordinary = 1e-5 if name == "iql" else 1e-6
+    assert kind.Config().layer_norm_epsilon == ordinary
+
+
 def test_dropout_is_on_only_while_critics_learn() -> None:
     algorithm, state = make("iql", critic_dropout=0.4)
     plain, _ = make("iql")

@@ -53,6 +53,8 @@ class DrawnGoals:
     rows: Tensor
     current: Tensor  # bool
     ahead: Tensor  # bool: of the row's trajectory, and not the current one
+    waypoints: Tensor  # the rows before the current ones took some of their places
+    waypoint_ahead: Tensor  # bool: of these, the ones of the row's trajectory
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,8 @@ def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> DrawnGoals:
     picked = source.draw(keys[1], count) if mix.random > 0.0 else rows
     if mix.trajectory > 0.0:
         picked = torch.where(is_ahead, ahead(keys[2], rows, last, mix), picked)
-    current = none
-    if mix.current > 0.0:
-        current = rng.bernoulli(keys[3], (count,), mix.current)
-        picked = torch.where(current, rows, picked)
-    return DrawnGoals(picked, current, is_ahead & ~current)
+    current = rng.bernoulli(keys[3], (count,), mix.current) if mix.current > 0.0 else none
+    return DrawnGoals(torch.where(current, rows, picked), current, is_ahead & ~current, picked, is_ahead)
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,8 @@ class GoalSampler:
     subgoal_steps: k > 0 adds the goals of hierarchical policies (HIQL, arXiv 2307.11949): LOW_GOALS, k steps ahead or at the trajectory's
     end; HIGH_GOALS, drawn as the actor's are; HIGH_TARGETS and HIGH_TARGET_STATES, k steps ahead but not beyond the goal, where it lies in
     the trajectory. option_steps: n > 0 adds the end of an option of n steps (OTA, arXiv 2505.12737), which ends where the goal is:
-    OPTION_STATES, OPTION_GOALS, and OPTION_SUCCESSES: 1.0 where it ends at the goal. A "current" goal is where the option ends.
+    OPTION_STATES, OPTION_GOALS, and OPTION_SUCCESSES: 1.0 where it ends at the goal. A "current" goal is where the option ends, which is
+    that of the goal in whose place it is.
 
     Goals are the states of transitions: the column achieved_goals where the data have it, else the observations.
     """
@@ -189,6 +189,6 @@ class GoalSampler:
 
     def _options(self, source: GoalRows, goal: DrawnGoals, rows: Tensor) -> Batch:
         end = torch.minimum(rows + self.option_steps, source.last[rows])
-        end = torch.where(goal.ahead, torch.minimum(end, goal.rows), end)
+        end = torch.where(goal.waypoint_ahead, torch.minimum(end, goal.waypoints), end)
         aim = torch.where(goal.current, end, goal.rows)
         return {OPTION_STATES: source.state(end), OPTION_GOALS: source.goal(aim), OPTION_SUCCESSES: (end == aim).float()}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 Params = dict[str, Any]
+EPSILON = 1e-6  # of LayerNorm, flax's
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -15,7 +16,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 def norm(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(var + 1e-5) * scale + shift
+    return (x - mean) / np.sqrt(var + EPSILON) * scale + shift
 
 
 def f64(params: Params, name: str) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 Net = list[tuple[np.ndarray, ...]]  # (W [in, out], b [out], scale [out], shift [out]) of hidden layers; the last has W and b only
-EPS = 1e-5
+EPS = 1e-6  # flax's
 
 
 def net(params: dict[str, Any], prefix: str = "", member: int | None = None) -> Net:
