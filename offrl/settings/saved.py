@@ -24,10 +24,13 @@ RENAMED = {
     "dropped": "term_dropout",
 }
 
+# what older runs and policies did where a younger setting has another default: algorithm -> {setting: value}
+FORMER: dict[str, dict[str, Any]] = {"edt": {"return_units": "range", "expert_cut": 0.0}}
+
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's settings under today's names; those that a `grid` holds by name too."""
-    return {RENAMED.get(name, name): value for name, value in settings.items()}
+    """An algorithm's settings under today's names, those that a `grid` holds by name too, and `FORMER`'s where it lacks them."""
+    return {**FORMER.get(str(settings.get("name")), {}), **{RENAMED.get(name, name): value for name, value in settings.items()}}
 
 
 def restored(kind: type, settings: Mapping[str, Any], where: str) -> Any:

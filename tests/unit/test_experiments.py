@@ -303,9 +303,9 @@ def test_a_run_that_is_told_otherwise() -> None:
         ("dt", "hopper-medium-v2", 100_000, 100, {"target_return": 3600.0, "return_scale": 1000.0}),
         ("dt", "pen-human-v1", 100_000, 100, {"target_return": 3100.0}),
         ("dt", "builtin", 6_000, 100, {}),  # the small dataset has its own length
-        ("edt", "walker2d-medium-v2", 50_000, 100, {"batch_size": 256}),
-        ("edt", "halfcheetah-medium-v2", 50_000, 100, {"batch_size": 128}),
-        ("edt", "ant-medium-replay-v2", 50_000, 100, {"batch_size": 256}),
+        ("edt", "walker2d-medium-v2", 50_000, 100, {"batch_size": 256, "return_scale": 1000.0, "expert_temperature": 25.0}),
+        ("edt", "halfcheetah-medium-v2", 50_000, 100, {"batch_size": 128, "expert_temperature": 11.0, "target_return": 6_000.0}),
+        ("edt", "ant-medium-replay-v2", 50_000, 100, {"batch_size": 256, "return_range": [-325.6, 3879.7]}),
         ("modt", "halfcheetah-medium-v2", 100_000, 100, {"target_return": 12_000.0, "return_scale": 1000.0}),
         ("qdt", "halfcheetah-medium-v2", 100_000, 100, {"target_return": 6_000.0, "return_scale": 1000.0}),
         ("qdt", "mujoco/walker2d/expert-v0", 100_000, 100, {"target_return": 5_000.0}),
