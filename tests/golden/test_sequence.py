@@ -383,6 +383,19 @@ def test_edt_draws_good_returns() -> None:
     assert bool((torch.bincount(drawn[0], minlength=6)[~torch.from_numpy(kept)] == 0).all())
 
 
+def test_edt_acts_by_drawn_returns_also_without_exploration() -> None:
+    algorithm = make("edt", data())
+    scramble(algorithm.networks["actor"])
+    actor = {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}
+    policy = algorithm.actor(algorithm.init(0)._replace(params={"actor": actor}))
+    observations = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+
+    def act(seed: int) -> Tensor:
+        return policy.act(policy.start(16), observations, rng.make_key(seed), explore=False)[0]
+
+    assert torch.equal(act(0), act(0)) and not torch.equal(act(0), act(1))
+
+
 def test_edt_of_an_older_version_sees_returns_as_it_learnt_them() -> None:
     kind, known = registry.get("algo", "edt"), make("edt", data()).config
     young = ("return_units", "expert_cut", "target_return", "return_scale")
