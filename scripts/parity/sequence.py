@@ -1,13 +1,11 @@
-"""Sequence models beside their authors' code: Decision Transformers, Elastic DT, the Trajectory Transformer."""
+"""Decision Transformer and Elastic Decision Transformer beside their authors' code."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,11 +15,11 @@ from torch import Tensor, nn
 
 from offrl import rng
 from parity.common import ACTION, OBSERVATION, UPDATES, Ours, Outcome, case, imported
+from parity.weights import Pair, compared, give, gpt2_blocks, linear, norm, old_transformers, optimizer, scramble, table
 
 CORL, CORL_COMMIT = "corl-team/CORL", "eeeeef2671235fcce3a3eb255576a207d78840e6"
 KZL, KZL_COMMIT = "kzl/decision-transformer", "e2d82e68f330c00f763507b3b01d774740bee53f"
 ELASTIC, ELASTIC_COMMIT = "kristery/Elastic-DT", "8517ef64cc49246ddc3b248dea4f783f8e4424fd"
-JANNER, JANNER_COMMIT = "jannerm/trajectory-transformer", "8834a6ed04ceeab8fdb9465e145c6e041c05d71b"
 ROWS, STEPS, WIDTH, LAYERS, HEADS, LONGEST = 8, 4, 16, 2, 2, 20
 SMALL: dict[str, Any] = {
     "context": STEPS, "width": WIDTH, "layers": LAYERS, "heads": HEADS, "dropout": 0.0, "max_timestep": LONGEST, "warmup_steps": 3,
@@ -29,45 +27,6 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 COLUMNS = ("observations", "actions", "rewards", "returns_to_go", "timesteps", "valid")
-
-# (name of our tensor, the part of it that is the reference's, the reference's tensor)
-Pair = tuple[str, Callable[[Tensor], Tensor], Tensor]
-
-
-def linear(name: str, module: Any, rows: slice = slice(None)) -> list[Pair]:
-    """Weight and bias of a linear layer, or of transformers' Conv1D, which is transposed. rows: the part of our outputs."""
-    transposed = not isinstance(module, nn.Linear)
-    weight: Pair = (f"{name}.weight", lambda w: w[rows].T if transposed else w[rows], module.weight)
-    return [weight] if module.bias is None else [weight, (f"{name}.bias", lambda b: b[rows], module.bias)]
-
-
-def norm(name: str, module: Any) -> list[Pair]:
-    """Weight and bias of a layer normalisation."""
-    return [(f"{name}.weight", lambda w: w, module.weight), (f"{name}.bias", lambda b: b, module.bias)]
-
-
-def table(name: str, module: nn.Embedding) -> list[Pair]:
-    """An embedding; the reference may have more rows."""
-    return [(f"{name}.weight", lambda w: w, module.weight[: len(module.weight)])]
-
-
-def scramble(ours: Ours, network: str) -> None:
-    """Move our parameters away from their small initial values, so that each of them counts."""
-    params = ours.state.params[network]
-    for i, name in enumerate(sorted(params)):
-        params[name].add_(0.2 * torch.as_tensor(np.random.default_rng(i).normal(size=tuple(params[name].shape))))
-
-
-def give(pairs: Iterable[Pair], params: Mapping[str, Tensor]) -> None:
-    """Give the reference our parameters."""
-    with torch.no_grad():
-        for name, view, tensor in pairs:
-            tensor.copy_(view(params[name]))
-
-
-def compared(pairs: Iterable[Pair], params: Mapping[str, Tensor]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Parameters of both sides for `Outcome.parameters`."""
-    return {f"{name}/{i}": (view(params[name]).detach().numpy(), tensor.detach().numpy()) for i, (name, view, tensor) in enumerate(pairs)}
 
 
 def windows() -> list[dict[str, np.ndarray]]:
@@ -87,12 +46,6 @@ def windows() -> list[dict[str, np.ndarray]]:
             }
         )
     return result
-
-
-def optimizer(parameters: Iterable[Tensor]) -> tuple[torch.optim.Optimizer, Any]:
-    """AdamW and the warm-up of DT's code and its descendants'."""
-    adam = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=1e-4)
-    return adam, torch.optim.lr_scheduler.LambdaLR(adam, lambda steps: min((steps + 1) / 3, 1))
 
 
 def columns(batch: Mapping[str, np.ndarray], *names: str) -> list[Tensor]:
@@ -140,61 +93,6 @@ def dt_of_corl(checkout: Path) -> Outcome:
         outcome.losses.append({"loss": (losses["actor/loss"], loss.item())})
     outcome.parameters |= compared(pairs, ours.state.params["actor"])
     return outcome
-
-
-class OldModel(nn.Module):
-    """What GPT2Model of DT's code needs of the base class that transformers had in 2021."""
-
-    def __init__(self, config: Any, *_: Any, **__: Any) -> None:
-        super().__init__()
-        self.config, self.dtype = config, torch.float64
-
-    def init_weights(self) -> None:
-        """The comparison sets them."""
-
-    def get_head_mask(self, mask: Any, layers: int) -> list[None]:
-        return [None] * layers
-
-
-@contextlib.contextmanager
-def old_transformers() -> Iterator[None]:
-    """Inside, transformers has the names of 2021 that the GPT-2 of DT's and Meta-DT's code imports."""
-    import transformers
-    from transformers.modeling_utils import PreTrainedModel
-    from transformers.pytorch_utils import Conv1D
-
-    def decorate(*_: Any, **__: Any) -> Callable[[Any], Any]:
-        return lambda function: function
-
-    modules = {name: ModuleType(name) for name in ("file_utils", "utils.model_parallel_utils", "modeling_utils")}
-    for name in (
-        "add_code_sample_docstrings",
-        "add_start_docstrings",
-        "add_start_docstrings_to_model_forward",
-        "replace_return_docstrings",
-    ):
-        setattr(modules["file_utils"], name, decorate)
-    modules["file_utils"].ModelOutput = transformers.utils.ModelOutput  # type: ignore[attr-defined]
-    for name in ("SequenceSummary", "find_pruneable_heads_and_indices", "prune_conv1d_layer"):
-        setattr(modules["modeling_utils"], name, None)
-    for name in ("assert_device_map", "get_device_map"):
-        setattr(modules["utils.model_parallel_utils"], name, None)
-    assert PreTrainedModel is not None
-    modules["modeling_utils"].Conv1D = Conv1D  # type: ignore[attr-defined]
-    modules["modeling_utils"].PreTrainedModel = OldModel  # type: ignore[attr-defined]
-    with mock.patch.dict(sys.modules, {f"transformers.{name}": module for name, module in modules.items()}):
-        yield
-
-
-def gpt2_blocks(prefix: str, net: Any) -> list[Pair]:
-    """The layers of a GPT2Model."""
-    pairs = norm(f"{prefix}.norm", net.ln_f)
-    for i, block in enumerate(net.h):
-        at = f"{prefix}.blocks.{i}"
-        pairs += linear(f"{at}.qkv", block.attn.c_attn) + linear(f"{at}.out", block.attn.c_proj)
-        pairs += linear(f"{at}.up", block.mlp.c_fc) + linear(f"{at}.down", block.mlp.c_proj)
-        pairs += norm(f"{at}.norm1", block.ln_1) + norm(f"{at}.norm2", block.ln_2)
-    return pairs
 
 
 GPT2 = {
@@ -349,82 +247,4 @@ def edt_acting(checkout: Path) -> Outcome:
             both = {f"action/{i}": (mean[0, i].item(), expected[i].item()) for i in range(ACTION)}
             outcome.losses.append({**both, "history": (count, reference_count)})
     outcome.parameters |= compared(pairs, ours.state.params["actor"])
-    return outcome
-
-
-# ---- Trajectory Transformer
-
-
-class OneBatch(torch.utils.data.Dataset[Any]):
-    """A batch as the data of an epoch: inputs, targets and which targets count."""
-
-    def __init__(self, tokens: Tensor, counted: Tensor, bins: int) -> None:
-        self.tokens, self.counted, self.N = tokens, counted, bins
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        return self.tokens[i, :-1], self.tokens[i, 1:], self.counted[i, 1:]
-
-
-@case(
-    "tt", JANNER, JANNER_COMMIT,
-    aligned="learning rate of each update; which predicted tokens count",
-    remains="their first update has the full rate and later ones the rate of the tokens before, ours that of the update itself; the token "
-    "that counts is the one before in theirs, which differs at an episode's limit",
-)  # fmt: skip
-def tt(checkout: Path) -> Outcome:
-    bins, dims = 11, OBSERVATION + ACTION + 2
-    ours = Ours("tt", context=STEPS, width=WIDTH, layers=LAYERS, heads=HEADS, dropout=0.0, bins=bins, warmup_steps=3, decay_steps=5)
-    outcome = Outcome()
-    scramble(ours, "trajectory")
-    ours.algorithm.runtime.source = SimpleNamespace(bins=SimpleNamespace(_asdict=lambda: ours.state.extra))
-    packages = SimpleNamespace(**{name: ModuleType(f"trajectory.{name}") for name in ("utils", "models")})
-    for name, package in vars(packages).items():
-        package.__path__ = [str(checkout / "trajectory" / name)]  # without what the package itself imports
-    with mock.patch.dict(sys.modules, {f"trajectory.{name}": package for name, package in vars(packages).items()}):
-        with imported(checkout, "trajectory.utils.training") as training:
-            trainer_of = training.Trainer
-        with imported(checkout, "trajectory.models.transformers") as models:
-            net = models.GPT(
-                SimpleNamespace(
-                    n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, vocab_size=bins,
-                    block_size=STEPS * dims, observation_dim=OBSERVATION, action_dim=ACTION, transition_dim=dims, action_weight=5,
-                    reward_weight=1, value_weight=1,
-                )
-            )  # fmt: skip
-    pairs: list[Pair] = [
-        *table("embed", net.tok_emb), ("position", lambda x: x, net.pos_emb[0]), *norm("trunk.norm", net.ln_f),
-        ("head", lambda x: x, net.head.weight),
-    ]  # fmt: skip
-    for i, block in enumerate(net.blocks):
-        at = f"trunk.blocks.{i}"
-        for j, module in enumerate((block.attn.query, block.attn.key, block.attn.value)):
-            pairs += linear(f"{at}.qkv", module, slice(j * WIDTH, (j + 1) * WIDTH))
-        pairs += linear(f"{at}.out", block.attn.proj) + linear(f"{at}.up", block.mlp[0]) + linear(f"{at}.down", block.mlp[2])
-        pairs += norm(f"{at}.norm1", block.ln1) + norm(f"{at}.norm2", block.ln2)
-    give(pairs, ours.state.params["trajectory"])
-    trainer = trainer_of(
-        SimpleNamespace(
-            device="cpu", batch_size=ROWS, num_workers=0, learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.1, grad_norm_clip=1.0,
-            lr_decay=True, warmup_tokens=1, final_tokens=2,
-        )
-    )  # fmt: skip
-    adam, rates = trainer.get_optimizer(net), ours.algorithm.optimizer("trajectory")
-    g = np.random.default_rng(0)
-    for update in range(UPDATES):
-        tokens = torch.as_tensor(g.integers(0, bins + 1, (ROWS, STEPS * dims)))
-        counted = torch.as_tensor(np.repeat(g.random((ROWS, STEPS)) < 0.8, dims, 1))
-        with mock.patch.object(Tensor, "float", Tensor.double):
-            losses = ours.update({"tokens": tokens.numpy(), "counted": counted.numpy()})
-        for group in adam.param_groups:
-            group["lr"] = float(rates.rate(torch.tensor(float(update))))
-        seen: list[float] = []
-        hook = net.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output[1].item()))
-        with contextlib.redirect_stdout(io.StringIO()):
-            trainer.train(net, OneBatch(tokens, counted, bins))
-        hook.remove()
-        outcome.losses.append({"loss": (losses["trajectory/loss"], seen[0])})
-    outcome.parameters |= compared(pairs, ours.state.params["trajectory"])
     return outcome
