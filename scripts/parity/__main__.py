@@ -24,7 +24,7 @@ import torch
 
 from parity.common import CASES, Case, Outcome
 
-MODULES = ("corl", "sequence", "trajectory", "conditioned", "text")
+MODULES = ("corl", "sequence", "trajectory", "conditioned", "text", "ilql")
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
 
 

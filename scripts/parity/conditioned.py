@@ -211,7 +211,8 @@ def diffusion_bc(checkout: Path) -> Outcome:
             policy = module.SimpleDiffusionPolicy((OBSERVATION - 1,), (ACTION,), 1, 50, 10, "cpu", model_cls="resnet")
     net = policy.noise_pred_net
     pairs: list[Pair] = [
-        *linear("up", net.diffusion_step_encoder[1]), *linear("down", net.diffusion_step_encoder[3]), *linear("head", net.blocks[-1].layer)
+        *linear("up", net.diffusion_step_encoder[1]), *linear("down", net.diffusion_step_encoder[3]),
+        *linear("head", net.blocks[-1].layer),
     ]  # fmt: skip
     for i, block in enumerate(net.blocks[:-1]):
         first, second = (part.block for part in block.blocks)

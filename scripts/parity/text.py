@@ -1,14 +1,12 @@
-"""Language models as policies beside their authors' code: ArCHer, offline and online, and ILQL.
+"""ArCHer, offline and online, beside its authors' code.
 
 Texts are written as token numbers, and both sides read and write with the same small GPT-2, ours, in the place of trained ones.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import io
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,159 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offrl import registry, rng
-from offrl.data.text.dataset import from_episodes
-from parity.common import UPDATES, Arrays, Ours, Outcome, case, imported
-from parity.weights import Pair, compared, give, linear, old_transformers, packages, scramble, stubs
+from offrl.algorithms.archer_online import TARGET_Q
+from offrl.lm.utterances import trim, with_actions
+from parity.common import UPDATES, Outcome, case, imported
+from parity.language import ROWS, WIDTH, Text, our_models, turns
+from parity.weights import Pair, compared, give, linear, packages, stubs
 
 OFFLINE, OFFLINE_COMMIT = "andreazanette/OfflineArcher", "56d3b72665671be853bcbc961e7cd14459a3a1d1"
 ONLINE, ONLINE_COMMIT = "YifeiZhou02/ArCHer", "7c771a7610cb34e54ba53d69d1fb7337103e5648"
-SNELL, SNELL_COMMIT = "Sea-Snell/Implicit-Language-Q-Learning", "0dc556150bfbdca5e1e6ee322c9126486c2162f7"
-WIDTH, ROWS = 16, 6
-SMALL: dict[str, Any] = {
-    "width": WIDTH, "layers": 1, "heads": 2, "length": 60, "batch_size": ROWS, "tokenizer": "words", "clip_norm": 0.0, "weight_decay": 0.0,
-}  # fmt: skip
-SIZES = {"critic": "value_layers"}
-
-
-def dialogues(seed: int = 0) -> Any:
-    """Finished episodes of three turns, observations of three words, actions of one to three."""
-    g = np.random.default_rng(seed)
-
-    def words(count: int, of: str) -> str:
-        return " ".join(g.choice(list(of), count)) + "\n"
-
-    episodes = [
-        {
-            "turns": [
-                {"obs": words(3, "abc"), "action": words(int(g.integers(1, 4)), "xyz"), "reward": float(g.normal())} for _ in range(3)
-            ],
-            "final_obs": words(3, "abc"), "terminated": True, "truncated": False,
-        }
-        for _ in range(4)
-    ]  # fmt: skip
-    return from_episodes(episodes, name="dialogues")
-
-
-class Text:
-    """Our side of a text algorithm, and batches of its data as float64."""
-
-    def __init__(self, method: str, networks: Sequence[str], **settings: Any) -> None:
-        data, kind = dialogues(), registry.get("algo", method)
-        config = kind.fit_config(kind.Config(**{**SMALL, **settings}), data)
-        self.ours = Ours(method, data.spec, **dataclasses.asdict(config))
-        self.algorithm = self.ours.algorithm
-        for name in networks:
-            scramble(self.ours, name)
-        state = self.ours.state
-        self.ours.state = state._replace(target={n: {k: v.clone() for k, v in state.params[n].items()} for n in state.target})
-        self.sampler = self.algorithm.sampler()
-        self.source = self.sampler.prepare(data)
-
-    def batch(self, number: int) -> Arrays:
-        """A batch of the data, as NumPy's arrays."""
-        drawn = self.sampler(self.source, rng.make_key(100 + number), ROWS)
-        return {name: x.numpy().astype(np.float64) if x.is_floating_point() else x.numpy() for name, x in drawn.items()}
-
-    def lm(self, network: str) -> Any:
-        """A copy of a network's language model with our parameters."""
-        module = copy.deepcopy(self.algorithm.networks[network]).double()
-        module.load_state_dict(self.ours.state.params[network], strict=False)
-        return getattr(module, "lm", module)
-
-
-class Encoded(dict[str, Tensor]):
-    """What a tokenizer of transformers gives."""
-
-    @property
-    def input_ids(self) -> Tensor:
-        return self["input_ids"]
-
-    def to(self, _: Any) -> Encoded:
-        return self
-
-
-class Numbers:
-    """A tokenizer of texts that are token numbers; a critic's puts the start token before texts without it."""
-
-    eos_token, eos_token_id, pad_token_id = "", 0, 0
-
-    def __init__(self, start: int | None) -> None:
-        self.start = start
-
-    def __call__(self, texts: str | Sequence[str], **_: Any) -> Encoded:
-        rows = [[int(x) for x in text.split()] for text in ([texts] if isinstance(texts, str) else texts)]
-        if self.start is not None:
-            rows = [row if row[:1] == [self.start] else [self.start, *row] for row in rows]
-        ids, mask = (torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64) for _ in range(2))
-        for i, row in enumerate(rows):
-            ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
-        return Encoded(input_ids=ids, attention_mask=mask)
-
-
-class Reader(nn.Module):
-    """In the place of a critic's RoBERTa: our language model, whose state at the last token stands for a text."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, lm: Any) -> None:
-        super().__init__()
-        self.lm = lm
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        state = self.lm.hidden(input_ids)[torch.arange(len(input_ids)), attention_mask.sum(-1) - 1]
-        return SimpleNamespace(last_hidden_state=state.unsqueeze(1), pooler_output=state)
-
-
-class Writer(nn.Module):
-    """In the place of an actor's GPT-2: ours."""
-
-    device, dtype = torch.device("cpu"), torch.float64
-
-    def __init__(self, lm: Any) -> None:
-        super().__init__()
-        self.lm = lm
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
-        return SimpleNamespace(logits=self.lm.logits(self.lm.hidden(input_ids)))
-
-
-@contextmanager
-def our_models(text: Text) -> Iterator[None]:
-    """Inside, transformers gives our language models and token numbers, whatever name it is asked for."""
-    import transformers as t
-
-    start = int(text.source.sequences.start)
-
-    def read(*_: Any, **__: Any) -> Reader:
-        return Reader(text.lm("critic"))
-
-    def write(*_: Any, **__: Any) -> Writer:
-        return Writer(text.lm("policy"))
-
-    def tokenizer(name: str, **_: Any) -> Numbers:
-        return Numbers(start if "roberta" in name else None)
-
-    given = {t.RobertaModel: read, t.AutoModel: read, t.AutoModelForCausalLM: write, t.RobertaTokenizer: tokenizer, t.AutoTokenizer: tokenizer}
-    with ExitStack() as stack:
-        for kind, make in given.items():
-            stack.enter_context(mock.patch.object(kind, "from_pretrained", make))
-        yield
-
-
-def written(ids: np.ndarray, mask: np.ndarray) -> list[str]:
-    """Rows of token numbers as texts."""
-    return ["".join(f"{token} " for token in row[keep]) for row, keep in zip(ids, mask, strict=True)]
-
-
-def turns(batch: Arrays) -> dict[str, Any]:
-    """A batch of turns as the references have it: texts, rewards, and whether the episode is over."""
-    before = np.arange(batch["ids"].shape[1]) < batch["action"].argmax(1)[:, None]
-    return {
-        "observation": written(batch["ids"], before), "action": written(batch["ids"], batch["action"]),
-        "next_observation": written(batch["next_ids"], batch["next_valid"]), "reward": batch["reward"].tolist(),
-        "done": batch["done"].tolist(),
-    }  # fmt: skip
 
 
 def critic_pairs(critic: Any) -> list[Pair]:
@@ -245,4 +98,59 @@ def archer(checkout: Path) -> Outcome:
     outcome.parameters |= {f"target/{name}": pair for name, pair in targets.items()}
     policy = [(name, lambda x: x, tensor) for name, tensor in model.actor.model.lm.named_parameters()]
     outcome.parameters |= {f"policy/{name}": pair for name, pair in compared(policy, state.params["policy"]).items()}
+    return outcome
+
+
+@case(
+    "archer_online", ONLINE, ONLINE_COMMIT,
+    aligned="as for archer; the same answers of the actor; observations of equal length; no clipping",
+    remains="their critic is RoBERTa's pooled output; positions of an action count the padding before it; clipping the actor counts the "
+    "critic's last gradient too; `token_baseline` divides by action tokens, theirs by padded positions",
+    needs=("transformers", "peft"),
+)  # fmt: skip
+def archer_online(checkout: Path) -> Outcome:
+    rates = {"actor_learning_rate": 1e-5, "critic_learning_rate": 2e-5}
+    text, outcome = Text("archer_online", ("policy", "critic"), start="language_model", history=1, **rates), Outcome()
+    algorithm, g = text.algorithm, np.random.default_rng(7)
+    nothing = SimpleNamespace(
+        prepare=lambda *x: x if len(x) > 1 else x[0], backward=lambda loss: loss.backward(), clip_grad_norm_=lambda *_: None,
+        unwrap_model=lambda model: model,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Tensor, "float", Tensor.double))
+        stack.enter_context(our_models(text))
+        stack.enter_context(stubs(packages(checkout, "archer", "archer.models", "archer.algorithms", "archer.algorithms.archer")))
+        stack.enter_context(shrunk(stack.enter_context(imported(checkout, "archer.models.critic")).DoubleCritic))
+        agents = stack.enter_context(imported(checkout, "archer.models.archer_agent"))
+        training = stack.enter_context(imported(checkout, "archer.algorithms.archer.trainer"))
+        agent = agents.ArcherAgent("cpu", nothing)
+        pairs = critic_pairs(agent.critic)
+        give(pairs, text.ours.state.params["critic"])
+        agent.soft_update_target_critic(1)
+        trainer = training.ArcherTrainer(
+            agent, nothing, agent.tokenizer, critic_lr=2e-5, lm_lr=1e-5, grad_accum_steps=1, gamma=0.95, tau=0.1, epochs=1, actor_epochs=1
+        )
+        for number in range(UPDATES):
+            both = [trim({name: torch.as_tensor(x) for name, x in text.batch(2 * number + i).items()}) for i in range(2)]
+            answers = [[g.integers(3, 9, int(n)).tolist() for n in g.integers(1, 4, ROWS)] for _ in both]
+            new = [with_actions(batch, answer) for batch, answer in zip(both, answers, strict=True)]
+            state = text.ours.state
+            turn = {**both[0], TARGET_Q: algorithm.critic.target_q(state.target["critic"], new[0]).transpose(0, 1)}
+            state, losses = algorithm.descend(state, "critic", algorithm.critic_loss, turn)
+            state = algorithm.polyak(state, "critic", 0.1)
+            text.ours.state, actor_losses = algorithm.descend(state, "policy", algorithm.actor_loss, new[1])
+
+            rows = [turns({name: x.numpy() for name, x in batch.items()}) for batch in both]
+            queue = iter([{name: [column[i]] for name, column in row.items()} | {"mc_return": [0.0]} for row in rows for i in range(ROWS)])
+            spoken = iter([["".join(f"{token} " for token in answer) for answer in part] for part in answers])
+            agent.get_action = lambda _, spoken=spoken: next(spoken)
+            with redirect_stdout(io.StringIO()):
+                info = trainer.update(SimpleNamespace(sample=lambda _, queue=queue: next(queue), batch_size=ROWS))
+            theirs = {"critic/q_loss": info["q1.loss"] + info["q2.loss"], "critic/v_loss": info["v1.loss"] + info["v2.loss"]}
+            ours = {**losses, **actor_losses}
+            expected = {**theirs, "actor/loss": info["pg.loss"]}
+            outcome.losses.append({name: (float(ours[name]), float(value)) for name, value in expected.items()})
+    outcome.parameters |= compared(pairs, text.ours.state.params["critic"])
+    policy = [(name, lambda x: x, tensor) for name, tensor in agent.model.lm.named_parameters()]
+    outcome.parameters |= {f"policy/{name}": pair for name, pair in compared(policy, text.ours.state.params["policy"]).items()}
     return outcome

@@ -95,6 +95,11 @@ class OldModel(nn.Module):
     def init_weights(self) -> None:
         """The comparison sets them."""
 
+    post_init = init_weights
+
+    def resize_token_embeddings(self, _: int) -> None:
+        """They are as many as they are to be."""
+
     def get_head_mask(self, mask: Any, layers: int) -> list[None]:
         return [None] * layers
 
