@@ -154,9 +154,11 @@ def imported(checkout: Path, module: str, absent: Sequence[str] = ()) -> Iterato
         yield importlib.import_module(module)
     finally:
         sys.path[:] = path
-        for name in set(sys.modules) - set(before):
-            if str(checkout) in str(getattr(sys.modules[name], "__file__", "")) or name in absent:
+        places = {n: f"{getattr(m, '__file__', '')} {list(getattr(m, '__path__', []))}" for n, m in sys.modules.items() if n not in before}
+        for name, place in places.items():  # a folder without __init__.py has a path and no file
+            if str(checkout) in place or name in absent:
                 del sys.modules[name]
+        sys.modules.update({name: before[name] for name in absent if name in before})
 
 
 class Ours:

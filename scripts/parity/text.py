@@ -76,7 +76,8 @@ def archer(checkout: Path) -> Outcome:
         stack.enter_context(shrunk(critics.ArcherDoubleCritic))
         stack.enter_context(stubs({"ArcherCritic": critics}))
         settings = {"tau": 0.05, "accumulate_grad_batches": 1, "discount_factor": 0.99, "critic_expectile": 0.9}
-        model = algorithms.OfflineArcher(inv_temp=1.0, actor_lr=1e-4, critic_lr=1e-5, optimize_critic=True, **settings)
+        with redirect_stdout(io.StringIO()):
+            model = algorithms.OfflineArcher(inv_temp=1.0, actor_lr=1e-4, critic_lr=1e-5, optimize_critic=True, **settings)
         pairs, params = critic_pairs(model.critic.critic), text.ours.state.params
         give(pairs, params["critic"])
         model.critic.soft_update_target_critic(1)
