@@ -18,13 +18,15 @@ from offrl.families.sequence import TargetReturnActor
 if TYPE_CHECKING:
     from offrl.algorithms.edt.algorithm import EDT
 
+DRAW = 223  # folded into the key of the state: of the returns that are asked for
+
 
 class EDTActor(TargetReturnActor):
     """Policy on the length of history that promises the largest return, which asks for a return that good histories have.
 
     The search is the authors' `_return_search`. For each length the network is asked twice. At first its history begins with what is left
     of the target return, and a return is drawn (or estimated) at each step; then those returns stand in the history, and it gives the
-    promise and the action.
+    promise and the action. Draws depend on the seed and the step of the episode alone, as the Trajectory Transformer's.
     """
 
     algorithm: EDT
@@ -37,8 +39,8 @@ class EDTActor(TargetReturnActor):
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         window = self.enter(carry, observations)
-        draw, choose = rng.split(key)
-        actions = self.choose(self.search(window, draw)[0], choose, explore)
+        draw = rng.fold_in(rng.fold_in(self.state.key, DRAW), carry.t)
+        actions = self.choose(self.search(window, draw)[0], key, explore)
         return actions, self.with_actions(carry, window, actions)
 
     def search(self, window: Batch, key: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -50,18 +52,21 @@ class EDTActor(TargetReturnActor):
         windows = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
         valid = masks.repeat(episodes, 1)
         _, best, bins, _ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
-        windows = {**windows, RETURNS: self.requested_returns(best, bins, key)}
+        requested = self.requested_returns(best.unflatten(0, (episodes, -1)), bins.unflatten(0, (episodes, -1)), key)
+        windows = {**windows, RETURNS: requested.flatten(0, 1)}
         dist, best, *_ = self.apply("actor", algorithm.tokens(windows), windows[STEPS], valid, None)
         longest = best[:, -1].unflatten(0, (episodes, -1)).argmax(-1)  # of equal promises that of the longest
         rows = torch.arange(episodes, device=device)
         return tuple(x[:, -1].unflatten(0, (episodes, -1))[rows, longest] for x in dist), masks[longest]
 
     def requested_returns(self, best: Tensor, bins: Tensor, key: Tensor) -> Tensor:
-        """The return to ask for at each step [B, n], as recorded, of its estimates [B, n] and the logits of its bins [B, n, bins]."""
+        """The return to ask for at each step [E, W, n], as recorded, of its estimates [E, W, n] and the logits of its bins [E, W, n, bins].
+        The noise is the same for all episodes."""
         c = self.algorithm.config
         if not c.expert_temperature:
             return self.algorithm.from_units(best)
         logits = bins + c.expert_temperature * torch.linspace(0.0, 1.0, c.return_bins, dtype=bins.dtype, device=bins.device)
         cut = math.ceil(c.expert_cut * (c.return_bins - 1))  # what lies below that quantile, linearly interpolated
         least = logits.sort(-1).values[..., cut : cut + 1]
-        return self.algorithm.in_bin(rng.categorical(key, torch.where(logits >= least, logits, float("-inf"))))
+        noisy = torch.where(logits >= least, logits, float("-inf")) + rng.gumbel(key, tuple(logits.shape[1:]))
+        return self.algorithm.in_bin(noisy.argmax(-1))

@@ -374,7 +374,7 @@ def test_edt_draws_good_returns() -> None:
     algorithm = make("edt", data(), return_bins=6, expert_temperature=2.0, expert_cut=0.5)
     policy = algorithm.actor(algorithm.init(0))
     bins = torch.tensor([1.0, -3.0, 0.5, 1.2, 0.0, -1.0])
-    drawn = algorithm.bin_of(policy.requested_returns(torch.zeros(1, 6000), bins.expand(1, 6000, 6), rng.make_key(0)))
+    drawn = algorithm.bin_of(policy.requested_returns(torch.zeros(1, 1, 6000), bins.expand(1, 1, 6000, 6), rng.make_key(0)))[0]
     logits = bins.numpy() + 2.0 * np.linspace(0.0, 1.0, 6)
     kept = logits >= np.quantile(logits, 0.5)
     assert kept.sum() == 3
@@ -383,17 +383,18 @@ def test_edt_draws_good_returns() -> None:
     assert bool((torch.bincount(drawn[0], minlength=6)[~torch.from_numpy(kept)] == 0).all())
 
 
-def test_edt_acts_by_drawn_returns_also_without_exploration() -> None:
+def test_edt_draws_by_the_seed_and_the_step() -> None:
     algorithm = make("edt", data())
     scramble(algorithm.networks["actor"])
     actor = {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}
-    policy = algorithm.actor(algorithm.init(0)._replace(params={"actor": actor}))
     observations = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 
-    def act(seed: int) -> Tensor:
-        return policy.act(policy.start(16), observations, rng.make_key(seed), explore=False)[0]
+    def act(seed: int, explore: bool) -> Tensor:
+        policy = algorithm.actor(algorithm.init(seed)._replace(params={"actor": actor}))
+        return policy.act(policy.start(16), observations, rng.make_key(int(explore)), explore=explore)[0]
 
-    assert torch.equal(act(0), act(0)) and not torch.equal(act(0), act(1))
+    assert torch.equal(act(0, False), act(0, True)), "the policy of a step is deterministic"
+    assert not torch.equal(act(0, False), act(1, False)), "but not the return that it is asked for"
 
 
 def test_edt_of_an_older_version_sees_returns_as_it_learnt_them() -> None:

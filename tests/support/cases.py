@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "meta_dt": {"dropout": 0.0, "context": 2, "prompt": 1, "prompt_warmup": 0, "task_model_steps": 50},
     "dpt": {"width": 32, "context": 2, "policy": "deterministic"},
     "dt": {"dropout": 0.0, "context": 2},
-    "edt": {"dropout": 0.0, "context": 2, "stride": 1, "expert_temperature": 0.0},  # its draws: tests/golden/test_sequence.py
+    "edt": {"dropout": 0.0, "context": 2, "stride": 1},
     "modt": {"dropout": 0.0, "context": 2},
     "qdt": {"dropout": 0.0, "context": 2, "values_steps": 700, "conservative_weight": 0.1},
     "vadt": {"dropout": 0.0, "context": 2, "values_steps": 2000, "temperature": 10.0, "expectile": 0.95, "value_learning_rate": 3e-3},
