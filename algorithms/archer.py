@@ -22,7 +22,7 @@ from offrl.optim import Adam, Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
-RATES = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
+RATES = {"actor_learning_rate": (1e-4, 3e-4), "critic_learning_rate": (1e-5, 1e-3)}  # the authors', and for new networks
 
 
 @dataclass

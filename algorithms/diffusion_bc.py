@@ -20,7 +20,8 @@ from offrl.settings.field import setting
 
 @dataclass
 class DiffusionBCConfig:
-    """Settings of diffusion behaviour cloning; the defaults are those of MBRCSL's code."""
+    """Settings of diffusion behaviour cloning; the defaults are those of MBRCSL's code but for the network, where its runs have a U-net,
+    and the learning rate, which is constant here."""
 
     name: str = "diffusion_bc"
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)

@@ -220,8 +220,13 @@ def keep(key: Tensor, shape: tuple[int, ...], rate: float) -> Tensor:
     return (parts.flatten()[:count] >= round(rate * (1 << 16))).reshape(shape)
 
 
+def gumbel(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Standard Gumbel noise, float32: log-probabilities plus it are largest at a draw."""
+    noise = (_shift(bits(key, shape), 32).float() + 0.5) * 2.0**-32
+    noise = noise.clamp(max=1.0 - 2.0**-24)  # rounded up to 1 the noise would be infinite, and choose what has probability 0
+    return -torch.log(-torch.log(noise))
+
+
 def categorical(key: Tensor, logits: Tensor) -> Tensor:
     """One draw per row of unnormalised log-probabilities [..., K], by the Gumbel trick; int64 [...]."""
-    noise = (_shift(bits(key, tuple(logits.shape)), 32).float() + 0.5) * 2.0**-32
-    noise = noise.clamp(max=1.0 - 2.0**-24)  # rounded up to 1 the noise would be infinite, and choose what has probability 0
-    return (logits - torch.log(-torch.log(noise))).argmax(-1)
+    return (logits + gumbel(key, tuple(logits.shape))).argmax(-1)

@@ -47,7 +47,7 @@ class DPTConfig:
     layers: int = setting(4, "its blocks", low=1)
     heads: int = setting(1, "its attention heads", low=1)
     dropout: float = setting(0.0, "dropout rate of embeddings, attention and blocks", low=0.0, high=0.99, structural=True)
-    activation: str = setting("gelu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
+    activation: str = setting("gelu_tanh", "of the blocks", choices=("relu", "gelu", "gelu_tanh", "silu", "tanh"))
     init: str = setting(
         "torch",
         "initial weights of the blocks: torch (uniform), or gpt (GPT-2's, as the authors', so small at this width that it learns slowly)",

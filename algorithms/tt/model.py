@@ -32,7 +32,7 @@ class TokenModel(nn.Module):
         self.position = nn.Parameter(torch.zeros(steps * dims, width))
         self.trunk = Transformer(width, layers, heads, dropout=dropout)
         self.head = nn.Parameter(torch.empty(dims, bins + 1, width))
-        initialise(self.head, None, "gpt")
+        initialise(self.head, None, "torch")  # the authors' EinLinear; all else is N(0, 0.02)
 
     def forward(self, tokens: Tensor, key: Tensor | None = None, past: Cache | None = None) -> Tensor | tuple[Tensor, Cache]:
         """Logits [B, T, N + 1] of the token after each of tokens [B, T] int64, the first of which has dimension 0. A key: with dropout.

@@ -105,8 +105,8 @@ def reverse_process(
 
 def update_average(average: Params, params: Params, step: Tensor, rate: float | Tensor) -> Params:
     """The averaged network, which acts, after update number `step` []: it follows at `rate`, at first at 9 / (10 + step), where that is
-    more."""
-    share = (9.0 / (10.0 + step)).clamp(min=rate)
+    more; after the first update it is the network."""
+    share = torch.where(step > 0, (9.0 / (10.0 + step)).clamp(min=rate), 1.0)
     return {name: torch.lerp(value, params[name], share) for name, value in average.items()}
 
 

@@ -33,6 +33,7 @@ YOUNGER: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gcivl", "gciql", "hiql", "ota"), _TARGETS),
     **dict.fromkeys(("mopo", "rambo"), {"max_entropy_weight": None}),
     "crl": {**_FLAX, "energy_floor": math.log(1e-6)},
+    "edt": {"return_units": "range", "expert_cut": 0.0},
 }
 
 

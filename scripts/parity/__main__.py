@@ -25,7 +25,10 @@ import torch
 
 from parity.common import CASES, Case, Outcome
 
-MODULES = ("corl", "corl_cql", "offlinerl_kit", "kit_rambo", "in_sample", "jax_actor_critics", "ogbench", "zero_shot")
+MODULES = (
+    "corl", "corl_cql", "offlinerl_kit", "kit_rambo", "in_sample", "jax_actor_critics", "ogbench", "zero_shot",
+    "sequence", "trajectory", "conditioned", "text", "ilql",
+)  # fmt: skip
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
 
 

@@ -9,7 +9,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from offrl import rng
 from offrl.nn.policies import TanhGaussian, gaussian_log_prob
@@ -24,18 +23,6 @@ def tanh_epsilon(epsilon: float = 1e-6) -> Iterator[None]:
         return gaussian_log_prob(*dist, u) - (1 - u.tanh().square() + epsilon).log().sum(-1)
 
     with mock.patch.object(TanhGaussian, "_density", staticmethod(density)):
-        yield
-
-
-@contextlib.contextmanager
-def layer_norm_epsilon(epsilon: float = 1e-6) -> Iterator[None]:
-    """Our LayerNorms with flax's epsilon."""
-    original = F.layer_norm
-
-    def layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-        return original(x, shape, weight, bias, epsilon)
-
-    with mock.patch.object(F, "layer_norm", layer_norm):
         yield
 
 

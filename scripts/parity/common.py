@@ -190,7 +190,8 @@ class Ours:
         """One update; its metrics."""
         algorithm = self.algorithm
         phase = self.count % algorithm.traits.period
-        self.state, metrics = algorithm.update(self.state, tensors(batch), rng.make_key(self.count), phase=phase)
+        state, metrics = algorithm.update(self.state, tensors(batch), rng.make_key(self.count), phase=phase)
+        self.state = state._replace(step=state.step + 1)  # as the loop does
         self.count += 1
         return {k: float(v) for k, v in metrics.items()}
 

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from parity.align import layer_norm_epsilon
 from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, imported, shared_noise
 from parity.flax_nets import NEEDS, compared, dense, jax_float64, replaced
 
 ABSENT = ("d4rl", "gym")
 COLUMNS = ("observations", "actions", "rewards", "masks", "next_observations")
-EPSILON = "LayerNorm's epsilon 1e-6"
-SMALL_EPSILON = "LayerNorm's epsilon (1e-6 there, 1e-5 here)"
 # what the reference's flags make of a run; hashable, for it is static to jit
 Flags = namedtuple("Flags", "f sample_random_times grad_pen noise noise_std lambda_gp max_clip num_v_updates log_loss")
 
@@ -56,7 +53,7 @@ def compare(checkout: Path, ours: Ours, rows: list[Arrays], learner: str = "lear
             setattr(agent, name, model.replace(params=params, opt_state=model.tx.init(params)))
         agent.target_critic = agent.target_critic.replace(params=agent.critic.params)
         for batch in rows:
-            with shared_noise(), layer_norm_epsilon():
+            with shared_noise():
                 losses = ours.update(batch)
             own = common.Batch(*(batch[k] for k in COLUMNS))
             if "expert_observations" in batch:
@@ -79,7 +76,7 @@ def iql(checkout: Path) -> Outcome:
 
 
 @case(
-    "xql", "Div99/XQL", "dff09afb893fe782be259c2420903f8dfb50ef2c", aligned=EPSILON, remains=f"{SMALL_EPSILON}", needs=NEEDS
+    "xql", "Div99/XQL", "dff09afb893fe782be259c2420903f8dfb50ef2c", needs=NEEDS
 )  # fmt: skip
 def xql(checkout: Path) -> Outcome:
     ours = Ours("xql", gumbel_temperature=2.0, gumbel_clip=1.0, random_actions=1, huber_delta=20.0, decay_steps=1000)
@@ -96,12 +93,12 @@ def divergence(checkout: Path, name: str, parameter: float, **settings: Any) -> 
 DVL = ("hari-sikchi/DVL", "4b7cf1199998fed2a5d06780fe561900fd1d2ce1")
 
 
-@case("f_dvl", *DVL, aligned=EPSILON, remains=f"{SMALL_EPSILON}; lambda (`greediness`) is 1 by its flag's default, 0.8 here", needs=NEEDS)
+@case("f_dvl", *DVL, remains="lambda (`greediness`) is 1 by its flag's default, 0.8 here", needs=NEEDS)
 def f_dvl(checkout: Path) -> Outcome:
     return divergence(checkout, "chi_square", 0.8, greediness=0.8)
 
 
-@case("f_dvl, total variation", *DVL, aligned=EPSILON, remains=SMALL_EPSILON, needs=NEEDS)
+@case("f_dvl, total variation", *DVL, needs=NEEDS)
 def f_dvl_variation(checkout: Path) -> Outcome:
     return divergence(checkout, "total_variation", 0.7, greediness=0.7)
 
@@ -115,13 +112,13 @@ def expert_rows() -> list[Arrays]:
     return [{**own, **{f"expert_{k}": v for k, v in expert.items() if k != "rewards"}} for own, expert in pairs]
 
 
-@case("recoil", *RECOIL, aligned=EPSILON, remains=f"{SMALL_EPSILON}; several updates of V there are one", needs=NEEDS)
+@case("recoil", *RECOIL, remains="several updates of V there are one", needs=NEEDS)
 def recoil(checkout: Path) -> Outcome:
     ours = Ours("recoil", gumbel_temperature=5.0, decay_steps=1000)
     return compare(checkout, ours, expert_rows(), "learner_imitate", layernorm=True, vanilla=False, loss_temp=5.0, args=flags())
 
 
-@case("recoil, expectile", *RECOIL, aligned=EPSILON, remains=SMALL_EPSILON, needs=NEEDS)
+@case("recoil, expectile", *RECOIL, needs=NEEDS)
 def recoil_expectile(checkout: Path) -> Outcome:
     ours = Ours("recoil", implicit_maximum="expectile", expectile=0.8, decay_steps=1000)
     return compare(checkout, ours, expert_rows(), "learner_imitate", layernorm=True, vanilla=True, beta=0.1, args=flags())

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from offrl.nn.ensemble import EnsembleMLP
-from parity.align import layer_norm_epsilon, steps_in_order
+from parity.align import steps_in_order
 from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, imported, pattern, shared_noise
 from parity.corl import COMMIT, CORL, split_head
 from parity.flax_nets import NEEDS, compared, dense, flat, jax_float64, replaced
@@ -92,7 +92,7 @@ def rebrac(checkout: Path, module: str) -> Outcome:
             rows = {"states": batch["observations"], "next_states": batch["next_observations"], "dones": 1 - batch["masks"]}
             rows |= {k: batch[k] for k in ("actions", "rewards", "next_actions")}
             metrics = code.Metrics.create(names)
-            with shared_noise(), layer_norm_epsilon():
+            with shared_noise():
                 losses = ours.update(batch)
             step, more = (code.update_td3, {"normalize_q": True}) if i % 2 else (code.update_td3_no_targets, {})
             key, actor, critic, metrics = step(key, actor, critic, rows, metrics=metrics, **settings, **more)
@@ -109,8 +109,8 @@ def rebrac(checkout: Path, module: str) -> Outcome:
     return outcome
 
 
-ALIGNED = "LayerNorm's epsilon 1e-6; the actor's target follows the actor of before its step; actor's steps at odd updates"
-REMAINS = "LayerNorm's epsilon (1e-6 there, 1e-5 here); the actor's target follows the new actor here, as in TD3; its first step is at "\
+ALIGNED = "the actor's target follows the actor of before its step; actor's steps at odd updates"
+REMAINS = "the actor's target follows the new actor here, as in TD3; its first step is at "\
     "update 0 there, 1 here"  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def critic_norm_first(self: EnsembleMLP, x: Tensor, key: Tensor | None = None) -
     """Our critics with LayerNorm before the activation."""
     for i, layer in enumerate(self.layers):
         y = layer(x)
-        x = self.activation(F.layer_norm(y, y.shape[-1:]) * self.scales[i] + self.shifts[i])
+        x = self.activation(F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scales[i] + self.shifts[i])
     return self.head(x)  # type: ignore[no-any-return]
 
 
@@ -144,14 +144,21 @@ def same_draws(size: int, drawn: int) -> Iterator[None]:
     "rlpd",
     "ikostrikov/rlpd",
     "c90fd4baf28c9c9ef40a81460a2e395092844f88",
-    aligned="LayerNorm before the activation, epsilon 1e-6; order of steps; loss of alpha; Adam's epsilon of the critics, a mean there",
+    aligned="LayerNorm before the activation; order of steps; loss of alpha; Adam's epsilon of the critics, a mean there",
     remains="these; the floor of the log-std is -20 there, -5 here; initial weights are Xavier's there, PyTorch's here; the actor moves "
     "once after `utd` updates of the critics there",
     needs=NEEDS,
 )
 def rlpd(checkout: Path) -> Outcome:
     critics, drawn = 4, 2
-    settings = {"critics": critics, "target_critics": drawn, "layer_norm": True, "actor_value": "mean", "target_entropy_scale": 0.5}
+    settings = {
+        "critics": critics,
+        "target_critics": drawn,
+        "layer_norm": True,
+        "layer_norm_epsilon": 1e-6,
+        "actor_value": "mean",
+        "target_entropy_scale": 0.5,
+    }
     ours, outcome = Ours("sac_n", hidden=[256, 256], init="torch", **settings), Outcome()
 
     def entropy_loss(entropy: Any, state: Any, negative_entropy: Tensor) -> Any:
@@ -183,7 +190,7 @@ def rlpd(checkout: Path) -> Outcome:
         target = agent.target_critic.replace(params=states["critic"].params)
         agent = agent.replace(**states, target_critic=target)
         for batch in batches():
-            with shared_noise(), layer_norm_epsilon(), mock.patch.object(EnsembleMLP, "forward", critic_norm_first):
+            with shared_noise(), mock.patch.object(EnsembleMLP, "forward", critic_norm_first):
                 losses = ours.update(batch)
             with same_draws(critics, drawn):
                 agent, expected = agent.update(batch, 1)

@@ -118,7 +118,7 @@ def test_greedy_sampling_draws_too() -> None:
     assert not torch.equal(draws[1], algorithm.actor(state).act(None, BATCH["observations"], rng.make_key(1), explore=False)[0])
 
 
-@pytest.mark.parametrize(("done", "polyak", "rate"), [(0, 1e-4, 0.9), (90, 1e-4, 0.09), (90, 0.2, 0.2)])
+@pytest.mark.parametrize(("done", "polyak", "rate"), [(0, 1e-4, 1.0), (1, 1e-4, 9 / 11), (90, 1e-4, 0.09), (90, 0.2, 0.2)])
 def test_the_average_follows(done: int, polyak: float, rate: float) -> None:
     algorithm, state = make(polyak=polyak)
     state = state._replace(step=torch.tensor(done), extra={"average": {k: torch.zeros_like(v) for k, v in state.params["actor"].items()}})

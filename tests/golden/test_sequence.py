@@ -27,6 +27,7 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn import Transformer
 from offrl.nn.transformer import visible
+from offrl.settings.saved import restored
 from offrl.settings.train import TrainConfig
 from offrl.training import stages
 
@@ -267,7 +268,8 @@ def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
     dataset = data(discrete)
     if discrete and name == "modt":
         pytest.skip("continuous actions only")
-    algorithm = make(name, dataset, **({"stride": 99} if name == "edt" else {}))  # one length of history: all of it
+    # one length of history: all of it
+    algorithm = make(name, dataset, **({"stride": 99, "expert_temperature": 0.0} if name == "edt" else {}))
     scramble(algorithm.networks["actor"])
     actor = {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}
     state = algorithm.init(0)._replace(params={"actor": actor})
@@ -278,8 +280,7 @@ def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
     for t in range(6):
         action, after = policy.step(carry, observations[t : t + 1], t)
         row = {name_: column[:, -1] for name_, column in after.window.items()}
-        if name != "edt":
-            assert float(row["returns_to_go"]) == pytest.approx(left)
+        assert float(row["returns_to_go"]) == pytest.approx(left)
         past.append(row)
         recent = past[-4:]
         for leading in (False, True):
@@ -291,6 +292,9 @@ def test_acting_is_the_forward_of_training(name: str, discrete: bool) -> None:
             batch["valid"] = torch.tensor([[False] * (4 - len(recent)) + [True] * len(recent)])
             batch["valid"] = batch["valid"] if leading else batch["valid"].flip(1)
             out = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
+            if name == "edt":  # asks for what its first answer promises
+                batch["returns_to_go"] = algorithm.from_units(out[1])
+                out = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
             dist = out[0] if isinstance(out[0], tuple) else out
             expected = algorithm.policy.mode(tuple(x[:, -1 if leading else len(recent) - 1] for x in dist))
             np.testing.assert_allclose(action, expected.numpy(), atol=1e-5)
@@ -317,30 +321,92 @@ def test_a_policy_that_was_asked_for_a_return_wants_to_know_its_rewards() -> Non
 # ---- descendants
 
 
-def test_edt_losses() -> None:
+@pytest.mark.parametrize("units", ["scaled", "range"])
+def test_edt_losses(units: str) -> None:
     dataset = data()
-    algorithm = make("edt", dataset, return_expectile=0.9, return_bins=5)
+    algorithm = make("edt", dataset, return_expectile=0.9, return_bins=5, return_units=units)
     assert algorithm.config.return_range == [2.0, 33.0]
-    returns = torch.tensor([2.0, 33.0, 17.5, -5.0, 40.0])
-    assert algorithm.bin_of(returns).tolist() == [0, 4, 2, 0, 4]
+    scaled = units == "scaled"
+    assert algorithm.config.return_scale == (33.0 if scaled else None)
+    returns = torch.tensor([2.0, 33.0, 17.5, -5.0, 40.0, 17.4, 32.9])
+    assert algorithm.bin_of(returns).tolist() == ([0, 4, 2, 0, 4, 1, 3] if scaled else [0, 4, 2, 0, 4, 2, 4])
     net = algorithm.networks["actor"]
     scramble(net)
     actor = {k: v.detach() for k, v in net.named_parameters()}
     batch = batch_of(algorithm, dataset, [0, 4])
-    (mean,), best, bins, following = algorithm.apply("actor", actor, algorithm.tokens(batch), batch["timesteps"], batch["valid"], None)
+    tokens = algorithm.tokens(batch)
+    (mean,), best, bins, following = algorithm.apply("actor", actor, tokens, batch["timesteps"], batch["valid"], None)
     loss, metrics = algorithm.actor_loss(actor, algorithm.init(0), batch, None)
-    valid = batch["valid"].numpy()
-    share = (batch["returns_to_go"].double().numpy() - 2.0) / 31.0
-    error = 2 * share - 1 - best.double().numpy()
+    valid, returns = batch["valid"].numpy(), batch["returns_to_go"].double().numpy()
+    share = ((returns - 2.0) / 31.0).clip(0.0, 1.0)
+    index = (np.floor(share * 4) if scaled else np.round(share * 4)).astype(int)
+    np.testing.assert_allclose(tokens["return"][..., 0][valid], ((index - 2.5) / 2.5 if scaled else index / 2 - 1)[valid], atol=1e-6)
+    error = (returns / 33.0 if scaled else 2 * share - 1) - best.double().numpy()
     promise = (np.where(error > 0, 0.9, 0.1) * error**2)[valid].mean()
     logits = bins.double().numpy()
-    entropy = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, np.round(share * 4).astype(int)[..., None], -1)[..., 0]
+    entropy = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, index[..., None], -1)[..., 0]
     imitation = ((mean - batch["actions"]).double().numpy() ** 2).mean(-1)[valid].mean()
     gap = ((following[:, :-1] - batch["observations"][:, 1:]).double().numpy() ** 2).mean(-1)
     model = gap[valid[:, 1:] & valid[:, :-1]].mean()
     for name, value in (("loss", imitation), ("return", promise), ("return_bins", entropy[valid].mean()), ("next", model)):
         assert float(metrics[f"actor/{name}"]) == pytest.approx(value, rel=1e-4), name
     assert float(loss) == pytest.approx(imitation + 0.5 * promise + 0.001 * entropy[valid].mean() + model, rel=1e-4)
+
+
+def test_edt_counts_the_published_share_of_its_return_loss() -> None:
+    """With the published `return_scale` a return of 3,234 that is estimated as 0 costs 0.5 * 0.99 * 3.234^2, whatever the range is."""
+    algorithm = make("edt", data(), return_scale=1000.0, return_range=[-20.272305, 3234.3])
+    estimate = algorithm.to_units(torch.tensor([3234.3, 12_135.0]))
+    np.testing.assert_allclose(estimate, [3.2343, 12.135], rtol=1e-6)  # not cut off at the range
+    np.testing.assert_allclose(algorithm.from_units(estimate), [3234.3, 12_135.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("ends", [[-20.272305, 3234.3], [1.629008, 4592.3], [-280.178953, 12135.0]])
+@pytest.mark.parametrize("units", ["scaled", "range"])
+def test_edt_asks_for_the_bin_that_it_drew(ends: list[float], units: str) -> None:
+    algorithm = make("edt", data(), return_range=ends, return_units=units)
+    every = torch.arange(60)
+    assert algorithm.bin_of(algorithm.in_bin(every)).tolist() == every.tolist()
+
+
+def test_edt_draws_good_returns() -> None:
+    """The logits, more for better bins; those below the quantile are never drawn (the authors' `expert_sampling`)."""
+    algorithm = make("edt", data(), return_bins=6, expert_temperature=2.0, expert_cut=0.5)
+    policy = algorithm.actor(algorithm.init(0))
+    bins = torch.tensor([1.0, -3.0, 0.5, 1.2, 0.0, -1.0])
+    drawn = algorithm.bin_of(policy.requested_returns(torch.zeros(1, 1, 6000), bins.expand(1, 1, 6000, 6), rng.make_key(0)))[0]
+    logits = bins.numpy() + 2.0 * np.linspace(0.0, 1.0, 6)
+    kept = logits >= np.quantile(logits, 0.5)
+    assert kept.sum() == 3
+    p = np.where(kept, np.exp(logits), 0.0)
+    np.testing.assert_allclose(np.bincount(drawn[0].numpy(), minlength=6) / 6000, p / p.sum(), atol=0.03)
+    assert bool((torch.bincount(drawn[0], minlength=6)[~torch.from_numpy(kept)] == 0).all())
+
+
+def test_edt_draws_by_the_seed_and_the_step() -> None:
+    algorithm = make("edt", data())
+    scramble(algorithm.networks["actor"])
+    actor = {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}
+    observations = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+
+    def act(seed: int, explore: bool) -> Tensor:
+        policy = algorithm.actor(algorithm.init(seed)._replace(params={"actor": actor}))
+        return policy.act(policy.start(16), observations, rng.make_key(int(explore)), explore=explore)[0]
+
+    assert torch.equal(act(0, False), act(0, True)), "the policy of a step is deterministic"
+    assert not torch.equal(act(0, False), act(1, False)), "but not the return that it is asked for"
+
+
+def test_edt_of_an_older_version_sees_returns_as_it_learnt_them() -> None:
+    kind, known = registry.get("algo", "edt"), make("edt", data()).config
+    young = ("return_units", "expert_cut", "target_return", "return_scale")
+    saved = {**{k: v for k, v in dataclasses.asdict(known).items() if k not in young}, "expert_temperature": 0.0}
+    config = restored(kind.Config, saved, "run")
+    assert (config.return_units, config.expert_cut) == ("range", 0.0)
+    assert kind.fit_config(config, data()) == config, "its identity stays"
+    policy = TrainedPolicy(kind(config, data().spec), kind(config, data().spec).init(0), 0)
+    assert policy.act(np.zeros(3)).shape == (2,)
+    assert policy._carry.window["returns_to_go"].tolist() == [[33.0]]
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
@@ -377,23 +443,29 @@ def test_edt_hides_returns_but_the_first(padding: str) -> None:
 
 def test_edt_takes_the_history_that_promises_most() -> None:
     dataset = data()
-    algorithm = make("edt", dataset, stride=1)
+    algorithm = make("edt", dataset, stride=1, expert_temperature=0.0)
     scramble(algorithm.networks["actor"])
     actor = {k: v.detach() for k, v in algorithm.networks["actor"].named_parameters()}
     state = algorithm.init(0)._replace(params={"actor": actor})
     g = torch.Generator().manual_seed(0)
     shapes = {"observations": (8, 4, 3), "actions": (8, 4, 2), "rewards": (8, 4), "returns_to_go": (8, 4)}
     window = {k: torch.randn(shape, generator=g) for k, shape in shapes.items()} | {"timesteps": torch.arange(4).expand(8, 4)}
-    asked, looked = algorithm.actor(state).search(window, rng.make_key(0))
+    (mean,), looked = algorithm.actor(state).search(window, rng.make_key(0))
     chosen = set()
+
+    def answer(short: dict[str, Tensor]) -> Any:
+        return algorithm.apply("actor", actor, algorithm.tokens(short), short["timesteps"], None, None)
+
     for e in range(8):
-        promised = []
+        promises, actions = [], []
         for length in (4, 3, 2, 1):  # alone, and cut off in fact
             short = {k: v[e : e + 1, 4 - length :] for k, v in window.items()}
-            promised.append(float(algorithm.apply("actor", actor, algorithm.tokens(short), short["timesteps"], None, None)[1][0, -1]))
-        best = int(np.argmax(promised))
-        low, high = algorithm.config.return_range
-        assert float(asked[e]) == pytest.approx(low + 0.5 * (promised[best] + 1) * (high - low), rel=1e-4)
+            short["returns_to_go"] = algorithm.from_units(answer(short)[1])
+            (action,), estimate, *_ = answer(short)
+            promises.append(float(estimate[0, -1]))
+            actions.append(action[0, -1])
+        best = int(np.argmax(promises))
+        np.testing.assert_allclose(mean[e], actions[best], atol=1e-5)
         assert looked[e].tolist() == [i >= best for i in range(4)]
         chosen.add(best)
     assert len(chosen) > 1

@@ -15,8 +15,9 @@ from offrl import registry, rng
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 
+from offrl.algorithms.archer import RATES
 from offrl.data.text.dataset import from_episodes
-from offrl.lm.utterances import first_of, trim, with_actions
+from offrl.lm.utterances import first_of, trim, with_actions, with_rates
 
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "history": 3, "length": 30, "batch_size": 12, "tokenizer": "words"}
@@ -132,6 +133,12 @@ def test_turns_are_transitions() -> None:
         assert (bool(batch["done"][n]), bool(batch["known"][n])) == (reward == 2.0, reward != 0.7)
         said = {0.5: "yes\n", -1.0: "no no yes\n", 2.0: "no\n", -0.3: "yes no\n", 0.7: "yes yes yes yes\n"}
         assert algorithm.tokenizer.decode(row["action"][1:].tolist()) == said[reward]
+
+
+def test_archer_learns_at_the_rates_of_its_authors() -> None:
+    """submit_OfflineArcher_TwentyQuestions.sh of OfflineArcher: actor_lr=1e-4, critic_lr=1e-5, for gpt2 and roberta-base."""
+    rates = with_rates(registry.get("algo", "archer").Config(lm="gpt2"), RATES)
+    assert (rates.actor_learning_rate, rates.critic_learning_rate) == (1e-4, 1e-5)
 
 
 @pytest.mark.parametrize("clip", [100.0, 0.9])

@@ -407,3 +407,11 @@ def test_impossible_settings(settings: dict[str, Any], message: str) -> None:
 def test_too_many_actions() -> None:
     with pytest.raises(UserError, match=r"3 actions, which do not fit into algo\.bins=2"):
         make(data(True), bins=2)
+
+
+def test_initial_weights_are_the_authors() -> None:
+    """All N(0, 0.02) but the output layer: uniform in +-1/sqrt(width), as EinLinear's."""
+    net = TokenModel(dims=5, bins=20, steps=3, width=64, layers=1, heads=2)
+    assert float(net.head.abs().max()) <= 0.125
+    assert float(net.head.std()) == pytest.approx(0.125 / 3**0.5, rel=0.1)
+    assert float(net.embed.weight.std()) == pytest.approx(0.02, rel=0.1)

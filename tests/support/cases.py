@@ -198,6 +198,7 @@ SMALL: dict[str, Any] = {
     "context": 3,
     "bins": 9,
     "beam_width": 3,
+    "action_cdf": 0.0,  # of three actions more would leave one
     "warmup_steps": 0,
 }
 

@@ -32,6 +32,7 @@ MINARI = (
 )
 OGBENCH = SUITES["ogbench"]
 TEXT = ("text-maze", "text-maze-compact", "text-maze-po", "text-wordle")
+META_RL = ("point-robot", "AntDir-v0", "HalfCheetahDir-v0", "half_cheetah_vel", "HopperRandParams-v0", "walker-rand-params", "reach-v2")
 EXPERIMENTS = config_names("experiment")
 ROWS = [(e, row) for e in EXPERIMENTS for row in read_yaml(config_folder() / "experiment" / f"{e}.yaml").get("per", {})]
 
@@ -51,7 +52,7 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
     text = (config_folder() / "experiment" / f"{experiment}.yaml").read_text()
     assert text.startswith("# "), "the source is in the first lines"
     assert set(values) <= {"match", "per", "algo", "dataset", "eval", "steps"}
-    mine = [d for d in (*D4RL, *OGBENCH, *MINARI, *TEXT, "builtin") if found(algo, d) == experiment]
+    mine = [d for d in (*D4RL, *OGBENCH, *MINARI, *TEXT, *META_RL, "builtin") if found(algo, d) == experiment]
     asked_for = not experiments._experiment_file(experiment)[0]
     assert bool(mine) != asked_for
     fields = {f.name for f in dataclasses.fields(registry.get("algo", algo).Config)}
@@ -68,7 +69,7 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
 @pytest.mark.parametrize(("experiment", "row"), ROWS)
 def test_a_row_is_for_a_data_set_of_a_benchmark_and_is_what_its_run_gets(experiment: str, row: str) -> None:
     algo, (_, common, rows) = experiment.partition("/")[0], experiments._experiment_file(experiment)
-    benchmark = {"ogbench": OGBENCH, "text-tasks": TEXT}.get(experiment.partition("/")[2], D4RL)
+    benchmark = {"ogbench": OGBENCH, "text-tasks": TEXT, "meta-rl": META_RL}.get(experiment.partition("/")[2], D4RL)
     mine = [d for d in benchmark if experiments._fitting(d, rows) == row]
     assert mine, "no dataset of the benchmark has this row"
     for part, schema in (("algo", registry.get("algo", algo).Config), ("dataset", DatasetConfig)):
@@ -303,9 +304,9 @@ def test_a_run_that_is_told_otherwise() -> None:
         ("dt", "hopper-medium-v2", 100_000, 100, {"target_return": 3600.0, "return_scale": 1000.0}),
         ("dt", "pen-human-v1", 100_000, 100, {"target_return": 3100.0}),
         ("dt", "builtin", 6_000, 100, {}),  # the small dataset has its own length
-        ("edt", "walker2d-medium-v2", 50_000, 100, {"batch_size": 256}),
-        ("edt", "halfcheetah-medium-v2", 50_000, 100, {"batch_size": 128}),
-        ("edt", "ant-medium-replay-v2", 50_000, 100, {"batch_size": 256}),
+        ("edt", "walker2d-medium-v2", 50_000, 100, {"batch_size": 256, "return_scale": 1000.0, "expert_temperature": 25.0}),
+        ("edt", "halfcheetah-medium-v2", 50_000, 100, {"batch_size": 128, "expert_temperature": 11.0, "target_return": 6_000.0}),
+        ("edt", "ant-medium-replay-v2", 50_000, 100, {"batch_size": 256, "return_range": [-325.6, 3879.7]}),
         ("modt", "halfcheetah-medium-v2", 100_000, 100, {"target_return": 12_000.0, "return_scale": 1000.0}),
         ("qdt", "halfcheetah-medium-v2", 100_000, 100, {"target_return": 6_000.0, "return_scale": 1000.0}),
         ("qdt", "mujoco/walker2d/expert-v0", 100_000, 100, {"target_return": 5_000.0}),
@@ -316,7 +317,11 @@ def test_a_run_that_is_told_otherwise() -> None:
         ("lamo", "kitchen-partial-v0", 100_000, 20, {"batch_size": 64}),
         ("tt", "ant-medium-v2", 390_625, 5, {"batch_size": 128}),
         ("mbrcsl", "point-stitch", 8_000, 10, {"behaviour_steps": None}),
-        ("dpt", "bandits", 500_000, 10, {}),
+        ("dpt", "bandits", 500_000, 10, {"activation": "gelu_tanh"}),
+        ("meta_dt", "point-robot", 100_000, 10, {"learning_rate": 1e-4, "return_scale": 10.0, "context": 20, "prompt": 5}),
+        ("meta_dt", "data/AntDir-v0.hdf5", 500_000, 10, {"learning_rate": 5e-5, "prompt_warmup": 70_000, "context": 20}),
+        ("meta_dt", "data/hopper_rand_params.npz", 100_000, 10, {"context": 8, "prompt": 3, "prompt_warmup": 20_000}),
+        ("meta_dt", "reach-v2", 300_000, 10, {"learning_rate": 1e-7, "prompt_warmup": 100_000}),
     ],
 )
 def test_sequence_models_have_their_published_lengths(algo: str, dataset: str, steps: int, episodes: int, wanted: dict[str, Any]) -> None:

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offrl import losses, rng
-from offrl.actor import Actor, Carry
+from offrl import losses
+from offrl.actor import Actor
 from offrl.algorithm import Metrics, TrainState
+from offrl.algorithms.edt.actor import EDTActor
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, drawn_episodes, recorded_returns_to_go
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.return_conditioned import round_digits
-from offrl.families.sequence import SequenceActor, SequenceModel, SequenceSettings, StepPolicy, masked_mean, with_last
+from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return, round_digits
+from offrl.families.sequence import SequenceModel, SequenceSettings, StepPolicy, masked_mean
 from offrl.nn.transformer import Affine
 from offrl.optim import Params
 from offrl.registry import register
@@ -26,16 +27,23 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class EDTConfig(SequenceSettings):
-    """Settings of EDT; the defaults are the authors' for D4RL's locomotion tasks, but for the width, which is DT's."""
+class EDTConfig(TargetReturnSettings, SequenceSettings):
+    """Settings of EDT; the defaults are the authors' for D4RL's locomotion tasks, but for the width, which is DT's, and `return_scale` and
+    `return_range`, which are the data's: theirs, 1000 and D4RL's reference scores, are in configs/experiment/edt."""
 
     name: str = "edt"
     layers: int = setting(4, "its blocks", low=1)
     heads: int = setting(4, "its attention heads", low=1)
     activation: str = setting("gelu", "of the blocks", choices=("relu", "gelu", "silu", "tanh"))
-    return_expectile: float = setting(0.99, "of the returns from a history: the one that is estimated and asked for", low=0.0, high=1.0)
+    return_expectile: float = setting(0.99, "of the returns from a history: the one that is estimated", low=0.0, high=1.0)
     return_bins: int = setting(60, "values that a return can have as the network sees it", low=2)
     return_range: list[float] = setting([], "smallest and largest return to go, as recorded; []: the data's")
+    return_units: str = setting(
+        "scaled",
+        "scaled: the estimated return is R / return_scale, a return is in the bin that it has reached; range: the estimate is R's place in "
+        "return_range, -1 to 1, and a return in the nearest bin, as in offrl 0.1",
+        choices=("scaled", "range"),
+    )
     best_weight: float = setting(0.5, "weight of the loss of the largest return", low=0.0)
     bins_weight: float = setting(0.001, "weight of the cross-entropy of the return's bin", low=0.0)
     next_weight: float = setting(1.0, "weight of the squared error of the next observation", low=0.0)
@@ -43,12 +51,13 @@ class EDTConfig(SequenceSettings):
         2, "steps between the lengths of history that are tried when acting: context, context - stride, ...", low=1, acting=True
     )
     expert_temperature: float = setting(
-        0.0,
-        "ask for a return drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) (the authors': 1 to 15); "
-        "0: ask for the expectile",
+        25.0,
+        "acting asks for returns drawn from the bins, the better ones made more likely by exp(this * return in [0, 1]) (the authors: 10 "
+        "and 15 more, for HalfCheetah 1 more); 0: for the estimated expectile",
         low=0.0,
         acting=True,
     )
+    expert_cut: float = setting(0.15, "share of the bins, the least likely ones, that are not drawn", low=0.0, high=0.99, acting=True)
 
 
 class EDTNet(StepPolicy):
@@ -63,7 +72,8 @@ class EDTNet(StepPolicy):
     def forward(  # type: ignore[override]
         self, tokens: Mapping[str, Tensor], timesteps: Tensor, valid: Tensor | None = None, key: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
-        """(action's distribution, largest return [B, K] in [-1, 1], logits of its bins [B, K, bins], next observation [B, K, O])."""
+        """(action's distribution, largest return [B, K] in units of `return_scale`, logits of its bins [B, K, bins], next observation
+        [B, K, O])."""
         h = self.steps(tokens, timesteps, valid, key)
         history = h["observation"]
         return self.head(h["return"]), self.best(history).squeeze(-1), self.bins(history), self.next(h["reward"])
@@ -74,14 +84,14 @@ class EDT(SequenceModel):
     """A policy that shortens its history where a shorter one promises a larger return, and so leaves a bad past behind.
 
     Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest return to go, an
-    expectile of it (equation 3); of several lengths of history the policy takes the one with the largest estimate, its target return.
+    expectile of it (equation 3); of several lengths of history the policy takes the one with the largest estimate.
     As in the authors' code (its `MaskedCausalAttention`; the paper does not say so) nothing attends to returns but that of a window's first
-    step: an action sees the target return through the residual stream of its own token.
+    step: an action sees the return that is asked for through the residual stream of its own token.
 
     Differences from the authors' code: the reward is a token, as in the paper, where they train a network without; the next observation is
-    predicted from it, and not from the return's token with the predicted action. Windows begin at any step of the data, as DT's do, where
-    they draw an episode first and then a whole window of it. The smallest and largest return are the data's, where theirs are D4RL's
-    references. A window's first step keeps its target return, where they estimate it anew for every length they try.
+    predicted from it, and not from the return's token with the predicted action; that of a window's last step is not in the window, and not
+    predicted. Windows begin at any step of the data, as DT's do, where they draw an episode first and then a whole window of it. A drawn
+    bin is asked for as that bin, where their decoding (range / bins per bin) makes it the one below.
     """
 
     Config = EDTConfig
@@ -89,6 +99,8 @@ class EDT(SequenceModel):
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         config = super().fit_config(config, dataset, grid)
+        if config.return_units == "scaled":
+            config = fit_target_return(config, dataset)
         if not config.return_range:
             complete = torch.zeros(dataset.num_episodes, dtype=torch.bool)
             complete[drawn_episodes(dataset).cpu()] = True
@@ -107,10 +119,11 @@ class EDT(SequenceModel):
         return {"observation": self.spec.observation_dim, "return": 1, "action": self.spec.encoded_action_dim, "reward": 1}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        bins = self.config.return_bins
+        bins, half = self.bin_of(batch[RETURNS]).to(batch["observations"].dtype), 0.5 * self.config.return_bins
+        share = (bins - half) / half if self.config.return_units == "scaled" else 2.0 * bins / (self.config.return_bins - 1) - 1.0
         return {
             "observation": batch["observations"],
-            "return": 2.0 * self.bin_of(batch[RETURNS]).float().unsqueeze(-1) / (bins - 1) - 1.0,
+            "return": share.unsqueeze(-1),
             "action": self.spec.encode(batch["actions"]),
             "reward": batch["rewards"].unsqueeze(-1),
         }
@@ -122,15 +135,35 @@ class EDT(SequenceModel):
 
     def bin_of(self, returns: Tensor) -> Tensor:
         """The bin of each return, int64."""
-        return (self.normalised(returns) * (self.config.return_bins - 1)).round().long()
+        bins = self.normalised(returns) * (self.config.return_bins - 1)
+        return (bins.floor() if self.config.return_units == "scaled" else bins.round()).long()
+
+    def in_bin(self, bins: Tensor) -> Tensor:
+        """A return in each bin, as recorded, away from its edges."""
+        low, high = self.config.return_range
+        middle = 0.5 if self.config.return_units == "scaled" else 0.0
+        return low + ((bins + middle) / (self.config.return_bins - 1)).clamp(max=1.0) * (high - low)
+
+    def to_units(self, returns: Tensor) -> Tensor:
+        """What the network estimates of each return."""
+        c = self.config
+        return returns / c.return_scale if c.return_units == "scaled" else 2.0 * self.normalised(returns) - 1.0
+
+    def from_units(self, estimates: Tensor) -> Tensor:
+        """Estimates as returns, as recorded."""
+        c = self.config
+        if c.return_units == "scaled":
+            return estimates * c.return_scale
+        low, high = c.return_range
+        return low + 0.5 * (estimates + 1.0) * (high - low)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |a - pi(history, R)|^2, and weighted: |tau - 1(e < 0)| e^2 with e = R - R_best(history) (equation 3),
-        -log p(bin of R | history) and |s' - model|^2."""
+        R in units of `return_scale`, -log p(bin of R | history) and |s' - model|^2."""
         c, valid, returns = self.config, batch[VALID], batch[RETURNS]
         dist, best, bins, next_observations = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
-        error = 2.0 * self.normalised(returns) - 1.0 - best
+        error = self.to_units(returns) - best
         promise = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
         log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
         entropy = masked_mean(-log_p, valid)
@@ -144,40 +177,3 @@ class EDT(SequenceModel):
 
     def actor(self, state: TrainState) -> Actor:
         return EDTActor(self, state)
-
-
-class EDTActor(SequenceActor):
-    """Policy on the length of history that promises the largest return, with that promise as the target return."""
-
-    algorithm: EDT
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        window = self.enter(carry, observations)
-        draw, choose = rng.split(key)
-        target, valid = self.search(window, draw)
-        window = with_last(window, RETURNS, target)
-        dist, *_ = self.apply("actor", self.algorithm.tokens(window), window[STEPS], valid, None)
-        actions = self.choose(tuple(x[:, -1] for x in dist), choose, explore)
-        return actions, self.with_actions(carry, window, actions)
-
-    def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
-        return dataclasses.replace(carry, window=with_last(carry.window, "rewards", rewards))
-
-    def search(self, window: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The target return [E], as recorded, and the steps of the window in the best of all lengths of history, bool [E, n]."""
-        c, (episodes, steps) = self.algorithm.config, window[STEPS].shape
-        device = window[STEPS].device
-        lengths = torch.arange(steps, 0, -c.stride, device=device)
-        masks = torch.arange(steps, device=device) >= steps - lengths.unsqueeze(-1)  # [W, n]
-        windows = {name: column.repeat_interleave(len(lengths), 0) for name, column in window.items()}  # [E W, n, ...]
-        valid = masks.repeat(episodes, 1)
-        _, best, bins, _ = self.apply("actor", self.algorithm.tokens(windows), windows[STEPS], valid, None)
-        promises = best[:, -1].unflatten(0, (episodes, -1))
-        best_length = promises.argmax(-1)  # among equals the first
-        share = 0.5 * (promises.amax(-1) + 1.0)
-        if c.expert_temperature:
-            logits = bins[:, -1].unflatten(0, (episodes, -1))[torch.arange(episodes, device=device), best_length]
-            scale = torch.linspace(0.0, 1.0, c.return_bins, device=device)
-            share = scale[rng.categorical(key, logits.log_softmax(-1) + c.expert_temperature * scale)]
-        low, high = c.return_range
-        return low + share * (high - low), masks[best_length]
