@@ -212,6 +212,33 @@ def test_a_heap_without_an_end(tmp_path: Path) -> None:
     assert "heap of texts" in refused(path)
 
 
+@pytest.mark.parametrize("chunks", [None, True])
+def test_texts_that_declare_more_than_the_file_holds(tmp_path: Path, chunks: bool | None) -> None:
+    folder = minari(tmp_path)
+    path, text = folder / "data" / "metadata.json", '{"type": "Text", "max_length": 9}'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"action_space": text, "observation_space": text}))
+    path = folder / "data" / "main_data.hdf5"
+    with h5py.File(path, "a") as file:
+        for name, rows in [(f"episode_{k}/{c}", 10 + (c == "observations")) for k in range(3) for c in ("observations", "actions")]:
+            del file[name]
+            file.create_dataset(name, data=["a"] * rows, dtype=h5py.string_dtype(), chunks=chunks)
+        item = file["episode_1/actions"].id
+        place = item.get_chunk_info(0).byte_offset if chunks else item.get_offset()
+    assert len(load_dataset(str(folder))) == 30
+    data = bytearray(path.read_bytes())
+    data[place : place + 4] = (3 * 10**9).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert "episode_1: 'actions' declares a text of 3,000,000,000 bytes" in refused(folder)
+
+
+def test_flags_of_more_dimensions(tmp_path: Path) -> None:
+    with h5py.File(path := tmp_path / "x.h5", "w") as file:
+        for key, value in columns().items():
+            file[key] = value
+        file["version"], file["episode_terminals"] = "1.0", np.zeros((N, 2, 2))
+    assert "'episode_ends' has shape [60, 2, 2]" in refused(path)
+
+
 # ------------------------------------------------------------------------------------------------------- no library has its say
 
 

@@ -152,6 +152,29 @@ def refuse_loops(path: Path) -> None:
         raise UserError(f"{path} cannot be read as HDF5 (its heap of texts at byte {place} is damaged); {_CURE}")
 
 
+def refuse_long_texts(item: Any, path: Path, where: str) -> None:
+    """Raises UserError where texts of any length (of an h5py.h5d.DatasetID, packed ones not) declare more bytes than the file holds: HDF5
+    takes the memory before it looks."""
+    import h5py
+
+    kind = item.get_type()
+    if kind.get_class() != h5py.h5t.VLEN and not (kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()):
+        return
+    places: list[tuple[int, int]] = []
+    if (offset := item.get_offset()) is not None:
+        places.append((offset, item.get_storage_size()))
+    elif (plist := item.get_create_plist()).get_layout() == h5py.h5d.CHUNKED and plist.get_nfilters() == 0:
+        item.chunk_iter(lambda block: places.append((block.byte_offset, block.size)))
+    held = path.stat().st_size
+    with path.open("rb") as file:
+        for start, size in places:
+            file.seek(start)
+            elements = np.frombuffer(file.read(size // 16 * 16), "<u4").reshape(-1, 4)  # length, address of 8 bytes, number there
+            if len(elements) and int(elements[:, 0].max()) > held:
+                raise UserError(f"{where} declares a text of {int(elements[:, 0].max()):,} bytes in a file of {held:,}; {_CURE}")
+            refuse_growth(where, int(elements[:, 0].sum(dtype=np.int64)), held)
+
+
 @functools.lru_cache(maxsize=16)
 def _loop(path: Path, size: int, changed: int) -> int:
     """The byte of a heap with free space of no size, at which HDF5 does not move on; -1 where there is none."""
@@ -206,5 +229,6 @@ def value_of(item: Any, where: str, dtype: str = "biufSO") -> Any:
             raise UserError(f"{where} holds {item.dtype} values")
         refuse_absent(item.id, where, item.file)
         if item.dtype.kind == "O":
-            refuse_loops(Path(item.file.filename))
+            refuse_loops(path := Path(item.file.filename))
+            refuse_long_texts(item.id, path, where)
         return item[()]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.guard import reading
-from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent, refuse_loops
+from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent, refuse_long_texts, refuse_loops
 from offrl.data.containers.parquet import read_table
 from offrl.data.formats import minari
 from offrl.data.formats.minari_episodes import numbered
@@ -103,7 +103,7 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
     with open_hdf5(folder / "main_data.hdf5") as file:
         links = Links(file)
         links.check(file.id)
-        refuse_loops(folder / "main_data.hdf5")
+        refuse_loops(path := folder / "main_data.hdf5")
         for name in numbered(file, "episode_"):
             columns: Any = {}
             key = "rewards"
@@ -113,6 +113,7 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
                 for key in _KEYS:
                     item = h5d.open(group, key.encode())
                     refuse_absent(item, f"{folder}: {name}: '{key}'", file)
+                    refuse_long_texts(item, path, f"{folder}: {name}: '{key}'")
                     values = np.empty(item.shape, item.dtype)
                     if values.size:
                         item.read(h5s.ALL, h5s.ALL, values)
