@@ -27,11 +27,12 @@ RENAMED = {
 
 _FLAX = {"layer_norm_epsilon": 1e-5}  # of algorithms whose networks have flax's 1e-6 today
 _TARGETS = {**_FLAX, "target_update": "after"}
+_UNCAPPED = {"max_entropy_weight": None}
 # algorithm -> settings that version 0.1 did not have, at what it did; those of the others are at what it did by default
 YOUNGER: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("rebrac", "td3_awr", "xql", "f_dvl", "recoil", "qrl"), _FLAX),
     **dict.fromkeys(("gcivl", "gciql", "hiql", "ota"), _TARGETS),
-    **dict.fromkeys(("mopo", "rambo"), {"max_entropy_weight": None}),
+    **dict.fromkeys(("mopo", "rambo"), _UNCAPPED),
     "crl": {**_FLAX, "energy_floor": math.log(1e-6)},
     "edt": {"return_units": "range", "expert_cut": 0.0},
 }
