@@ -17,6 +17,7 @@ from typing import Any
 
 from offrl.benchmark import plan
 from offrl.errors import UserError
+from offrl.system import children
 from offrl.system.signals import terminable
 
 PASSED_ON = ("OFFRL_", "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # to jobs on other machines
@@ -35,6 +36,7 @@ def work(folder: Path | str, run: str) -> None:
     """
     folder = Path(folder)
     where = json.loads((folder / plan.CELLS / plan.PLAN).read_text(encoding="utf-8"))
+    children.live_with_parent(other=where.get("command"))  # nobody would know of a cell that goes on after its command was killed
     for name, value in where["environment"].items():
         os.environ.setdefault(name, value)
     old = os.getcwd()
@@ -148,13 +150,12 @@ def _words(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _stoppable(request: Path) -> Iterator[None]:
-    """Ends the work inside as SIGTERM would, saving first, once the file `request` is there, which reaches jobs on any machine, or this
-    process has lost its parent: nobody would know of a cell that goes on after its command was killed."""
-    over, parent = threading.Event(), os.getppid()
+    """Ends the work inside as SIGTERM would, saving first, once the file `request` is there, which reaches jobs on any machine."""
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(STOP_SECONDS):
-            if (request.exists() or os.getppid() != parent) and not over.is_set():
+            if request.exists() and not over.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 

@@ -20,6 +20,7 @@ from offrl.errors import UserError, nearest
 from offrl.settings.compose import flatten
 from offrl.settings.evaluation import cores
 from offrl.settings.presets import config_folder, config_names, read_yaml
+from offrl.system import children
 
 KEYS = ("plugin", "package", "extra", "command", "jobs", "batches", "settings")
 LOCAL = "local"
@@ -156,10 +157,8 @@ class LocalJobs(Jobs):
 
     def _start(self, run: str) -> subprocess.Popen[bytes]:
         """In a session of its own, so that Ctrl-C in the terminal does not reach it: it is asked to stop by a file."""
-        code = "import sys; sys.path[:] = sys.argv[3:]; from offrl.benchmark.cell import work; work(*sys.argv[1:3])"
-        command = [sys.executable, "-c", code, str(self.folder), run, *(p for p in sys.path if isinstance(p, str))]
         with open(self.folder / plan.CELLS / f"{run}.log", "ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            return children.start("offrl.benchmark.cell:work", [str(self.folder), run], ask=True, stdout=log, stderr=log)
 
 
 class HydraJobs(Jobs):

@@ -18,6 +18,7 @@ from offrl.benchmark.plan import Cell
 from offrl.benchmark.progress import GridProgress, watching
 from offrl.errors import UserError
 from offrl.runs.tables import print_table
+from offrl.system import children
 
 
 def benchmark(values: Mapping[str, Any]) -> int:
@@ -78,7 +79,12 @@ def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, s
     passed = {k: v for k, v in os.environ.items() if k.startswith(cell.PASSED_ON)}
     plan.write_text(
         folder / plan.CELLS / plan.PLAN,
-        json.dumps({"token": token, "cwd": os.getcwd(), "environment": passed, "cells": orders}, indent=1, default=str) + "\n",
+        json.dumps(
+            {"token": token, "command": children.address(), "cwd": os.getcwd(), "environment": passed, "cells": orders},
+            indent=1,
+            default=str,
+        )
+        + "\n",
     )
     bar = sys.stdout.isatty() and not quiet
     with watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):

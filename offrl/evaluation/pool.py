@@ -508,9 +508,9 @@ class _Cancelled(Exception):
     pass
 
 
-def work(descriptor: int) -> None:
-    """The main loop of a worker process, until its link closes or its parent is gone."""
-    link, sending = Connection(descriptor), threading.Lock()
+def work(descriptor: str) -> None:
+    """The main loop of a worker process, until its link closes."""
+    link, sending = Connection(int(descriptor)), threading.Lock()
     cancelled = 0
 
     def say(kind: str, job: int, content: Any) -> None:

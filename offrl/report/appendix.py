@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from offrl.report import diagnostics as details
 from offrl.report import figures
-from offrl.report.context import MANY, Material, folded
+from offrl.report.context import MANY, MANY_RUNS, Material, first, folded
 from offrl.report.page import Cell
+from offrl.runs.reader import METRICS
+from offrl.runs.record import SCORES
 from offrl.runs.results import Missing, Score
 from offrl.runs.run import SavedRun
 
-MOST_DIAGNOSTICS = 60  # pictures of training metrics
+MOST_DIAGNOSTICS, FEW_DIAGNOSTICS = 60, 20  # pictures of training metrics, at most, and for more than MANY_RUNS runs
+SOME = 5  # runs of an algorithm on a dataset whose training metrics are drawn, of more than MANY_RUNS
 TIME = (
     "Wall-clock time by the runs' own logs. One update trains all policies of a run side by side, one for each seed. Evaluation beside "
     "training costs no time of its own."
@@ -39,15 +42,15 @@ def settings(made: Material) -> None:
     page.text("Within an algorithm, between its runs; what is the same in all of them is left out.", "small")
     for algorithm, (names, rows) in differences.items():
         with folded(page, len(rows) > MANY, algorithm):
-            page.table(["run", "dataset", *names], rows, sortable=True)
+            page.table(["run", "dataset", *names], first(made, rows, "run.json"), sortable=True)
 
 
 def times(made: Material) -> None:
-    rows = details.time_rows(made.results.runs)
-    if not rows:
+    if not made.results.runs:
         return
     made.page.heading("Time")
     made.page.text(TIME, "small")
+    rows = details.time_rows(first(made, made.results.runs, "timing.jsonl"))
     with folded(made.page, len(rows) > MANY, "Each run"):
         made.page.table(
             ["run", "dataset", "algorithm", "policies", "device", "mode", "updates/s", "training", "evaluation"], rows, sortable=True
@@ -57,7 +60,10 @@ def times(made: Material) -> None:
 def environments(made: Material) -> None:
     page = made.page
     places: dict[tuple[str, str], set[str]] = {}
+    unlike: dict[tuple[str, ...], Score] = {}
     for s in made.results.scores:
+        unlike.setdefault((s.dataset, s.algorithm, s.settings, s.env_id, s.packages, s.reference, s.scored_by), s)
+    for s in unlike.values():
         places.setdefault((s.dataset, str(s.provenance)), set()).add(made.results.label(s))
     rows, several = details.version_rows(made.results.runs)
     if not places and not rows:
@@ -80,23 +86,30 @@ def diagnostics(made: Material) -> None:
     """Training metrics, folded away: the critic's first."""
     labels: dict[str, set[str]] = {}
     rows: list[Score | Missing] = [*made.results.scores, *made.results.missing]
-    for row in rows:
+    for row in {(row.run, row.dataset, row.algorithm, row.settings): row for row in rows}.values():
         labels.setdefault(row.run, set()).add(made.results.label(row))
     runs: list[tuple[str, SavedRun]] = []
     for run in made.results.runs:
         names = labels.get(str(run.dir), set())
         runs.append((names.pop() if len(names) == 1 else str(run.algorithm), run))
-    metrics = details.metrics(runs)
-    if not metrics:
+    shown = _some(runs) if len(runs) > MANY_RUNS else runs
+    metrics = details.metrics(shown)
+    lacking = [str(p) for _, run in shown for p in (run.dir / METRICS, run.dir / SCORES) if details.too_long(p)]
+    if not metrics and not lacking:
         return
     colour = {**figures.colours(list(dict.fromkeys(label for label, _ in runs))), **made.colour}
     page = made.page
     page.heading("Diagnostics")
     page.text(METRICS, "small")
+    if len(shown) < len(runs):
+        page.text(f"Of {len(shown):,} of the {len(runs):,} runs: the first {SOME} of each algorithm and dataset.", "small")
+    if lacking:
+        page.text(f"Left out, for they are longer than {details.LONGEST / 1e6:.0f} MB: {', '.join(lacking)}.", "small")
+    most = MOST_DIAGNOSTICS if len(shown) == len(runs) else FEW_DIAGNOSTICS
     order = [*(m for m in FIRST_METRICS if m in metrics), *sorted(m for m in metrics if m not in FIRST_METRICS)]
     drawn, left_out = 0, []
     for metric in order:
-        if drawn + len(metrics[metric]) > MOST_DIAGNOSTICS:
+        if drawn + len(metrics[metric]) > most:
             left_out.append(metric)
             continue
         drawn += len(metrics[metric])
@@ -108,3 +121,15 @@ def diagnostics(made: Material) -> None:
                     page.figure(figures.diagnostic(dataset, lines, colour), "")
     if left_out:
         page.text(f"Not drawn, to keep the page small: {', '.join(left_out)} (metrics.jsonl of each run has them).", "small")
+
+
+def _some(runs: list[tuple[str, SavedRun]]) -> list[tuple[str, SavedRun]]:
+    """The first SOME of each label and dataset."""
+    counts: dict[tuple[str, str], int] = {}
+    result = []
+    for label, run in runs:
+        place = label, str(run.dataset)
+        counts[place] = counts.get(place, 0) + 1
+        if counts[place] <= SOME:
+            result.append((label, run))
+    return result

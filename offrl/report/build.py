@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +17,15 @@ from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
 from offrl.report.summary import headline
 from offrl.runs.comparable import groups
+from offrl.runs.record import SCORES
 from offrl.runs.results import Results, collect, write
+
+MOST_SCORES = 25_000_000  # bytes of scores.csv, and of tables given by name, from which on evaluations are left out
+THINNED = (
+    "of the evaluations of each seed only every {}th is read, besides the last one and the final one, for the tables of scores have more "
+    "than {:.0f} MB: the learning curves, the best evaluation and scores.csv leave the others out. Final scores and all that is made of "
+    "them are complete"
+)
 
 
 def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
@@ -28,7 +38,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
 
     config = config or ReportConfig()
     say("reading")
-    results = collect(paths)
+    results = collect(paths, thinning(paths))
     rows = entries(results)
     labels = list(dict.fromkeys(e.label for e in rows))
     check_baseline(config.baseline, labels)
@@ -54,11 +64,23 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     behind.environments(made)
     behind.diagnostics(made)
     page.heading("Files")
+    which = "every evaluation" if results.every == 1 else f"each {results.every}th evaluation, and the last,"
     page.text(
-        "Beside this page: scores.csv (every evaluation of every seed, one line each), table.csv (the score tables in full), and the "
+        f"Beside this page: scores.csv ({which} of every seed, one line each), table.csv (the score tables in full), and the "
         "pictures as PNG."
     )
     return page.save(out / "index.html")
+
+
+def thinning(paths: Sequence[str | Path]) -> int:
+    """The number k: of tables of scores with more than MOST_SCORES bytes in all only each k-th evaluation of a seed is read."""
+    size = 0
+    for path in map(str, paths):
+        tables = [path, *(os.path.join(folder, SCORES) for folder, _, names in os.walk(path) if SCORES in names)]
+        for table in tables:
+            with contextlib.suppress(OSError):
+                size += os.path.getsize(table) if os.path.isfile(table) else 0
+    return max(1, -(-size // MOST_SCORES))
 
 
 def _title(results: Results, rows: Sequence[Entry]) -> str:
@@ -93,6 +115,8 @@ def _problems(made: Material) -> None:
         cells = ", ".join(f"{e.label} on {e.dataset}" for e in group[:3]) + (f" and {len(group) - 3} more" if len(group) > 3 else "")
         (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
     lines = [*made.results.problems, *failed, *rest]
+    if (every := made.results.every) > 1:
+        lines.insert(0, THINNED.format(every, MOST_SCORES / 1e6))
     _, several = details.version_rows(made.results.runs)
     for name in ("mujoco", "gymnasium"):
         if name in several and not any(name in line for line in made.results.problems):

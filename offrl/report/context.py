@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from offrl.report.compare import Comparison
 from offrl.report.page import Page
@@ -14,6 +14,9 @@ from offrl.report.rows import RAW, UNSCORED, Entry
 from offrl.runs.results import Results
 
 MANY = 12  # lines of a box, rows of a table, above which the rest is folded away
+MANY_RUNS = 1000  # above which a report leaves out what only fills its page, and says so
+
+Row = TypeVar("Row")
 
 
 @dataclass
@@ -49,6 +52,13 @@ class Material:
 def count(number: int, word: str) -> str:
     """`3 runs`, `1 run`."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def first(made: Material, rows: Sequence[Row], where: str) -> Sequence[Row]:
+    """The rows of a table with a line for each run, or the first MANY_RUNS, which the page then says. where: the file with the rest."""
+    if len(rows) > MANY_RUNS:
+        made.page.text(f"The first {MANY_RUNS:,} of {len(rows):,} runs; {where} of each run has the rest.", "small")
+    return rows[:MANY_RUNS]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
 from collections import defaultdict
@@ -14,6 +15,7 @@ from offrl.figures.curves import Curves
 from offrl.report.page import Cell
 from offrl.report.rows import whole
 from offrl.runs.log import SCORE_COLUMNS, SENTENCE
+from offrl.runs.reader import METRICS
 from offrl.runs.record import SCORES, complete
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import behaviour as own_behaviour
@@ -22,7 +24,7 @@ from offrl.system.progress import duration
 
 POINTS = 150  # of a line in a picture; longer logs are thinned evenly
 EXTRA = {"discounted_mean", "q_overestimation"}  # columns of scores.csv that say something of the critic, not of the score
-LONGEST = 50_000_000  # bytes of a metrics.jsonl that are read
+LONGEST = 50_000_000  # bytes of a metrics.jsonl or scores.csv that are read for diagnostics
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -101,9 +103,13 @@ def version_rows(runs: Sequence[SavedRun]) -> tuple[list[list[str]], list[str]]:
 
 
 def settings_of(run: SavedRun) -> dict[str, Any]:
-    """The settings that decide a run's parameters, flat, without the seeds."""
-    identity = complete(run.record["identity"])
-    return {k: v for k, v in flatten({k: v for k, v in identity.items() if k != "seeds"}).items() if isinstance(k, str)}
+    """The settings that decide a run's parameters, flat, without the seeds; only to be read. Runs that differ in nothing else share them."""
+    return _settings(json.dumps({k: v for k, v in run.record["identity"].items() if k != "seeds"}))
+
+
+@functools.lru_cache(1024)
+def _settings(identity: str) -> dict[str, Any]:
+    return {k: v for k, v in flatten(complete(json.loads(identity))).items() if isinstance(k, str)}
 
 
 def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[str]]]]:
@@ -114,7 +120,8 @@ def differing(runs: Sequence[SavedRun]) -> dict[str, tuple[list[str], list[list[
     result = {}
     for algorithm, group in by_algorithm.items():
         settings = [settings_of(run) for run in group]
-        names = [n for n in dict.fromkeys(k for s in settings for k in s) if len({meaning(s.get(n, ABSENT)) for s in settings}) > 1]
+        unlike = list({id(s): s for s in settings}.values())
+        names = [n for n in dict.fromkeys(k for s in unlike for k in s) if len({meaning(s.get(n, ABSENT)) for s in unlike}) > 1]
         if names:
             rows = [
                 [run.dir.name, str(run.dataset), *(_text(s.get(n, ABSENT)) for n in names)] for run, s in zip(group, settings, strict=True)
@@ -156,18 +163,25 @@ def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[st
     """
     result: dict[str, dict[str, dict[str, Curves]]] = defaultdict(lambda: defaultdict(dict))
     for label, run in runs:
-        for name, curves in {**_training(run.dir / "metrics.jsonl"), **_extra(run)}.items():
+        for name, curves in {**_training(run.dir / METRICS), **_extra(run)}.items():
             place = result[name][str(run.dataset)].setdefault(label, {})
             for replica, curve in curves.items():
                 place[len(place) + replica if replica in place else replica] = curve
     return result
 
 
-def _training(path: Path) -> dict[str, Curves]:
+def too_long(path: Path) -> bool:
+    """True for a file that is left out of the diagnostics."""
     try:
-        size = path.stat().st_size
-        if size > LONGEST:
-            return {}
+        return path.stat().st_size > LONGEST
+    except OSError:
+        return False
+
+
+def _training(path: Path) -> dict[str, Curves]:
+    if too_long(path):
+        return {}
+    try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.readlines()
     except OSError:
@@ -185,6 +199,8 @@ def _training(path: Path) -> dict[str, Curves]:
 
 def _extra(run: SavedRun) -> dict[str, Curves]:
     """Columns of scores.csv that are no score: estimates of the critic at the evaluation, discounted returns."""
+    if too_long(run.dir / SCORES):
+        return {}
     try:
         with open(run.dir / SCORES, newline="", encoding="utf-8", errors="replace") as file:
             rows = list(csv.DictReader(file))

@@ -21,6 +21,7 @@ from offrl.runs.tables import CHOICE
 from offrl.statistics.aggregate import DRAWS, Interval, expected_online_performance
 
 WIDE = 6  # algorithms side by side
+MOST_POINTS = 1000  # evaluations of a learning curve that are drawn
 NONE = "\u2013"  # in place of a number that is not applicable
 LAST = (
     "Mean over seeds of the last evaluation, when training had reached its planned number of updates; below it the 95% interval "
@@ -234,6 +235,7 @@ def curves(made: Material) -> None:
     page.heading("Learning curves")
     page.text("Mean over seeds with its 95% interval; thin: single seeds. Dashed: the mean of the dataset's own episodes.", "small")
     page.legend([(label, made.colour[label]) for label in made.labels(cells)])
+    thinned = False
     with page.gallery():
         for dataset in dict.fromkeys(e.dataset for e in cells):
             group = [e for e in cells if e.dataset == dataset]
@@ -241,9 +243,15 @@ def curves(made: Material) -> None:
             lines: dict[str, Curves] = {}
             for e in group:
                 curves: Curves = {}
+                steps = dict.fromkeys(s.step for s in e.cell.history)
+                kept = {*[*steps][:: -(-len(steps) // MOST_POINTS)], *[*steps][-1:]}
+                thinned = thinned or len(kept) < len(steps)
                 for s in e.cell.history:
-                    curves.setdefault(s.seed, {})[s.step] = s.normalised if score and s.normalised is not None else s.raw
+                    if s.step in kept:
+                        curves.setdefault(s.seed, {})[s.step] = s.normalised if score and s.normalised is not None else s.raw
                 lines[e.label] = curves
             mean = details.behaviour(made.results.runs, dataset, score)
             figure = figures.learning(dataset, lines, made.colour, "normalised score" if score else "return", mean)
             made.add(figure, f"curve-{slug(dataset)}", "")
+    if thinned:
+        page.text(f"Of curves of more than {MOST_POINTS} evaluations only so many are drawn, evenly.", "small")

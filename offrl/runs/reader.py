@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
+import functools
 import json
-import math
 import os
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from offrl import registry
 from offrl.errors import UserError
 from offrl.runs.log import SENTENCE
+from offrl.runs.parse import Damage, finite, header, provenance, whole_rows, yaml_mapping
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
@@ -22,19 +20,21 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
 from offrl.settings.field import marked
 from offrl.settings.replicas import Replica, cell_name
-from offrl.tasks.provenance import Provenance
 
 BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
 TAIL = 1 << 20  # bytes of metrics.jsonl that are read for its last line
 GIVEN = ("algo.", "dataset.", "eval.env", "eval.max_steps", "precision", "experiment")  # what a user may ask for that changes a score
 OLD_COLUMNS = [SENTENCE if name == "env_id" else name for name in COLUMNS if name not in ("packages", "reference", "scored_by")]
-Damage = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # from reading a record that another program or a crash wrote
 
 
 class Reader:
-    """Collects from path after path. The lists hold what was found, duplicates too; see `offrl.runs.results.Results`."""
+    """Collects from path after path. The lists hold what was found, duplicates too; see `offrl.runs.results.Results`.
 
-    def __init__(self) -> None:
+    every: of the evaluations of a replica only each `every`-th is read, the last one and the final one.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = every
         self.scores: list[Score] = []
         self.runs: list[SavedRun] = []
         self.variants: list[Variant] = []
@@ -43,6 +43,7 @@ class Reader:
         self.references: dict[tuple[str, str], float] = {}
         self.reference_source = ""
         self._seen: set[Path] = set()
+        self._digests: dict[str, str] = {}
 
     def read(self, path: Path) -> bool:
         """Read a file or folder; False where it holds nothing that offrl writes. What was read before is not read again."""
@@ -162,8 +163,11 @@ class Reader:
             if replica.cell not in settings:
                 values = {f"algo.{field}": value for field, value in replica.values}
                 point_settings = {**flat, **values}
-                settings[replica.cell] = digest(point_settings)
-                self.variants.append(Variant(dataset, label, digest(point_settings), point_settings, {**given, **values}))
+                content = json.dumps(point_settings, default=str)
+                if content not in self._digests:
+                    self._digests[content] = digest(point_settings)
+                settings[replica.cell] = self._digests[content]
+                self.variants.append(Variant(dataset, label, settings[replica.cell], point_settings, {**given, **values}))
         steps = config.get("steps") if isinstance(config.get("steps"), int) else None
         if steps is not None and config.get("stop", "none") != "none":
             steps = min(steps, _ended(path, config) or steps)
@@ -198,16 +202,15 @@ class Reader:
     @staticmethod
     def _settings(run: SavedRun) -> dict[str, Any]:
         """The settings that decide a run's parameters, flat, without seeds and grid, and the data by their fingerprint, not their path."""
-        identity = {k: v for k, v in complete(run.record["identity"]).items() if k not in ("seeds", "grid")}
-        flat = {k: v for k, v in flatten(identity).items() if k not in _PLACES}
-        return {**flat, "data.fingerprint": str(run.record["data"]["fingerprint"])[:12]}
+        identity = {k: v for k, v in run.record["identity"].items() if k != "seeds"}
+        return {**_flat(json.dumps(identity)), "data.fingerprint": str(run.record["data"]["fingerprint"])[:12]}
 
     def _config(self, path: Path) -> dict[str, Any]:
         """config.yaml; {} and a problem where it cannot be read."""
         import yaml
 
         try:
-            config = yaml.load((path / CONFIG).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            config = yaml_mapping((path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             config = error
         if isinstance(config, dict) and isinstance(config.get("steps"), int):
@@ -223,46 +226,24 @@ class Reader:
         known = {(r.seed, r.cell) for r in run.replicas}
         rows: dict[tuple[int, int, str], dict[str, Any]] = {}
         bad = 0
-        for row in self._whole_rows(path):
+        for row in whole_rows(path, self.problems.append, ("seed", *run.grid), self.every):
             try:
-                cell = cell_name(tuple((field, float(row[field])) for field in run.grid))
+                cell = cell_name(tuple((field, float(row[field])) for field in run.grid)) if run.grid else ""
                 step, seed = int(row["step"]), int(row["seed"])
                 if (seed, cell) not in known:
                     raise ValueError
                 rows[step, seed, cell] = {
                     "episodes": int(row["episodes"]),
-                    "raw": _finite(row["return_mean"]),
-                    "normalised": _finite(row["score"]) if row["score"] else None,
-                    "success": _finite(row["success"]) if row["success"] else None,
-                    **asdict(_provenance(row)),
+                    "raw": finite(row["return_mean"]),
+                    "normalised": finite(row["score"]) if row["score"] else None,
+                    "success": finite(row["success"]) if row["success"] else None,
+                    **provenance(row),
                 }
             except Damage:
                 bad += 1
         if bad:
             self.problems.append(f"{path}: {bad} line{'s' if bad > 1 else ''} cannot be read: left out")
         return rows
-
-    def _whole_rows(self, path: Path) -> Iterator[dict[str, Any]]:
-        """The rows of a CSV file; a last line without its end, which a crash cut off, is named and left out."""
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.problems.append(f"{path} cannot be read ({error.strerror}): left out")
-            return
-        complete, end, rest = text.rpartition("\n")
-        if rest.strip("\0 "):
-            self.problems.append(f"{path}: its last line is half-written: left out")
-        if not end:
-            if not text:
-                self.problems.append(f"{path} is empty")
-            return
-        reader = csv.DictReader((line.replace("\0", "") for line in complete.split("\n")), restkey="")
-        try:
-            yield from reader
-        except csv.Error as error:
-            self.problems.append(f"{path}: not all of it can be read ({error})")
 
     def _progress(self, path: Path, run: SavedRun) -> tuple[int, dict[tuple[int, str], int]]:
         """(the last step in metrics.jsonl, {(seed, cell): step at which it was found to have diverged})."""
@@ -279,20 +260,20 @@ class Reader:
 
     def _table(self, path: Path) -> bool:
         """Read a results.csv; False where the file is something else."""
-        if path.suffix != ".csv" or _header(path).split(",")[: len(COLUMNS)] not in (list(COLUMNS), OLD_COLUMNS):
+        if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] not in (list(COLUMNS), OLD_COLUMNS):
             return False
         bad = 0
-        for row in self._whole_rows(path):
+        for row in whole_rows(path, self.problems.append, ("dataset", "algorithm", "settings", "seed", "cell", "run"), self.every):
             try:
                 if row["final"] not in ("true", "false"):
                     raise ValueError
                 values = {
                     **{k: row[k] for k in ("suite", "dataset", "algorithm", "settings", "cell", "run")},
-                    **asdict(_provenance(row)),
+                    **provenance(row),
                     **{k: int(row[k]) for k in ("seed", "step", "episodes")},
-                    **{k: _finite(row[k]) if row[k] else None for k in ("normalised", "success")},
+                    **{k: finite(row[k]) if row[k] else None for k in ("normalised", "success")},
                 }
-                self.scores.append(Score(**values, raw=_finite(row["raw"]), final=row["final"] == "true"))
+                self.scores.append(Score(**values, raw=finite(row["raw"]), final=row["final"] == "true"))
             except Damage:
                 bad += 1
         if bad:
@@ -301,6 +282,13 @@ class Reader:
 
 
 _PLACES = {f"dataset.{name}" for name in marked(DatasetConfig, "place")}
+
+
+@functools.lru_cache(1024)
+def _flat(identity: str) -> dict[str, Any]:
+    """The settings of an identity, given as JSON, only to be read: thousands of runs differ in their seeds alone."""
+    values = {k: v for k, v in complete(json.loads(identity)).items() if k not in ("seeds", "grid")}
+    return {k: v for k, v in flatten(values).items() if k not in _PLACES}
 
 
 def _ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
@@ -324,38 +312,6 @@ def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:
     return f"no score at the last step, {max(at, steps):,}"
 
 
-def _provenance(row: Mapping[str, Any]) -> Provenance:
-    """The provenance of a row of scores.csv or results.csv. Raises one of `Damage` where it is cut short."""
-    if SENTENCE in row:
-        return parse_sentence(_text(row[SENTENCE]))
-    return Provenance(*(_text(row[f.name]) for f in fields(Provenance)))
-
-
-def parse_sentence(text: str) -> Provenance:
-    """The provenance from the column `environment` that runs have whose version wrote it as a sentence:
-
-    "hopper-medium-v2 in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns".
-    """
-    place, _, scale = text.partition("; ")
-    env_id, _, packages = place.rpartition(" in ")[2].partition(", ")
-    reference = re.fullmatch(r"0 and 100 are (.+) reference returns", scale)
-    scored_by = "success" if scale.startswith("the score is the share of episodes that succeed") else "return"
-    return Provenance(env_id, packages, reference[1] if reference else "", scored_by)
-
-
-def _text(value: str | None) -> str:
-    if value is None:  # the line ends before it
-        raise ValueError("no value")
-    return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is no score")
-    return value
-
-
 def _words(error: BaseException) -> str:
     """An error in one line."""
     if isinstance(error, KeyError):
@@ -363,16 +319,8 @@ def _words(error: BaseException) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
-def _header(path: Path) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline().strip()
-    except OSError:
-        return ""
-
-
 def _is_run_scores(path: Path) -> bool:
-    return _header(path).startswith("step,seed,")
+    return header(path).startswith("step,seed,")
 
 
 def _lines_backwards(path: Path, tail: int | None) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import platform
@@ -145,10 +146,16 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     kinds: dict[str, Any] = {"dataset": DatasetConfig}
     with contextlib.suppress(UserError):  # of an algorithm that is not installed any more
         kinds["algo"] = registry.get("algo", settings["algo"]["name"]).Config
-    parts = {part: {**without_places(kind()), **settings[part]} for part, kind in kinds.items() if settings[part]}
+    parts = {part: {**_defaults(kind), **settings[part]} for part, kind in kinds.items() if settings[part]}
     if "algo" in parts:
         parts["algo"] = _without(parts["algo"], [field for field, _ in settings.get("grid", [])])
     return {"precision": "float32", **settings, **parts}
+
+
+@functools.cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The settings of a config class at their defaults, only to be read."""
+    return without_places(kind())
 
 
 def installed(package: str) -> str | None:

@@ -11,6 +11,7 @@ The headline is always the last evaluation of a run that reached its `steps`; a 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 import os
@@ -134,10 +135,11 @@ class Cell:
         """(step, mean over seeds) of the best evaluation. It was chosen with the environment: for showing beside the last, labelled so."""
         what = "normalised" if self.normalised else "raw"
         seeds = {s.seed for s in self.scores} or {s.seed for s in self.history}
-        means = {
-            step: math.fsum(getattr(s, what) for s in self.history if s.step == step and s.seed in seeds) / len(seeds)
-            for step in self._complete_steps(seeds, what)
-        }
+        values: dict[int, list[float]] = defaultdict(list)
+        for s in self.history:
+            if s.seed in seeds:
+                values[s.step].append(getattr(s, what))
+        means = {step: math.fsum(values[step]) / len(seeds) for step in self._complete_steps(seeds, what)}
         return max(means.items(), key=lambda item: (item[1], item[0])) if means else None
 
     def _complete_steps(self, seeds: set[int] | None = None, what: str = "raw") -> list[int]:
@@ -161,6 +163,7 @@ class Results:
     labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (dataset, algorithm, settings) -> label
     references: dict[tuple[str, str], float] = field(default_factory=dict)  # (dataset, algorithm) -> a benchmark's own reference score
     reference_source: str = ""
+    every: int = 1  # of the evaluations of a seed only each `every`-th is here, the last one and the final one
 
     def label(self, row: Score | Missing) -> str:
         """The algorithm as tables call it: by its settings too where two runs of one name differ in them."""
@@ -178,6 +181,10 @@ class Results:
 
     def cells(self) -> list[Cell]:
         """One for each dataset and labelled algorithm, in the order found; those of which nothing was scored too."""
+        return list(self._cells)
+
+    @functools.cached_property
+    def _cells(self) -> list[Cell]:
         rows: dict[tuple[str, str], list[Score]] = defaultdict(list)
         missing: dict[tuple[str, str], list[Missing]] = defaultdict(list)
         for s in self.scores:
@@ -204,16 +211,16 @@ class Results:
         return sorted(cells, key=lambda c: order[c.dataset])
 
 
-def collect(paths: Sequence[str | Path]) -> Results:
+def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
     """Read run directories, benchmark directories, folders above them, and results.csv files.
 
     A folder is searched; its results.csv is read only where no runs lie in or below it. What is damaged or half-written is named in
-    `Results.problems` and left out. Runs that agree in data, settings and seed are counted once and named. Raises UserError for a path
-    that does not exist, and where no run, benchmark or table is found.
+    `Results.problems` and left out. Runs that agree in data, settings and seed are counted once and named. every: see `Results`. Raises
+    UserError for a path that does not exist, and where no run, benchmark or table is found.
     """
     from offrl.runs.reader import Reader
 
-    reader = Reader()
+    reader = Reader(every)
     for source in paths:
         path = Path(source)
         if not path.exists():
@@ -232,7 +239,7 @@ def collect(paths: Sequence[str | Path]) -> Results:
     variants = [*reader.variants, *(Variant(*key) for key in dict.fromkeys(s.key for s in scores) if key not in known)]
     finished = {(*s.key, s.seed) for s in scores if s.final}
     missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in finished]
-    results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source)
+    results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source, every)
     results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *_unlike(results)]))
     return results
 
@@ -269,7 +276,8 @@ def _unlike(results: Results) -> list[str]:
     packages: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     seen: set[tuple[Any, ...]] = set()
     for s in results.scores:
-        kind = (*s.key, s.suite, s.provenance, s.normalised is None, s.final and s.step)
+        about = s.env_id, s.packages, s.reference, s.scored_by
+        kind = (s.dataset, s.algorithm, s.settings, s.suite, *about, s.normalised is None, s.final and s.step)
         if kind in seen:  # thousands of rows say the same
             continue
         seen.add(kind)
@@ -312,8 +320,8 @@ def write(results: Results, path: str | Path) -> list[Path]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for s in results.scores:
-        writer.writerow([_text(getattr(s, name)) for name in COLUMNS])
+    columns = [[getattr(s, name) for s in results.scores] for name in COLUMNS]
+    writer.writerows(zip(*map(_texts, columns), strict=True))
     write_text(target, text.getvalue())
     try:
         import pyarrow as pa
@@ -324,7 +332,7 @@ def write(results: Results, path: str | Path) -> list[Path]:
         return [target]
     kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
     schema = pa.schema([(f.name, kinds[str(f.type)]) for f in fields(Score)])
-    table = pa.table({name: [getattr(s, name) for s in results.scores] for name in COLUMNS}, schema=schema)
+    table = pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=schema)
     beside, part = target.with_suffix(".parquet"), target.with_name(f".{target.stem}.parquet.part")
     try:
         parquet.write_table(table, part)
@@ -335,10 +343,9 @@ def write(results: Results, path: str | Path) -> list[Path]:
     return [target, beside]
 
 
-def _text(value: Any) -> str:
-    """A cell of the table; floats so that reading them back gives the same bits."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, float) else " ".join(str(value).split("\n"))
+def _texts(column: list[Any]) -> list[Any]:
+    """A column for csv, which writes None as nothing and floats so that reading them back gives the same bits."""
+    if column and isinstance(column[0], str):
+        lines = {text: " ".join(text.split("\n")) for text in set(column)}
+        return [lines[text] for text in column]
+    return ["true" if value else "false" for value in column] if column and isinstance(column[0], bool) else column

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 
+@functools.lru_cache(4096)
 def student_t(probability: float, freedom: int) -> float:
     """The t for which a Student variable with `freedom` (>= 1) degrees lies in [-t, t] with the given probability (0 < p < 1)."""
     if freedom < 1 or not 0.0 < probability < 1.0:

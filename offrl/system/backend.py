@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
+from offrl.system import children
 from offrl.system.files import cache_dir
 
 SEAL = ".sha256"  # beside compiled code
@@ -114,6 +115,7 @@ def cache_compiled() -> None:
     torch names what it keeps by the program alone: not by the CPU, whose vectors may be half as long on the next machine that shares this
     home, nor by the number of threads. So there is a folder for each of these. To be called after `configure`.
     """
+    children.end_compilers_with_me()
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ and not _is_own(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
         return
     base = cache_dir(None) / "compiled"

@@ -1,7 +1,7 @@
 """Worker processes of our own: fresh interpreters at the other end of a pipe, and large tensors that they share.
 
 Nothing of the caller's script is run again in them, so scripts need no `if __name__ == "__main__"`; they take no Ctrl-C from the terminal;
-and they end when their pipe closes or their parent is gone, however it ended. What goes through the pipe is pickled: it comes from
+and they end with their parent (`offrl.system.children`) or when their pipe closes. What goes through the pipe is pickled: it comes from
 ourselves, never from a file.
 """
 
@@ -15,7 +15,6 @@ import queue
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -27,21 +26,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from offrl.system import children
+
 SHARED_FROM = 1 << 16  # bytes; smaller tensors go through the pipe
 
 
 def launch(target: str) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start a process that calls `target`, "module:function", with the number of its end of the pipe; returns our end. Raises OSError."""
     parent, child = get_context("spawn").Pipe()
-    module, function = target.split(":")
-    code = f"import sys; sys.path[:] = sys.argv[2:]; from {module} import {function}; {function}(int(sys.argv[1]))"
+    number = child.fileno()
     try:
-        process = subprocess.Popen(
-            [sys.executable or "python3", "-c", code, str(child.fileno()), *(p for p in sys.path if isinstance(p, str))],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[child.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C in a terminal reaches a whole group of processes
+        process = children.start(
+            target, [str(number)], pass_fds=[number], env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         )
     except OSError:
         parent.close()
@@ -62,19 +58,17 @@ def receive(link: Connection) -> Any:
 
 
 def attend(link: Connection, urgent: Callable[[Any], bool] = lambda message: False) -> queue.SimpleQueue[Any]:
-    """In a worker: the messages that arrive, read by a thread that ends the process when the parent is gone. `urgent` messages, for which
+    """In a worker: the messages that arrive, read by a thread that ends the process when the pipe closes. `urgent` messages, for which
     it returns True, are dealt with at once and not queued."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    parent = os.getppid()
 
     def listen() -> None:
         with contextlib.suppress(EOFError, OSError):
-            while os.getppid() == parent:  # somebody else's child may hold the other end of the pipe open
-                if link.poll(1.0):
-                    message = receive(link)
-                    if not urgent(message):
-                        inbox.put(message)
+            while True:
+                message = receive(link)
+                if not urgent(message):
+                    inbox.put(message)
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()

@@ -158,9 +158,9 @@ def _tensors(tree: Any) -> Any:
     return pytree.tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, tree)
 
 
-def work(descriptor: int) -> None:
-    """The loop of a worker process, until its pipe closes or its parent is gone."""
-    link = Connection(descriptor)
+def work(descriptor: str) -> None:
+    """The loop of a worker process, until its pipe closes."""
+    link = Connection(int(descriptor))
     inbox = processes.attend(link)
 
     def answer(kind: str, content: Any = None) -> None:

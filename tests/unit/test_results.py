@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.runs.reader import parse_sentence
+from offrl.runs.parse import parse_sentence
 from offrl.runs.results import COLUMNS, Results, Score, collect, group, groups, reference, settings_matrix, write
 from offrl.tasks.provenance import Provenance
 

@@ -1,0 +1,144 @@
+"""The files behind scores, parsed: rows of scores.csv and results.csv, settings of config.yaml. A report may read thousands of them."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from offrl.runs.log import SENTENCE
+from offrl.tasks.provenance import Provenance
+
+Damage = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # from reading a record that another program or a crash wrote
+PROVENANCE = tuple(f.name for f in fields(Provenance))
+
+
+def whole_rows(path: Path, say: Callable[[str], None], trace: Sequence[str] = (), every: int = 1) -> Iterator[dict[str, Any]]:
+    """The rows of a CSV file; a last line without its end, which a crash cut off, is named by `say` and left out.
+
+    every: of the rows that agree in the columns `trace` only each `every`-th is given, those that are final, and at the end the last one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        say(f"{path} cannot be read ({error.strerror}): left out")
+        return
+    complete, end, rest = text.rpartition("\n")
+    if rest.strip("\0 "):
+        say(f"{path}: its last line is half-written: left out")
+    if not end:
+        if not text:
+            say(f"{path} is empty")
+        return
+    reader = csv.reader(complete.replace("\0", "").split("\n"))
+    try:
+        header = next(reader, [])
+        thinned = reader if every == 1 or not {*trace} <= {*header} else _thinned(reader, header, trace, every)
+        for row in thinned:
+            if row:  # as csv.DictReader: a short row's last values are None, what is too many has the name ""
+                yield dict(zip(header, row)) if len(row) == len(header) else _uneven(header, row)
+    except csv.Error as error:
+        say(f"{path}: not all of it can be read ({error})")
+
+
+def _uneven(header: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {**dict.fromkeys(header), **dict(zip(header, row))}
+    return values if len(row) < len(header) else {**values, "": list(row[len(header) :])}
+
+
+def _thinned(rows: Iterator[list[str]], header: Sequence[str], trace: Sequence[str], every: int) -> Iterator[list[str]]:
+    key = itemgetter(*(header.index(name) for name in trace))
+    final = header.index("final") if "final" in header else None
+    counts: dict[Any, int] = {}
+    last: dict[Any, list[str]] = {}  # of those that were left out
+    for row in rows:
+        if len(row) != len(header):
+            yield row
+            continue
+        which = key(row)
+        number = counts[which] = counts.get(which, 0) + 1
+        if number % every == 0 or (final is not None and row[final] == "true"):
+            last.pop(which, None)
+            yield row
+        else:
+            last[which] = row
+    yield from last.values()
+
+
+def provenance(row: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of the provenance of a row of scores.csv or results.csv. Raises one of `Damage` where it is cut short."""
+    if SENTENCE in row:
+        return vars(parse_sentence(_text(row[SENTENCE])))
+    return {name: _text(row[name]) for name in PROVENANCE}
+
+
+@functools.lru_cache(4096)
+def parse_sentence(text: str) -> Provenance:
+    """The provenance from the column `environment` that runs have whose version wrote it as a sentence:
+
+    "hopper-medium-v2 in Hopper-v4, gymnasium 1.4.0, mujoco 3.11.0; 0 and 100 are D4RL reference returns".
+    """
+    place, _, scale = text.partition("; ")
+    env_id, _, packages = place.rpartition(" in ")[2].partition(", ")
+    reference = re.fullmatch(r"0 and 100 are (.+) reference returns", scale)
+    scored_by = "success" if scale.startswith("the score is the share of episodes that succeed") else "return"
+    return Provenance(env_id, packages, reference[1] if reference else "", scored_by)
+
+
+def _text(value: str | None) -> str:
+    if value is None:  # the line ends before it
+        raise ValueError("no value")
+    return value
+
+
+def finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no score")
+    return value
+
+
+def header(path: Path) -> str:
+    """The first line of a file; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def yaml_mapping(text: str) -> Any:
+    """The content of a YAML file, only to be read. Runs share most of their settings, so each entry's text is parsed once.
+
+    Raises yaml.YAMLError.
+    """
+    blocks = re.split(r"^(?=[A-Za-z_]\w*:)", text, flags=re.M)
+    try:
+        if blocks[0]:
+            raise ValueError("it does not begin with an entry")
+        entries = [_entry(block) for block in blocks[1:]]
+        return {name: value for entry in entries for name, value in entry.items()}
+    except Exception:  # anything but plain entries, one below the other: as a whole
+        return _load(text)
+
+
+@functools.lru_cache(4096)
+def _entry(block: str) -> dict[str, Any]:
+    entry = _load(block)
+    if list(entry) != [block.partition(":")[0]]:
+        raise ValueError("not one entry")
+    return entry
+
+
+def _load(text: str) -> Any:
+    import yaml
+
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
