@@ -1,0 +1,80 @@
+"""npz files, member by member."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, TooLarge
+
+
+class File:
+    kind = "npz"
+
+    def __init__(self, path: Path, doubts: Doubts) -> None:
+        self.doubts = doubts
+        try:
+            self.zip = zipfile.ZipFile(path)
+            names = self.zip.namelist()
+        except Exception as error:
+            raise Refused(f"no zip file: {error}") from None
+        self.keys = [n.removesuffix(".npy") for n in names if n.endswith(".npy")]
+        self.paths = self.keys
+        if len(set(names)) < len(names):
+            doubts.add("two members of one name")
+        for name in names:
+            try:
+                if name.endswith(".npy") and self._header(name)[1].hasobject:
+                    doubts.add(f"{name} holds objects")
+            except (Refused, TooLarge) as error:
+                doubts.add(f"a member that may not be asked for is damaged: {error}")
+
+    def close(self) -> None:
+        self.zip.close()
+
+    def _header(self, name: str) -> tuple[tuple[int, ...], np.dtype, int]:
+        """Shape, type, and bytes that the member unpacks to, as the list of members says."""
+        try:
+            info = self.zip.getinfo(name)
+            with self.zip.open(name) as file:
+                version = np.lib.format.read_magic(file)
+                reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+                shape, _, dtype = reader(file)
+        except Exception as error:
+            raise Refused(f"{name} cannot be opened: {error!r}"[:120]) from None
+        return shape, dtype, info.file_size
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        try:
+            return self._header(f"{key}.npy")[0] if key in self.keys else None
+        except Refused:
+            return None
+
+    def get(self, key: str) -> np.ndarray | None:
+        if key not in self.keys:
+            return None
+        shape, dtype, size = self._header(f"{key}.npy")
+        if dtype.kind not in "biuf":
+            raise Refused(f"'{key}' holds {dtype}, no numbers")
+        if not shape:
+            raise Refused(f"'{key}' is no column")
+        declared = dtype.itemsize
+        for n in shape:
+            declared *= n
+        if declared < 0 or any(n < 0 for n in shape):
+            raise Refused(f"'{key}' has less than no rows")
+        if declared > size:
+            raise Refused(f"'{key}' declares {declared} bytes and has {size}")
+        if max(declared, size) > LARGE:
+            raise TooLarge(f"'{key}' has {size} bytes")
+        try:
+            data = self.zip.read(f"{key}.npy")
+            values = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        except Exception as error:
+            raise Refused(f"'{key}' cannot be read: {error!r}"[:120]) from None
+        if len(data) > declared + 10_000 or not data.endswith(values.tobytes("A")):
+            self.doubts.add(f"'{key}' has bytes that are not its own")
+        return values
