@@ -16,5 +16,6 @@ in plain loops, reads the file slowly and says which episodes it holds, that it 
     wrong        other episodes, or loaded though it must not     traceback    anything but a `UserError`
     memory       took more than `case.MEMORY` MB beside the file   crash, hang  the process died, or took more than `runner.SECONDS`
 
-and all but the first two are failures. Cases run in a process of their own, whose address space is limited.
+and all but the first two are failures. (`library`, which is none: the process died while the oracle read the file with h5py or pyarrow
+alone.) Cases run in a process of their own, whose address space is limited.
 """

@@ -12,7 +12,23 @@ import numpy as np
 
 from tests.fuzz.drafts import Rng
 
-FORMS = ("twice", "above", "pickle", "header", "header", "header", "flip", "flip", "cut", "crc", "size", "bomb", "stranger", "encrypted", "method")
+FORMS = (
+    "twice",
+    "above",
+    "pickle",
+    "header",
+    "header",
+    "header",
+    "flip",
+    "flip",
+    "cut",
+    "crc",
+    "size",
+    "bomb",
+    "stranger",
+    "encrypted",
+    "method",
+)
 
 
 def change(path: Path, rng: Rng) -> str:
@@ -72,7 +88,24 @@ def _header(data: bytes, rng: Rng) -> tuple[bytes, str]:
     values = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     shape, descr, order = values.shape, values.dtype.str, "False"
     body = values.tobytes()
-    form = str(rng.choice(["more rows", "huge", "overflow", "fewer rows", "negative", "fortran", "object", "no type", "text", "no dictionary", "version", "wide"]))
+    form = str(
+        rng.choice(
+            [
+                "more rows",
+                "huge",
+                "overflow",
+                "fewer rows",
+                "negative",
+                "fortran",
+                "object",
+                "no type",
+                "text",
+                "no dictionary",
+                "version",
+                "wide",
+            ]
+        )
+    )
     texts = {
         "more rows": (shape[:1] and (shape[0] + 5, *shape[1:])),
         "huge": (10**9, *shape[1:]),

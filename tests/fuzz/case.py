@@ -8,21 +8,35 @@ import re
 import time
 import traceback
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.fuzz import containers, damage, excerpts
+from tests.fuzz import containers, damage, drafts, drafts_minari, excerpts
 from tests.fuzz.compare import difference
-from tests.fuzz.drafts import LAYOUTS
 from tests.fuzz.oracle import judge
 from tests.fuzz.slips import slip
 
 FAILURES = ("strict", "unclear", "wrong", "traceback", "memory", "crash", "hang")
-OUTCOMES = ("right", "refused", *FAILURES)
-ALL = {**LAYOUTS, "real": excerpts.real}
+OUTCOMES = ("right", "refused", "library", *FAILURES)
+ALL: dict[str, Callable[[drafts.Rng], drafts.Draft]] = {
+    "d4rl": drafts.d4rl,
+    "hdf5": drafts.columns_of("hdf5", "case.hdf5"),
+    "npz": drafts.columns_of("npz", "case.npz"),
+    "parquet": drafts.columns_of("parquet", "case.parquet"),
+    "ogbench": drafts.ogbench,
+    "d3rlpy1": drafts.d3rlpy_v1,
+    "d3rlpy2": drafts.d3rlpy_v2,
+    "minari": drafts_minari.minari("minari"),
+    "arrow": drafts_minari.minari("arrow"),
+    "padded": drafts.padded,
+    "text": drafts_minari.text,
+    "minari-text": drafts_minari.minari_text,
+    "real": excerpts.real,
+}
 MEMORY = 300  # MB that loading a small file may take
 QUOTED = r"'[^']*'|[-\d.]+\d|\d|/\S*"  # what differs between failures of one cause
 DRAFT = "case.json"  # beside the file: how it was made, and the settings it is loaded with
@@ -45,16 +59,20 @@ class Result:
     @property
     def kind(self) -> str:
         """The same for failures of one cause, as far as one can tell."""
-        about = self.place or (self.reason if self.outcome == "wrong" else self.message.split(":", 1)[-1])
-        return f"{self.layout}: {self.outcome}: {re.sub(QUOTED, '*', about)[:70]}"
+        about = self.reason if self.outcome == "wrong" else self.message.split(":", 1)[-1]
+        return f"{self.layout}: {self.outcome}: {self.place or re.sub(QUOTED, '*', about)[:70]}"
 
 
-def make(layout: str, seed: int, number: int, folder: Path) -> tuple[Path, list[str]]:
-    """Write the case under `folder`: the path to load, and what was changed. The settings stand in DRAFT beside it."""
+def make(layout: str, seed: int, number: int, folder: Path, sound: bool = False) -> tuple[Path, list[str]]:
+    """Write the case under `folder`: the path to load, and what was changed. The settings stand in DRAFT beside it.
+
+    sound: change nothing.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(layout.encode()), number])
     draft = ALL[layout](rng)
     changes: list[str] = []
     plan = rng.choice(["none", "slip", "slips", "structure", "both", "bytes"], p=[0.08, 0.34, 0.06, 0.24, 0.08, 0.2])
+    plan = "none" if sound else plan
     for _ in range({"slip": 1, "slips": 2, "both": 1}.get(str(plan), 0)):
         try:
             changes.append(slip(draft, rng))

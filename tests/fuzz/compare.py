@@ -42,7 +42,9 @@ def _common(part: dict[str, Any], truth: Truth) -> str:
     if part["truncations"].tolist() != (last & (not truth.terminated)).tolist():
         return f"truncations, where the end is {'none' if truth.terminated else 'one'}"
     known = [value is not None for value in truth.successors]
-    return "" if part["successor_known"].tolist() == known else f"successors known: {part['successor_known'].tolist()[-3:]}, not {known[-3:]}"
+    return (
+        "" if part["successor_known"].tolist() == known else f"successors known: {part['successor_known'].tolist()[-3:]}, not {known[-3:]}"
+    )
 
 
 def _of_numbers(part: dict[str, Any], truth: Truth, spec: Any) -> str:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from tests.fuzz import archives, links
 from tests.fuzz.drafts import Draft, Rng
-from tests.fuzz.slips import json_slip
+from tests.fuzz.json_slips import json_slip
 
 
 def bytes_of(path: Path, rng: Rng) -> str:
@@ -84,11 +84,17 @@ def _parquet(path: Path, rng: Rng) -> str:
 
 
 def _column(rng: Rng, values: pa.Array, rows: int) -> tuple[str, pa.Array]:
-    form = str(rng.choice(["null", "nulls", "uneven", "text", "struct", "map", "decimal", "time", "dictionary", "same name", "gap", "binary", "half"]))
+    form = str(
+        rng.choice(
+            ["null", "nulls", "uneven", "text", "struct", "map", "decimal", "time", "dictionary", "same name", "gap", "binary", "half"]
+        )
+    )
     some = np.arange(rows)
     if form in ("null", "nulls"):
         mask = pa.array(some == int(rng.integers(max(rows, 1))) if form == "null" else some >= 0)
-        return form, pa.compute.if_else(mask, pa.nulls(rows, values.type), values) if rows and not pa.types.is_nested(values.type) else pa.nulls(rows)
+        return form, pa.compute.if_else(mask, pa.nulls(rows, values.type), values) if rows and not pa.types.is_nested(
+            values.type
+        ) else pa.nulls(rows)
     made = {
         "uneven": lambda: pa.array([[0.5] * (k % 3) for k in some]),
         "text": lambda: pa.array([str(k) for k in some]),
@@ -148,7 +154,9 @@ def _raw_json(path: Path, rng: Rng) -> str:
     if path.suffix == ".gz":
         return bytes_of(path, rng)
     text = path.read_text()
-    form = str(rng.choice(["comma", "quotes", "nan", "deep", "long number", "twice", "latin", "mark", "surrogate", "blank", "half line", "value"]))
+    form = str(
+        rng.choice(["comma", "quotes", "nan", "deep", "long number", "twice", "latin", "mark", "surrogate", "blank", "half line", "value"])
+    )
     if form == "value":
         lines = [json.loads(line) for line in text.splitlines() if line.strip()] if not text.startswith("[\n") else json.loads(text)
         what = json_slip(lines, rng)

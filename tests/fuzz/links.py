@@ -120,7 +120,9 @@ def bomb(rng: Rng, file: Any, name: str, path: Path) -> str:
 def strange_type(rng: Rng, file: Any, name: str, path: Path) -> str:
     item = file[name]
     rows = (item.shape or (1,))[0]
-    form = str(rng.choice(["compound", "vlen", "text", "bytes", "opaque", "reference", "enum", "null", "array", "group", "complex", "bad utf-8"]))
+    form = str(
+        rng.choice(["compound", "vlen", "text", "bytes", "opaque", "reference", "enum", "null", "array", "group", "complex", "bad utf-8"])
+    )
     values = item[()] if item.shape is not None and item.dtype.kind in "biuf" else np.zeros(rows)
     del file[name]
     if form == "compound":

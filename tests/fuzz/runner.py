@@ -83,7 +83,7 @@ class Worker:
                 return Result(**answer["result"])
             stage, silent = answer.get("stage", stage), "silent" in answer
         self.stop()
-        result = Result("hang" if silent else "crash")
+        result = Result("library" if stage == "oracle" else "hang" if silent else "crash")
         result.place = f"in {stage}" + ("" if silent else f", status {process.returncode}")
         draft = Path(order["folder"]) / "case.json"
         if draft.exists():
@@ -130,13 +130,13 @@ def fuzz(
                 break
             order = {"layout": names[k % len(names)], "seed": seed, "number": first + k // len(names)}
             result = worker.run(order)
-            if result.outcome in ("crash", "hang") and worker.run(order).outcome != result.outcome:
+            if result.outcome in ("crash", "hang", "library") and worker.run(order).outcome != result.outcome:
                 result.place += " (not when it is run again)"
             result.layout, result.number, result.seed = str(order["layout"]), int(order["number"]), seed
             row = counts[result.layout]
             row[result.outcome] += 1
             row[f"oracle: {result.verdict}"] += 1
-            if result.outcome not in ("right", "refused"):
+            if result.outcome not in ("right", "refused", "library"):
                 failures.append(result)
                 kinds[result.kind] += 1
                 if keep is not None and kinds[result.kind] <= KEPT:
@@ -158,7 +158,10 @@ def _keep(case: Path, keep: Path, result: Result) -> None:
 
 def table(counts: dict[str, Counter[str]]) -> str:
     """The counts as a table, one line a layout."""
-    columns = ["cases", *(o for o in (*OUTCOMES, "fuzzer") if o in ("right", "refused", "wrong", "traceback") or any(c[o] for c in counts.values()))]
+    columns = [
+        "cases",
+        *(o for o in (*OUTCOMES, "fuzzer") if o in ("right", "refused", "wrong", "traceback") or any(c[o] for c in counts.values())),
+    ]
     verdicts = ["valid", "refuse", "either"]
     lines = ["| layout | " + " | ".join([*columns, *(f"oracle: {v}" for v in verdicts)]) + " |"]
     lines.append("|---" * (1 + len(columns) + len(verdicts)) + "|")
@@ -178,5 +181,7 @@ def summary(failures: list[Result]) -> str:
     lines = []
     for kind, results in sorted(groups.items(), key=lambda item: (FAILURES + ("fuzzer",)).index(item[1][0].outcome) * 10**6 - len(item[1])):
         r = results[0]
-        lines.append(f"{len(results):5} x {kind}\n        {r.layout}-{r.seed}-{r.number}: {'; '.join(r.changes)[:200]}\n        {r.message[-260:]}")
+        lines.append(
+            f"{len(results):5} x {kind}\n        {r.layout}-{r.seed}-{r.number}: {'; '.join(r.changes)[:200]}\n        {r.message[-260:]}"
+        )
     return "\n".join(lines)

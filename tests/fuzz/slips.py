@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.drafts import Draft, Rng, Table
+from tests.fuzz.json_slips import JUNK, json_slip
 
 Slip = Callable[[Rng, Table, str], str]
-JUNK = (None, True, False, -1, 0, 1, 2, 10**10, 1e308, -0.5, float("nan"), "", "x", "3", [], [1], [[1, 2]], {}, {"type": "Box"}, "episode_0")
 NAMES = ("timeouts", "truncations", "terminals", "episode_ends", "episode_ids", "next_observations", "final_observations", "masks", "x/y")
 
 
@@ -215,7 +215,23 @@ def _rows(table: Table) -> int:
     return max((len(v) for v in table.values() if np.ndim(v)), default=0)
 
 
-ANY: tuple[Slip, ...] = (drop, drop, rename, swap, retype, retype, reshape, lengths, empty, scalar, not_finite, flags, flags, successors, actions)
+ANY: tuple[Slip, ...] = (
+    drop,
+    drop,
+    rename,
+    swap,
+    retype,
+    retype,
+    reshape,
+    lengths,
+    empty,
+    scalar,
+    not_finite,
+    flags,
+    flags,
+    successors,
+    actions,
+)
 ROWS: tuple[Slip, ...] = (rows_of_ends, rows_of_ends, ids, finals)
 
 
@@ -258,30 +274,3 @@ def _of_metadata(meta: dict[str, Any], rng: Rng) -> str:
         return f"no {key}"
     meta[key] = copy.deepcopy(JUNK[int(rng.integers(len(JUNK)))])
     return f"{key} = {meta[key]!r}"
-
-
-def json_slip(lines: list[Any], rng: Rng) -> str:
-    """Drop, rename, copy or replace a value somewhere inside a list of JSON values, in place."""
-    place: Any = lines
-    path: list[Any] = []
-    while True:
-        keys = sorted(place) if isinstance(place, dict) else list(range(len(place)))
-        if not keys:
-            place.append(JUNK[int(rng.integers(len(JUNK)))]) if isinstance(place, list) else place.update(x=1)
-            return f"{path}: something more"
-        key = keys[int(rng.integers(len(keys)))]
-        path.append(key)
-        if not isinstance(place[key], dict | list) or (path[1:] and rng.random() < 0.35):
-            break
-        place[key] = copy.copy(place[key])
-        place = place[key]
-    action = str(rng.choice(["drop", "replace", "rename", "copy"], p=[0.25, 0.5, 0.15, 0.1]))
-    if action == "replace":
-        place[key] = copy.deepcopy(JUNK[int(rng.integers(len(JUNK)))])
-        return f"{path} = {place[key]!r}"
-    value = place.pop(key) if action != "copy" else place[key]
-    if isinstance(place, dict) and action != "drop":
-        place[f"{key}x"] = value
-    elif action == "copy":
-        place.append(value)
-    return f"{path}: {action}"

@@ -65,7 +65,7 @@ def _warm_up(case: Any) -> None:
             place = Path(folder, str(k))
             place.mkdir()
             try:
-                path, _ = case.make(layout, 0, 0, place)
+                case.make(layout, 0, 0, place)
                 case.run(*case.settings_of(place))
             except Exception:
                 continue

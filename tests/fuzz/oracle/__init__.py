@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.oracle import arrow, columns, hdf5, jsonlines, minari, npz, rollouts
-from tests.fuzz.oracle.verdict import Doubts, Refused, TooLarge, Verdict
+from tests.fuzz.oracle.verdict import Doubts, Refused, Unknown, Verdict
 
 
 def judge(path: Path, config: dict[str, Any]) -> Verdict:
@@ -17,7 +17,7 @@ def judge(path: Path, config: dict[str, Any]) -> Verdict:
         episodes = _read(path, dict(config.get("fields") or {}), doubts)
     except Refused as error:
         return Verdict("refuse", str(error), None)
-    except TooLarge as error:
+    except Unknown as error:
         return Verdict("either", str(error), None)
     if doubts.blind:
         return Verdict("either", doubts.first, None)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, TooLarge
+from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, Unknown
 
 
 class ParquetFile:
@@ -25,7 +25,7 @@ class ParquetFile:
             raise Refused(f"no Parquet file: {error}"[:120]) from None
         names = list(self.schema.names)
         if len(set(names)) < len(names):
-            doubts.lose("two columns of one name")
+            raise Unknown("two columns of one name")
         self.series: dict[str, list[str]] = {}
         for name in names:
             stem, _, number = name.rpartition("_")
@@ -55,9 +55,9 @@ class ParquetFile:
     def values(self, key: str) -> list[Any]:
         try:
             if self.rows > LARGE // 8:
-                raise TooLarge(f"'{key}' has {self.rows} rows")
+                raise Unknown(f"'{key}' has {self.rows} rows")
             return self.file.read(columns=[key]).column(0).to_pylist()
-        except TooLarge:
+        except Unknown:
             raise
         except Exception as error:
             raise Refused(f"'{key}' cannot be read: {error}"[:120]) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz.oracle.verdict import Doubts, Refused, Truth
+from tests.fuzz.oracle.verdict import Doubts, Refused, Truth, Unknown
 
 WORDS = {"terminations": "terminals", "truncations": "timeouts"}
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "episode_ends", "episode_ids",
@@ -33,7 +33,7 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
     for column in COLUMNS:
         names = [fields[column]] if column in fields else [n for n in (column, WORDS.get(column)) if n in keys]
         if len(names) == 2:
-            doubts.lose(f"both {names[0]} and {names[1]}")
+            raise Unknown(f"both {names[0]} and {names[1]}")
         if names:
             value = file.get(names[0])
             if value is None:
@@ -49,7 +49,7 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
 
 def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
     """The episodes that the columns make."""
-    observations = _finite("observations", table["observations"])
+    observations = finite("observations", table["observations"])
     if observations.dtype != np.uint8 or observations.ndim < 4:
         observations = observations.astype(np.float32)
     if observations.ndim == 1:
@@ -59,12 +59,12 @@ def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
         raise Refused("no rows")
     if observations[0].size == 0:
         doubts.add("observations of no numbers")
-    rewards = _vector("rewards", _finite("rewards", table["rewards"]), rows)
+    rewards = vector("rewards", finite("rewards", table["rewards"]), rows)
     acts = actions(table["actions"], rows, doubts)
-    flags = {name: _flags(name, table[name], rows) for name in ("terminations", "truncations") if name in table}
+    marks = {name: flags(name, table[name], rows) for name in ("terminations", "truncations") if name in table}
     successors = table.get("next_observations")
     if successors is not None:
-        successors = _finite("next_observations", successors)
+        successors = finite("next_observations", successors)
         successors = successors[:, None] if successors.ndim == 1 else successors
         if successors.shape != observations.shape:
             raise Refused("next_observations and observations differ in shape")
@@ -72,7 +72,7 @@ def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
             doubts.lose("next_observations and observations differ in type")
         if observations.dtype != np.uint8:
             successors = successors.astype(np.float32)
-    ends = _marked_ends(table, flags, rows, doubts)
+    ends = _marked_ends(table, marks, rows, doubts)
     marked = any(name in table for name in ("terminations", "truncations", "episode_ends", "episode_ids"))
     jumps = [] if successors is None else [i for i in range(rows - 1) if _jump(successors[i], observations[i + 1])]
     stray = [i for i in jumps if not ends[i]]
@@ -89,7 +89,7 @@ def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
     complete, ends[-1] = ends[-1], True
     finals = table.get("final_observations")
     if finals is not None:
-        finals = _finite("final_observations", finals)
+        finals = finite("final_observations", finals)
         finals = finals[:, None] if finals.ndim == 1 else finals
         finals = finals.astype(observations.dtype)
         if finals.shape[1:] != observations.shape[1:]:
@@ -98,7 +98,7 @@ def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
             raise Refused("final_observations are not one for each episode")
         if successors is not None:
             finals = None
-    return _cut(observations, acts, rewards, flags.get("terminations"), ends, successors, finals, complete)
+    return _cut(observations, acts, rewards, marks.get("terminations"), ends, successors, finals, complete)
 
 
 def _cut(
@@ -136,7 +136,7 @@ def _hidden(observations: np.ndarray, successors: np.ndarray, terminations: Any,
     return {i for i, s, e in zip(lasts, same, ended, strict=True) if s and (every or not e)}
 
 
-def _finite(name: str, values: np.ndarray) -> np.ndarray:
+def finite(name: str, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind == "f":
         with np.errstate(all="ignore"):
             values = values.astype(np.float32)
@@ -145,7 +145,7 @@ def _finite(name: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _vector(name: str, values: np.ndarray, rows: int) -> np.ndarray:
+def vector(name: str, values: np.ndarray, rows: int) -> np.ndarray:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.shape != (rows,):
@@ -153,17 +153,15 @@ def _vector(name: str, values: np.ndarray, rows: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _flags(name: str, values: np.ndarray, rows: int) -> list[bool]:
+def flags(name: str, values: np.ndarray, rows: int) -> list[bool]:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.shape != (rows,):
         raise Refused(f"'{name}' has shape {values.shape} for {rows} rows")
-    flags = []
     for value in values.tolist():
         if value not in (0, 1):
             raise Refused(f"'{name}' holds {value}, which is no flag")
-        flags.append(bool(value))
-    return flags
+    return [bool(value) for value in values.tolist()]
 
 
 def actions(values: np.ndarray, rows: int, doubts: Doubts) -> np.ndarray:
@@ -179,7 +177,7 @@ def actions(values: np.ndarray, rows: int, doubts: Doubts) -> np.ndarray:
         return np.array(whole, np.int64)
     if values.ndim > 2:
         raise Refused(f"actions have shape {values.shape}")
-    values = _finite("actions", values)
+    values = finite("actions", values)
     values = (values[:, None] if values.ndim == 1 else values).astype(np.float32)
     if values.shape[1] == 0:
         doubts.add("actions of no numbers")
@@ -190,8 +188,8 @@ def actions(values: np.ndarray, rows: int, doubts: Doubts) -> np.ndarray:
     return values
 
 
-def _marked_ends(table: dict[str, np.ndarray], flags: dict[str, list[bool]], rows: int, doubts: Doubts) -> list[bool]:
-    ends = [any(f[i] for f in flags.values()) for i in range(rows)]
+def _marked_ends(table: dict[str, np.ndarray], marks: dict[str, list[bool]], rows: int, doubts: Doubts) -> list[bool]:
+    ends = [any(f[i] for f in marks.values()) for i in range(rows)]
     if "episode_ends" in table:
         for i in _end_rows(table["episode_ends"], rows, doubts):
             ends[i] = True

@@ -84,7 +84,13 @@ def _form(value: Any) -> Any:
     if isinstance(value, list) and value and all(_step(v) for v in value):
         return _steps
     if isinstance(value, dict):
-        for key, form in (("turns", _turns), ("sequence", _sequence), ("text_history", _history), ("conversation", _dialogue), ("lines", _dialogue)):
+        for key, form in (
+            ("turns", _turns),
+            ("sequence", _sequence),
+            ("text_history", _history),
+            ("conversation", _dialogue),
+            ("lines", _dialogue),
+        ):
             if key in value:
                 return form
     raise Refused("an episode in no known form")
@@ -134,16 +140,16 @@ def _turns(value: Any, doubts: Doubts) -> Truth:
     final = _need(value, "final_obs", object)
     if final is not None:
         _text(final, "final_obs")
-    if not isinstance(value.get("meta") or {}, dict):
-        if value["meta"]:
-            raise Refused("meta is no object")
-        doubts.add("meta is empty")
+    if value.get("meta") is not None and not isinstance(value["meta"], dict):
+        raise Refused("meta is no object")
     parts: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     for turn in turns:
         for part, key in zip(parts, ("obs", "action", "reward"), strict=True):
             part.append(_need(turn, key, object))
     observations = [_text(t, "obs") for t in parts[0]]
-    return _truth(observations, [_text(t, "action") for t in parts[1]], [_number(r, "reward") for r in parts[2]], final, ended, ended or cut)
+    return _truth(
+        observations, [_text(t, "action") for t in parts[1]], [_number(r, "reward") for r in parts[2]], final, ended, ended or cut
+    )
 
 
 def _joined(texts: list[str], acts: list[bool], rewards: list[float], done: bool) -> Truth | None:
@@ -217,7 +223,9 @@ def _steps(value: Any, doubts: Doubts) -> Truth:
     if final is not None:
         _text(final, "next_state")
     rewards = [_number(_need(v, "reward", object), "reward") for v in value]
-    return _truth([_text(v["state"], "state") for v in value], [_text(v["action"], "action") for v in value], rewards, final, flags[-1], True)
+    return _truth(
+        [_text(v["state"], "state") for v in value], [_text(v["action"], "action") for v in value], rewards, final, flags[-1], True
+    )
 
 
 def _dialogue(value: Any, doubts: Doubts) -> Truth | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tests.fuzz.oracle import arrow, columns, hdf5
+from tests.fuzz.oracle import columns
+from tests.fuzz.oracle.minari_storage import ArrowEpisodes, Hdf5Episodes
 from tests.fuzz.oracle.rollouts import alike
-from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, TooLarge, Truth
+from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, Truth, Unknown
 
 KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
@@ -29,10 +29,12 @@ def read(path: Path, doubts: Doubts) -> list[Truth]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(f"metadata.json: {error!r}") from None
     _doubt_metadata(meta, doubts)
+    for space in spaces:
+        _doubt_space(space, doubts)
     if meta.get("data_format", "hdf5") == "hdf5":
-        episodes: Any = _Hdf5(folder, doubts)
+        episodes: Any = Hdf5Episodes(folder, doubts)
     elif meta.get("data_format") in ("arrow", "parquet"):
-        episodes = _Arrow(folder, str(meta["data_format"]), doubts)
+        episodes = ArrowEpisodes(folder, str(meta["data_format"]), doubts)
     else:
         raise Refused(f"data_format is {meta.get('data_format')!r}")
     try:
@@ -60,13 +62,13 @@ def _doubt_metadata(meta: Any, doubts: Doubts) -> None:
     for key in ("ref_min_score", "ref_max_score"):
         if meta.get(key) is not None and (isinstance(meta[key], bool) or not isinstance(meta[key], int | float)):
             doubts.add(f"{key} is no number")
-    if "offrl" in meta or "author" in meta and not isinstance(meta["author"], str | list):
+    if "offrl" in meta or ("author" in meta and not isinstance(meta["author"], str | list)):
         doubts.add("a record, or an author, of a wrong type")
     try:
         spec = json.loads(meta["env_spec"]) if meta.get("env_spec") else {}
         plain = isinstance(spec, dict) and isinstance(spec.get("id", ""), str) and isinstance(spec.get("kwargs") or {}, dict)
         limit = spec.get("max_episode_steps")
-        if not plain or "id" not in spec and spec or not (limit is None or (type(limit) is int and limit > 0)):
+        if not plain or ("id" not in spec and spec) or not (limit is None or (type(limit) is int and limit > 0)):
             raise ValueError
         if not isinstance(spec.get("additional_wrappers", []), list):
             raise ValueError
@@ -74,102 +76,27 @@ def _doubt_metadata(meta: Any, doubts: Doubts) -> None:
         doubts.add("env_spec describes no environment")
 
 
-class _Hdf5:
-    def __init__(self, folder: Path, doubts: Doubts) -> None:
-        path = folder / "main_data.hdf5"
-        if not path.is_file():
-            raise Refused("no main_data.hdf5")
-        self.file, self.doubts = hdf5.File(path, doubts), doubts
-        numbers = sorted(int(k[8:]) for k in self.file.keys if k.startswith("episode_") and k[8:].isdigit())
-        if numbers != list(range(len(numbers))):
-            doubts.add("episodes are missing")
-        self.names = [f"episode_{n}" for n in numbers]
-
-    def get(self, name: str, key: str) -> np.ndarray | None:
-        return self.file.get(f"{name}/{key}")
-
-    def texts(self, name: str, key: str) -> list[Any]:
-        item = self.file.item(f"{name}/{key}")
-        if item is None:
-            raise Refused(f"{name} has no {key}")
-        if key in ("observations", "actions"):
+def _doubt_space(space: Any, doubts: Doubts) -> None:
+    """Parts of a space that nothing here depends on, but that a reader may check."""
+    if not isinstance(space, dict):
+        return
+    for inside in (space.get("subspaces") or {}).values() if isinstance(space.get("subspaces"), dict) else ():
+        _doubt_space(inside, doubts)
+    if space.get("type") in ("Box", "Discrete"):
+        try:
+            np.dtype(str(space["dtype"]))
+        except (TypeError, KeyError):
+            doubts.add("a space without a type of numbers")
+    if space.get("type") == "Box":
+        for bound in ("low", "high"):
             try:
-                if item.external or item.is_virtual or not item.shape or item.dtype.kind not in "OS" or item.size > 10**6:
-                    raise Refused(f"{name}: {key} holds no texts")
-                hdf5.enough(item, key, self.file.size, self.doubts)
-                return [v.decode() if isinstance(v, bytes) else v for v in item[()].reshape(-1).tolist()]
-            except hdf5.ERRORS as error:
-                raise Refused(f"{name}: {key}: {error}") from None
-        return hdf5.column(item, key, self.file.size, self.doubts).reshape(-1).tolist()
-
-    def close(self) -> None:
-        self.file.close()
-
-
-class _Arrow:
-    """Every column has T + 1 rows, of which only the observations use the last."""
-
-    def __init__(self, folder: Path, kind: str, doubts: Doubts) -> None:
-        self.folder, self.kind, self.doubts = folder, kind, doubts
-        numbers = sorted(int(p.name) for p in folder.iterdir() if p.is_dir() and p.name.isdigit())
-        if numbers != list(range(len(numbers))):
-            doubts.add("episodes are missing")
-        self.names = [str(n) for n in numbers]
-        self.tables: dict[str, Any] = {}
-
-    def _table(self, name: str) -> Any:
-        if name not in self.tables:
-            files = sorted(p for p in (self.folder / name).iterdir() if p.suffix == f".{self.kind}")
-            if not files:
-                raise Refused(f"episode {name} has no file")
-            if len(files) > 1:
-                self.doubts.lose("an episode in several files")
-            try:
-                if self.kind == "parquet":
-                    self.tables[name] = pq.ParquetFile(files[0]).read()
-                else:
-                    self.tables[name] = pa.ipc.open_file(pa.BufferReader(files[0].read_bytes())).read_all()
-                self.tables[name].validate(full=True)
-            except Exception as error:
-                raise Refused(f"episode {name}: {error}"[:120]) from None
-        return self.tables[name]
-
-    def _values(self, name: str, key: str) -> tuple[list[Any], Any] | None:
-        table = self._table(name)
-        first, *inside = key.split("/")
-        if table.column_names.count(first) != 1:
-            return None
-        kind, values = table.schema.field(first).type, table.column(first).to_pylist()
-        for part in inside:
-            if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
-                return None
-            kind, values = kind.field(part).type, [None if v is None else v[part] for v in values]
-        return values, kind
-
-    def get(self, name: str, key: str) -> np.ndarray | None:
-        pair = self._values(name, key)
-        if pair is None:
-            return None
-        values, kind = pair
-        if not key.startswith("observations"):
-            if values and arrow_null(values[-1]):
-                self.doubts.add("a null in the row that is not used")
-                values = values[:-1] + values[-2:-1]
-            values = values[:-1]
-        return arrow.numbers(values, kind, key, self.doubts)
-
-    def texts(self, name: str, key: str) -> list[Any]:
-        pair = self._values(name, key)
-        if pair is None:
-            raise Refused(f"episode {name} has no {key}")
-        return pair[0] if key == "observations" else pair[0][:-1]
-
-    def close(self) -> None:
-        pass
-
-
-def arrow_null(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and any(arrow_null(v) for v in value))
+                if (
+                    np.array(space.get(bound), np.float64).shape != tuple(space["shape"])
+                    or np.isnan(np.array(space[bound], np.float64)).any()
+                ):
+                    doubts.add("a Box without bounds")
+            except (TypeError, ValueError, KeyError, OverflowError):
+                doubts.add("a Box without bounds")
 
 
 def _numbers(episodes: Any, name: str, observations: Any, actions: Any, doubts: Doubts) -> Truth | None:
@@ -189,11 +116,11 @@ def _numbers(episodes: Any, name: str, observations: Any, actions: Any, doubts: 
     if len(seen) != steps + 1:
         raise Refused(f"{name}: {len(seen)} observations for {steps} steps")
     acts = _space_of_actions(parts["actions"], actions, steps, doubts)
-    rewards = columns._vector("rewards", columns._finite("rewards", parts["rewards"]), steps)
-    ended = [columns._flags(key, parts[key], steps) for key in KEYS[3:]]
+    rewards = columns.vector("rewards", columns.finite("rewards", parts["rewards"]), steps)
+    ended = [columns.flags(key, parts[key], steps) for key in KEYS[3:]]
     if any(ended[0][:-1]) or any(ended[1][:-1]):
         doubts.lose("an end inside an episode")
-    seen = columns._finite("observations", seen)
+    seen = columns.finite("observations", seen)
     return Truth(seen[:-1], acts, rewards.tolist(), ended[0][-1], list(seen[1:]))
 
 
@@ -217,10 +144,10 @@ def _space_of_actions(values: np.ndarray, space: Any, steps: int, doubts: Doubts
     for n in shape:
         width *= n
     if width > LARGE:
-        raise TooLarge("actions of millions of numbers")
+        raise Unknown("actions of millions of numbers")
     if values.size != steps * width:
         raise Refused("actions do not have the shape of their space")
-    values = columns._finite("actions", values).reshape(steps, width).astype(np.float32)
+    values = columns.finite("actions", values).reshape(steps, width).astype(np.float32)
     try:
         bounds = [np.broadcast_to(np.array(b, np.float64).reshape(-1), (width,)) for b in (low, high)]
         if any(np.array(b).shape != tuple(shape) for b in (low, high)) or not (bounds[0] < bounds[1]).all():
@@ -242,10 +169,10 @@ def _observations(episodes: Any, name: str, key: str, space: Any, doubts: Doubts
         parts = [_observations(episodes, name, f"{key}/{k}", inside[k], doubts) for k in sorted(inside)]
         if len({len(p) for p in parts}) > 1:
             raise Refused("entries of different lengths")
-        return np.concatenate([p.reshape(len(p), -1).astype(np.float32) for p in parts], 1)
+        return np.concatenate([p.reshape(len(p), int(np.prod(p.shape[1:]))).astype(np.float32) for p in parts], 1)
     if kind not in ("Box", "Discrete"):
         if kind == "MultiBinary":
-            raise TooLarge("MultiBinary")
+            raise Unknown("MultiBinary")
         raise Refused(f"observations of a {kind} space")
     values = episodes.get(name, key)
     if values is None:
@@ -253,10 +180,12 @@ def _observations(episodes: Any, name: str, key: str, space: Any, doubts: Doubts
     rows = len(values)
     if kind == "Discrete":
         n, start = space.get("n"), space.get("start", 0)
-        if type(n) is not int or type(start) is not int or values.size != rows or values.dtype.kind not in "biu":
+        if type(n) is not int or type(start) is not int or values.size != rows or (values != np.floor(values)).any():
             raise Refused("a Discrete space without a number")
+        if values.dtype.kind == "f":
+            doubts.add("numbers of a Discrete space as floats")
         if n > 10**5:
-            raise TooLarge("one-hot of millions")
+            raise Unknown("one-hot of millions")
         if values.size and (int(values.min()) < start or int(values.max()) >= start + n):
             raise Refused("a number outside the Discrete space")
         hot = np.zeros((rows, n), np.float32)
@@ -270,7 +199,7 @@ def _observations(episodes: Any, name: str, key: str, space: Any, doubts: Doubts
     for n in shape:
         size *= n
     if size > LARGE:
-        raise TooLarge("observations of millions of numbers")
+        raise Unknown("observations of millions of numbers")
     if values.size != rows * size:
         raise Refused("observations do not have the shape of their space")
     if list(values.shape[1:]) != shape:
@@ -292,12 +221,16 @@ def _texts(episodes: Any, name: str) -> Truth:
         raise Refused(f"{name}: columns of different lengths")
     if any(not isinstance(t, str) for k in KEYS[:2] for t in parts[k]):
         raise Refused(f"{name}: no texts")
-    ended = [columns._flags(k, np.array(parts[k]), steps) for k in KEYS[3:]]
+    if any(not isinstance(v, bool | int | float) for k in KEYS[3:] for v in parts[k]):
+        raise Refused(f"{name}: flags that are none")
+    ended = [columns.flags(k, np.array(parts[k]), steps) for k in KEYS[3:]]
     if any(ended[0][:-1]) or any(ended[1][:-1]):
         raise Refused(f"{name}: an end inside")
-    if any(isinstance(r, str | bool) or r is None for r in parts["rewards"]):
+    if any(isinstance(r, Decimal) for r in parts["rewards"]):
+        raise Unknown("decimals")
+    if any(not isinstance(r, int | float) or isinstance(r, bool) for r in parts["rewards"]):
         raise Refused(f"{name}: rewards are no numbers")
-    rewards = columns._finite("rewards", np.array(parts["rewards"], np.float64)).tolist()
+    rewards = columns.finite("rewards", np.array(parts["rewards"], np.float64)).tolist()
     seen = parts["observations"]
     complete = ended[0][-1] or ended[1][-1]
     return Truth(seen[:-1], parts["actions"], rewards, ended[0][-1], seen[1:], complete)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.oracle import columns
-from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, TooLarge, Truth
+from tests.fuzz.oracle.verdict import LARGE, Doubts, Refused, Truth, Unknown
 
 FLAGS = {"terminations": ("terminations", "terminals"), "truncations": ("truncations", "timeouts")}
 
@@ -45,7 +45,7 @@ def _array(file: Any, name: str) -> np.ndarray | None:
     for n in shape[1:]:
         size *= n
     if size > LARGE:
-        raise TooLarge(f"'{name}' has {size} bytes")
+        raise Unknown(f"'{name}' has {size} bytes")
     rollouts: list[Any] = [None] * len(data)
     for place, value in zip(order, data, strict=True):
         if not isinstance(value, bytes) or len(value) != size:
@@ -135,7 +135,7 @@ def _first(file: Any, doubts: Doubts) -> list[Truth]:
             raise Refused(f"there is no '{key}'")
     rows = len(table["observations"])
     ends = table["episode_ends"]
-    if ends.reshape(-1).shape != (rows,) or not np.isin(ends, (0, 1)).all():
+    if ends.shape not in ((rows,), (rows, 1)) or not np.isin(ends, (0, 1)).all():
         raise Refused("episode_terminals are no flags")
     table["episode_ends"] = ends.reshape(-1).astype(bool)
     if file.item("discrete_action") is not None:
@@ -160,7 +160,10 @@ def _second(file: Any, doubts: Doubts) -> list[Truth]:
         raise Refused("episodes are missing")
     if any(k.startswith("observations_") and not k[13:].isdigit() for k in file.keys):
         doubts.add("other observations")
-    total = file.single("total_size") if file.item("total_size") is not None else None
+    try:
+        total = file.single("total_size") if file.item("total_size") is not None else None
+    except Refused as error:
+        total = str(error)
     if total is None:
         doubts.add("no total_size")
     elif np.shape(total) != () or not isinstance(total, int | float | np.number) or total != len(numbers):
@@ -184,6 +187,8 @@ def _second(file: Any, doubts: Doubts) -> list[Truth]:
     if not truths:
         raise Refused("no episodes")
     alike(truths)
+    for name in ("observations", "actions", "rewards"):
+        _of_one_type(file, name, len(numbers), doubts)
     return truths
 
 
@@ -194,3 +199,9 @@ def alike(truths: list[Truth]) -> None:
             raise Refused("episodes of different shapes")
         if (truth.actions.dtype.kind == "i") != (truths[0].actions.dtype.kind == "i"):
             raise Refused("actions of different kinds")
+
+
+def _of_one_type(file: Any, name: str, count: int, doubts: Doubts) -> None:
+    """Doubts episodes whose numbers are of different types."""
+    if len({getattr(file.item(f"{name}_{i}"), "dtype", None) for i in range(count)}) > 1:
+        doubts.add(f"{name} of different types")

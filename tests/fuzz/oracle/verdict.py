@@ -12,8 +12,8 @@ class Refused(Exception):
     """The file must not load."""
 
 
-class TooLarge(Exception):
-    """The oracle cannot say: either is fine, and the watch over memory decides."""
+class Unknown(Exception):
+    """The oracle cannot say what the file holds, or does not read so much: either is fine, and the watch over memory decides."""
 
 
 @dataclass
