@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.fuzz import records
 from tests.fuzz.drafts import Draft, Rng, Table
 
 
@@ -26,6 +27,8 @@ def write(draft: Draft, folder: Path, rng: Rng) -> Path:
         _parquet(path, draft.tables[""], rng)
     elif draft.container == "json":
         _json(path, draft.lines, rng)
+    elif draft.container == "record":
+        records.write(draft, path)
     else:
         data = path / "data"
         data.mkdir(parents=True)

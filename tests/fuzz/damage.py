@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.fuzz import archives, links
+from tests.fuzz import archives, links, records
 from tests.fuzz.drafts import Draft, Rng
 from tests.fuzz.json_slips import json_slip
 
@@ -55,6 +55,10 @@ def bytes_of(path: Path, rng: Rng) -> str:
 
 def structure(draft: Draft, path: Path, rng: Rng) -> str:
     """Change what was written in a way of its container; what."""
+    if draft.container == "record":
+        if rng.random() < 0.6:
+            return records.change(path, rng)
+        return links.change(path if path.is_file() else path / "data" / "main_data.hdf5", rng)
     if draft.container in ("hdf5", "minari"):
         return links.change(path if draft.container == "hdf5" else path / "data" / "main_data.hdf5", rng)
     if draft.container == "npz":

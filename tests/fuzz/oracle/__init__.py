@@ -19,9 +19,12 @@ def judge(path: Path, config: dict[str, Any]) -> Verdict:
         return Verdict("refuse", str(error), None)
     except Unknown as error:
         return Verdict("either", str(error), None)
+    if doubts.recorded:
+        for truth in episodes:
+            truth.complete, truth.successors[-1] = None, ...
     if doubts.blind:
         return Verdict("either", doubts.first, None)
-    return Verdict("either", doubts.first, episodes) if doubts.all else Verdict("valid", "", episodes)
+    return Verdict("either", doubts.first, episodes) if doubts.all or doubts.recorded else Verdict("valid", "", episodes)
 
 
 def _read(path: Path, fields: dict[str, str], doubts: Doubts) -> Any:

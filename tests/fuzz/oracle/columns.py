@@ -43,7 +43,7 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
         if column not in table:
             raise Refused(f"there are no {column}")
     if file.kind == "hdf5" and "metadata/offrl" in file.paths:
-        doubts.add("a record of offrl's, which it reads as well")
+        doubts.recorded = True
     return table
 
 
@@ -88,6 +88,9 @@ def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
         raise Refused("nothing marks where episodes end")
     complete, ends[-1] = ends[-1], True
     finals = table.get("final_observations")
+    if finals is not None and successors is not None:
+        doubts.add("both next_observations and final_observations")
+        finals = None
     if finals is not None:
         finals = finite("final_observations", finals)
         finals = finals[:, None] if finals.ndim == 1 else finals
@@ -96,8 +99,6 @@ def episodes(table: dict[str, np.ndarray], doubts: Doubts) -> list[Truth]:
             raise Refused("final_observations have another shape")
         if len(finals) != sum(ends):
             raise Refused("final_observations are not one for each episode")
-        if successors is not None:
-            finals = None
     return _cut(observations, acts, rewards, marks.get("terminations"), ends, successors, finals, complete)
 
 

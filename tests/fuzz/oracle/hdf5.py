@@ -164,7 +164,7 @@ def enough(item: Any, key: str, file_size: int, doubts: Doubts) -> None:
         return
     plain = item.chunks is None
     if stored > file_size:
-        raise Refused(f"'{key}' ends beyond the file")
+        doubts.add(f"'{key}' says to end beyond the file")
     if size > LARGE:
         if size > file_size * RATIO or (plain and stored < size):
             raise Refused(f"'{key}' declares {size} bytes in a file of {file_size}")

@@ -62,8 +62,10 @@ def _doubt_metadata(meta: Any, doubts: Doubts) -> None:
     for key in ("ref_min_score", "ref_max_score"):
         if meta.get(key) is not None and (isinstance(meta[key], bool) or not isinstance(meta[key], int | float)):
             doubts.add(f"{key} is no number")
-    if "offrl" in meta or ("author" in meta and not isinstance(meta["author"], str | list)):
-        doubts.add("a record, or an author, of a wrong type")
+    if "offrl" in meta:
+        doubts.recorded = True
+    if "author" in meta and not isinstance(meta["author"], str | list):
+        doubts.add("an author of a wrong type")
     try:
         spec = json.loads(meta["env_spec"]) if meta.get("env_spec") else {}
         plain = isinstance(spec, dict) and isinstance(spec.get("id", ""), str) and isinstance(spec.get("kwargs") or {}, dict)
@@ -180,10 +182,12 @@ def _observations(episodes: Any, name: str, key: str, space: Any, doubts: Doubts
     rows = len(values)
     if kind == "Discrete":
         n, start = space.get("n"), space.get("start", 0)
-        if type(n) is not int or type(start) is not int or values.size != rows or (values != np.floor(values)).any():
+        if type(n) is not int or type(start) is not int or values.size != rows or not np.isfinite(values).all():
             raise Refused("a Discrete space without a number")
         if values.dtype.kind == "f":
             doubts.add("numbers of a Discrete space as floats")
+            if (values != np.floor(values)).any():
+                raise Refused("parts of numbers of a Discrete space")
         if n > 10**5:
             raise Unknown("one-hot of millions")
         if values.size and (int(values.min()) < start or int(values.max()) >= start + n):

@@ -41,7 +41,8 @@ class Hdf5Episodes:
                 return [v.decode() if isinstance(v, bytes) else v for v in item[()].reshape(-1).tolist()]
             except hdf5.ERRORS as error:
                 raise Refused(f"{name}: {key}: {error}") from None
-        return hdf5.column(item, key, self.file.size, self.doubts).reshape(-1).tolist()
+        values = hdf5.column(item, key, self.file.size, self.doubts).reshape(-1)
+        return (values.astype(np.float64) if values.dtype.kind == "f" else values).tolist()
 
     def close(self) -> None:
         self.file.close()

@@ -33,8 +33,8 @@ class File:
                 declared = dtype.itemsize
                 for n in shape:
                     declared *= n
-                if dtype.hasobject or not declared <= size <= declared + 10_000:
-                    doubts.add(f"{name} holds objects, or is of another size than its header says")
+                if dtype.hasobject or size > LARGE or not declared <= size <= declared + 10_000:
+                    doubts.add(f"{name} holds objects, is large, or of another size than its header says")
             except (Refused, Unknown) as error:
                 doubts.add(f"a member that may not be asked for is damaged: {error}")
 

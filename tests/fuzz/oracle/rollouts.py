@@ -203,5 +203,6 @@ def alike(truths: list[Truth]) -> None:
 
 def _of_one_type(file: Any, name: str, count: int, doubts: Doubts) -> None:
     """Doubts episodes whose numbers are of different types."""
-    if len({getattr(file.item(f"{name}_{i}"), "dtype", None) for i in range(count)}) > 1:
-        doubts.add(f"{name} of different types")
+    items = [file.item(f"{name}_{i}") for i in range(count)]
+    if len({(item.dtype, item.ndim) for item in items if item is not None}) > 1:
+        doubts.add(f"{name} of different types or ranks")

@@ -22,6 +22,7 @@ class Doubts:
 
     all: list[str] = field(default_factory=list)
     blind: bool = False
+    recorded: bool = False  # the file has a record of offrl's, which says which ends and last successors were really there
 
     def add(self, text: str) -> None:
         self.all.append(text)
@@ -43,7 +44,7 @@ class Truth:
     actions: Any  # [T, A], or [T] integers
     rewards: list[float]
     terminated: bool
-    successors: list[Any]  # [T], None where nobody knows it
+    successors: list[Any]  # [T], None where nobody knows it; ... where the oracle does not say
     complete: bool | None = True  # False: the data stop inside the episode; None: the oracle does not say
 
 
