@@ -133,6 +133,8 @@ def fuzz(
             if result.outcome in ("crash", "hang", "library") and worker.run(order).outcome != result.outcome:
                 result.place += " (not when it is run again)"
             result.layout, result.number, result.seed = str(order["layout"]), int(order["number"]), seed
+            if result.outcome == "memory":
+                worker.stop()  # what it took may not be given back
             row = counts[result.layout]
             row[result.outcome] += 1
             row[f"oracle: {result.verdict}"] += 1

@@ -17,7 +17,7 @@ def judge(path: Path, config: dict[str, Any]) -> Verdict:
         episodes = _read(path, dict(config.get("fields") or {}), doubts)
     except Refused as error:
         return Verdict("refuse", str(error), None)
-    except Unknown as error:
+    except (Unknown, MemoryError) as error:
         return Verdict("either", str(error), None)
     if doubts.recorded:
         for truth in episodes:
