@@ -48,7 +48,12 @@ class File:
                     if problem := self._walk(item, depth + 1):
                         return problem
                 elif isinstance(item, h5py.Dataset):
-                    if item.dtype is None or item.external or item.is_virtual or (item.shape and item.id.get_storage_size() == 0):
+                    if (
+                        item.dtype is None
+                        or item.external
+                        or item.is_virtual
+                        or (item.shape and (item.id.get_storage_size() == 0 or item.nbytes > LARGE))
+                    ):
                         self.doubts.add("a part that is not asked for lies elsewhere, or nowhere")
                     if not item.shape and not isinstance(item[()], bytes | np.number | np.bool_):
                         self.doubts.add("a single value of another type")

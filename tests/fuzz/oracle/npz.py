@@ -33,7 +33,7 @@ class File:
                 declared = dtype.itemsize
                 for n in shape:
                     declared *= n
-                if dtype.hasobject or size > LARGE or not declared <= size <= declared + 10_000:
+                if dtype.hasobject or size > LARGE or size != declared:
                     doubts.add(f"{name} holds objects, is large, or of another size than its header says")
             except (Refused, Unknown) as error:
                 doubts.add(f"a member that may not be asked for is damaged: {error}")
@@ -42,16 +42,17 @@ class File:
         self.zip.close()
 
     def _header(self, name: str) -> tuple[tuple[int, ...], np.dtype, int]:
-        """Shape, type, and bytes that the member unpacks to, as the list of members says."""
+        """Shape, type, and bytes that follow the header, as the list of members says."""
         try:
             info = self.zip.getinfo(name)
             with self.zip.open(name) as file:
                 version = np.lib.format.read_magic(file)
                 reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
                 shape, _, dtype = reader(file)
+                head = file.tell()
         except Exception as error:
             raise Refused(f"{name} cannot be opened: {error!r}"[:120]) from None
-        return shape, dtype, info.file_size
+        return shape, dtype, info.file_size - head
 
     def shape(self, key: str) -> tuple[int, ...] | None:
         try:
@@ -81,6 +82,6 @@ class File:
             values = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         except Exception as error:
             raise Refused(f"'{key}' cannot be read: {error!r}"[:120]) from None
-        if len(data) > declared + 10_000 or not data.endswith(values.tobytes("A")):
+        if size != declared or not data.endswith(values.tobytes("A")):
             self.doubts.add(f"'{key}' has bytes that are not its own")
         return values

@@ -140,7 +140,7 @@ def _first(file: Any, doubts: Doubts) -> list[Truth]:
     table["episode_ends"] = ends.reshape(-1).astype(bool)
     if file.item("discrete_action") is not None:
         single = np.asarray(file.single("discrete_action"))
-        if single.shape != () or single.dtype.kind not in "biuf":
+        if single.shape != () or single.dtype.kind not in "biuf" or single not in (0, 1):
             doubts.lose("discrete_action is no flag")
         elif bool(single):
             acts = table["actions"]
