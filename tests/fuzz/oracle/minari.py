@@ -109,12 +109,12 @@ def _numbers(episodes: Any, name: str, observations: Any, actions: Any, doubts: 
         if parts[key] is None:
             raise Refused(f"{name} has no {key}")
     steps = len(parts["rewards"])
+    if all(len(parts[key]) == 0 for key in KEYS[1:]):
+        doubts.add("an episode of no steps")
+        return None
     seen = _observations(episodes, name, "observations", observations, doubts)
     if any(len(parts[key]) != steps for key in KEYS[1:]):
         raise Refused(f"{name}: columns of different lengths")
-    if steps == 0:
-        doubts.add("an episode of no steps")
-        return None
     if len(seen) != steps + 1:
         raise Refused(f"{name}: {len(seen)} observations for {steps} steps")
     acts = _space_of_actions(parts["actions"], actions, steps, doubts)
