@@ -18,17 +18,15 @@ from tests.fuzz import case
 from tests.fuzz.oracle import judge
 from tests.fuzz.runner import Worker, fuzz, summary, table
 
-CASES = 2600  # about two minutes of one core
+CASES = 3500  # about two minutes of one core
 
 
 @pytest.mark.parametrize("layout", case.ALL)
 def test_sound_files_load_as_the_oracle_reads_them(layout: str, tmp_path: Path) -> None:
-    for number in range(2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        path, changes = case.make(layout, 36, number, folder, sound=True)
-        result = case.run(*case.settings_of(folder))
-        assert changes == [] and result.outcome == "right" and (result.verdict == "valid" or layout in ("real", "written")), (path, result)
+    path, changes = case.make(layout, 36, 0, tmp_path, sound=True)
+    result = case.run(*case.settings_of(tmp_path))
+    sound = result.verdict == "valid" or layout in ("real", "written")  # with a record of offrl's the oracle leaves room
+    assert changes == [] and result.outcome == "right" and sound, (path, result)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "phases": PHASES,
     "suppress_health_check": list(hypothesis.HealthCheck),
 }
-QUICK, THOROUGH = 6, 200  # examples
+QUICK, THOROUGH = 4, 200  # examples
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
 
