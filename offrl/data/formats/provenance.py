@@ -109,10 +109,15 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, about: Mapping[s
     if raw.final_known is not None:
         record.unknown = np.flatnonzero(~raw.final_known).tolist()
     if "next_observations" in columns:
-        record.unknown = np.flatnonzero(starts_elsewhere(raw, last)).tolist()
+        record.unknown = [e for e in np.flatnonzero(starts_elsewhere(raw, last)).tolist() if _starts_next(raw, int(last[e]))]
         if not follows(raw, ends):
             record.successors = "stored"
     return record
+
+
+def _starts_next(raw: RawData, row: int) -> bool:
+    """True where the stored successor of `row` is the next row's observation bit for bit: 0 and -0 are equal, but not to be exchanged."""
+    return bool(raw.columns["next_observations"][row].tobytes() == raw.columns["observations"][(row + 1) % raw.rows].tobytes())
 
 
 def follows(raw: RawData, ends: np.ndarray) -> bool:
