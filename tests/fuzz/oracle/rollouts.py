@@ -28,7 +28,10 @@ def _array(file: Any, name: str) -> np.ndarray | None:
     if f"{name}_data" not in file.keys:
         return None
     try:
-        order = [int(v) for v in file.values("row_index")]
+        order = file.values("row_index")
+        if any(type(v) is not int for v in order):
+            file.doubts.add("row_index of other numbers")
+        order = [int(v) for v in order]
         shapes, types, data = (file.values(f"{name}_{part}") for part in ("shape", "dtype", "data"))
         shape = [int(v) for v in shapes[0].strip("() ").split(",") if v.strip()]
         dtype = np.dtype(types[0])
