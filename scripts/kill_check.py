@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import functools
 import json
 import os
 import random
@@ -29,7 +30,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ OTHERWISE = {  # files that are not compared byte for byte, and why
     "*tensorboard/*": "compared by what they show",
     "*/cells/*.json": "a cell's clock, host and process number",
     "*/checkpoints/latest": "the names of the checkpoints kept",
-    "*/checkpoints/step_*": "the last one is compared; one of the moment of SIGTERM may stand before it",
+    "*/checkpoints/step_*": "the last one's tensors are compared; one of the moment of SIGTERM may stand before it",
+    "*/replay/*": "compared as one: SIGTERM ends a part early",
     "*/benchmark.json": "the moment it began",
     "cache/*": "compiled code",
 }
@@ -91,11 +92,11 @@ KINDS = {
     ),
     "policy in a world model": Kind(
         f"train algo=mopo dataset=builtin seeds=1 steps=200 workers=1 eval.workers=1 eval.every=100 checkpoint.every=50 "
-        f"algo.hidden=[16,16] algo.batch_size=16 algo.members=3 algo.elites=2 algo.model_hidden=[16,16] algo.model_steps=200 "
+        f"world_model={{inputs}}/model algo.hidden=[16,16] algo.batch_size=16 algo.members=3 "
         f"algo.rollouts=16 algo.horizon=2 algo.rollout_every=50 {TRAIN}"
     ),
     "collection": Kind("collect env=Hopper-v5 policy={inputs}/run rows=6000 max_steps=300 out=out quiet=true"),
-    "conversion": Kind("data convert {inputs}/large.hdf5 out.npz", share=1),
+    "conversion": Kind("data convert {inputs}/large.hdf5 out.hdf5", share=1),
     "export": Kind("export {inputs}/run format=onnx out=out", share=1),
 }
 
@@ -118,8 +119,10 @@ def prepare(inputs: Path) -> None:
             file["rewards"] = rng.normal(size=rows).astype(np.float32)
             file["terminals"] = np.zeros(rows, bool)
             file["timeouts"] = np.arange(rows) % 100 == 99
-    words = f"train algo=iql dataset=builtin seeds=2 steps=100 algo.hidden=[16,16] algo.batch_size=16 eval.workers=0 workers=1 {TRAIN}"
-    start([sys.executable, "-m", "offrl.cli", *shlex.split(words)], inputs, {}, "prepare").finish()
+    small = f"dataset=builtin algo.hidden=[16,16] algo.batch_size=16 eval.workers=0 workers=1 {TRAIN}"
+    model = f"train algo=dynamics steps=100 seeds=1 {small} algo.members=3 algo.elites=2 algo.epoch=50 name=model"
+    for command in (f"train algo=iql seeds=2 steps=100 {small}", model.replace(" name=run", "")):
+        start([sys.executable, "-m", "offrl.cli", *shlex.split(command)], inputs, {}, "prepare").finish()
 
 
 # ---------------------------------------------------------------------------------------------------------------- processes
@@ -248,6 +251,13 @@ def strike(job: Job, number: int, moment: float) -> Hit | None:
 
 def compared(folder: Path) -> dict[str, Any]:
     """{name: content} of what must be equal."""
+    import torch
+
+    from offrl.system import files
+
+    def bits(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+        return {name: t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for name, t in tensors.items()}
+
     contents: dict[str, Any] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
@@ -256,7 +266,12 @@ def compared(folder: Path) -> dict[str, Any]:
     for checkpoints in sorted(folder.rglob("checkpoints")):
         last = max(checkpoints.glob("step_*.safetensors"), default=None)
         if last is not None:
-            contents[str(last.relative_to(folder))] = last.read_bytes()
+            tensors, meta = files.read(last)
+            about = {k: v for k, v in meta.items() if k != "files"}  # how many parts the replay has
+            contents[str(last.relative_to(folder))] = bits(tensors), about
+    for replay in sorted(folder.rglob("replay")):
+        parts = [files.read(path)[0] for path in sorted(replay.glob("*.safetensors"))]
+        contents[str(replay.relative_to(folder))] = bits({k: torch.cat([part[k] for part in parts]) for k in parts[0]})
     for board in sorted(folder.rglob("tensorboard")):
         contents[str(board.relative_to(folder))] = shown(board)
     return contents
@@ -290,42 +305,43 @@ class Tally:
     different: list[str] = dataclasses.field(default_factory=list)
 
 
-def check(
-    name: str, kind: Kind, kills: int, rng: random.Random, place: Path, inputs: Path, say: Callable[[str], None], keep: bool
-) -> Tally:
+def check(name: str, kind: Kind, kills: int, rng: random.Random, place: Path, inputs: Path, keep: bool) -> Tally:
     """Signals to jobs of one kind."""
+    say = functools.partial(print, flush=True)
     words, tag = words_of(kind, inputs), name.replace(",", "").replace(" ", "-")
 
     def begin(folder: Path, part: str) -> Job:
         return start(words, folder, dict(kind.environment), part)
 
-    undisturbed = place / f"{tag}-undisturbed"
-    undisturbed.mkdir()
-    seconds = begin(undisturbed, "0").finish()
-    expected = compared(undisturbed)
+    work = place / "job"  # for all of them: some files hold their own place
+    work.mkdir()
+    seconds = begin(work, "0").finish()
+    expected = compared(work)
+    work.rename(place / f"{tag}-undisturbed")
     tally = Tally(seconds)
     say(f"{name}: {seconds:.1f} s undisturbed, {len(expected)} files compared")
     while len(tally.hits) < kills:
         folder = place / f"{tag}-{tally.jobs}"
-        folder.mkdir()
+        work.mkdir()
         tally.jobs += 1
         begun = len(tally.hits)
         for part in range(min(CHAIN, kills - begun)):
             number = rng.choice(SIGNALS)
-            job = begin(folder, str(part))
+            job = begin(work, str(part))
             hit = strike(job, number, rng.uniform(0.0, seconds))
             if hit is None:
                 if job.process.returncode:
                     tally.different.append(f"{folder.name}: ended by itself: {job.output.read_text(errors='replace')[-600:]}")
                 break
             tally.hits.append(hit)
-            about = f"{signal.Signals(number).name} after {hit.moment:.1f} s, {hit.processes} processes, the last gone after {hit.last:.2f} s"
+            about = f"{signal.Signals(number).name} after {hit.moment:.1f} s, {hit.processes} processes, last gone after {hit.last:.2f} s"
             say(f"  {folder.name}: {about}" + (f"; LEFT: {hit.left}" if hit.left else ""))
         try:
-            begin(folder, "end").finish()
-            faults = differences(folder, expected)
+            begin(work, "end").finish()
+            faults = differences(work, expected)
         except RuntimeError as error:
             faults = [f"does not go on: {error}"]
+        work.rename(folder)
         if faults:
             tally.different.append(f"{folder.name}: {'; '.join(faults)}")
             say(f"  {folder.name}: DIFFERENT: {'; '.join(faults)}")
@@ -338,10 +354,10 @@ def table(tallies: dict[str, Tally]) -> list[str]:
     head = ["job", "seconds", "kills (KILL/TERM/INT)", "moments", "processes", "differences", "left after 5 s", "longest survivor"]
     rows = []
     for name, tally in tallies.items():
-        hits = tally.hits
+        hits, moments = tally.hits, sorted(h.moment for h in tally.hits)
         counts = "/".join(str(sum(h.number == n for h in hits)) for n in dict.fromkeys(SIGNALS))
         rows.append([
-            name, f"{tally.duration:.0f}", f"{len(hits)} ({counts})", f"{min(h.moment for h in hits):.1f} to {max(h.moment for h in hits):.1f} s",
+            name, f"{tally.duration:.0f}", f"{len(hits)} ({counts})", f"{moments[0]:.1f} to {moments[-1]:.1f} s",
             f"up to {max(h.processes for h in hits)}", str(len(tally.different)), str(sum(len(h.left) for h in hits)),
             f"{max(h.last for h in hits):.2f} s",
         ])  # fmt: skip
@@ -375,7 +391,7 @@ def main() -> int:
         for (name, kind), count in zip(kinds.items(), kills, strict=True):
             if count:
                 rng = random.Random(f"{options.seed} {name}")
-                tallies[name] = check(name, kind, count, rng, place, place / "inputs", lambda s: print(s, flush=True), options.keep is not None)
+                tallies[name] = check(name, kind, count, rng, place, place / "inputs", options.keep is not None)
         print("\n" + "\n".join(table(tallies)))
         for tally in tallies.values():
             for line in tally.different:

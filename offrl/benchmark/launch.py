@@ -158,7 +158,7 @@ class LocalJobs(Jobs):
     def _start(self, run: str) -> subprocess.Popen[bytes]:
         """In a session of its own, so that Ctrl-C in the terminal does not reach it: it is asked to stop by a file."""
         with open(self.folder / plan.CELLS / f"{run}.log", "ab") as log:
-            return children.start("offrl.benchmark.cell:work", [str(self.folder), run], ask=True, stdout=log, stderr=log)
+            return children.start("offrl.benchmark.cell:work", [str(self.folder), run], stdout=log, stderr=log)
 
 
 class HydraJobs(Jobs):

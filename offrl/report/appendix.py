@@ -6,8 +6,6 @@ from offrl.report import diagnostics as details
 from offrl.report import figures
 from offrl.report.context import MANY, MANY_RUNS, Material, first, folded
 from offrl.report.page import Cell
-from offrl.runs.reader import METRICS
-from offrl.runs.record import SCORES
 from offrl.runs.results import Missing, Score
 from offrl.runs.run import SavedRun
 
@@ -94,7 +92,7 @@ def diagnostics(made: Material) -> None:
         runs.append((names.pop() if len(names) == 1 else str(run.algorithm), run))
     shown = _some(runs) if len(runs) > MANY_RUNS else runs
     metrics = details.metrics(shown)
-    lacking = [str(p) for _, run in shown for p in (run.dir / METRICS, run.dir / SCORES) if details.too_long(p)]
+    lacking = [str(p) for _, run in shown for p in details.logs(run) if details.too_long(p)]
     if not metrics and not lacking:
         return
     colour = {**figures.colours(list(dict.fromkeys(label for label, _ in runs))), **made.colour}

@@ -22,7 +22,7 @@ from offrl.runs.results import Results, collect, write
 
 MOST_SCORES = 25_000_000  # bytes of scores.csv, and of tables given by name, from which on evaluations are left out
 THINNED = (
-    "of the evaluations of each seed only every {}th is read, besides the last one and the final one, for the tables of scores have more "
+    "of the evaluations of each seed only one in {} is read, besides the last one and the final one, for the tables of scores have more "
     "than {:.0f} MB: the learning curves, the best evaluation and scores.csv leave the others out. Final scores and all that is made of "
     "them are complete"
 )
@@ -64,7 +64,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     behind.environments(made)
     behind.diagnostics(made)
     page.heading("Files")
-    which = "every evaluation" if results.every == 1 else f"each {results.every}th evaluation, and the last,"
+    which = "every evaluation" if results.every == 1 else f"one evaluation in {results.every}, and the last,"
     page.text(
         f"Beside this page: scores.csv ({which} of every seed, one line each), table.csv (the score tables in full), and the "
         "pictures as PNG."
@@ -77,9 +77,9 @@ def thinning(paths: Sequence[str | Path]) -> int:
     size = 0
     for path in map(str, paths):
         tables = [path, *(os.path.join(folder, SCORES) for folder, _, names in os.walk(path) if SCORES in names)]
-        for table in tables:
+        for file in tables:
             with contextlib.suppress(OSError):
-                size += os.path.getsize(table) if os.path.isfile(table) else 0
+                size += os.path.getsize(file) if os.path.isfile(file) else 0
     return max(1, -(-size // MOST_SCORES))
 
 

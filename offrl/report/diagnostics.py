@@ -103,7 +103,7 @@ def version_rows(runs: Sequence[SavedRun]) -> tuple[list[list[str]], list[str]]:
 
 
 def settings_of(run: SavedRun) -> dict[str, Any]:
-    """The settings that decide a run's parameters, flat, without the seeds; only to be read. Runs that differ in nothing else share them."""
+    """The settings that decide a run's parameters, flat, without the seeds; only to be read: runs that agree in all share them."""
     return _settings(json.dumps({k: v for k, v in run.record["identity"].items() if k != "seeds"}))
 
 
@@ -168,6 +168,11 @@ def metrics(runs: Sequence[tuple[str, SavedRun]]) -> dict[str, dict[str, dict[st
             for replica, curve in curves.items():
                 place[len(place) + replica if replica in place else replica] = curve
     return result
+
+
+def logs(run: SavedRun) -> tuple[Path, Path]:
+    """The files that the diagnostics are read from."""
+    return run.dir / METRICS, run.dir / SCORES
 
 
 def too_long(path: Path) -> bool:

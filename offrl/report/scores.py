@@ -243,8 +243,8 @@ def curves(made: Material) -> None:
             lines: dict[str, Curves] = {}
             for e in group:
                 curves: Curves = {}
-                steps = dict.fromkeys(s.step for s in e.cell.history)
-                kept = {*[*steps][:: -(-len(steps) // MOST_POINTS)], *[*steps][-1:]}
+                steps = list(dict.fromkeys(s.step for s in e.cell.history))
+                kept = {*steps[:: -(-len(steps) // MOST_POINTS)], *steps[-1:]}
                 thinned = thinned or len(kept) < len(steps)
                 for s in e.cell.history:
                     if s.step in kept:
@@ -254,4 +254,4 @@ def curves(made: Material) -> None:
             figure = figures.learning(dataset, lines, made.colour, "normalised score" if score else "return", mean)
             made.add(figure, f"curve-{slug(dataset)}", "")
     if thinned:
-        page.text(f"Of curves of more than {MOST_POINTS} evaluations only so many are drawn, evenly.", "small")
+        page.text(f"Of curves of more than {MOST_POINTS} evaluations only about so many are drawn, evenly.", "small")

@@ -6,7 +6,7 @@ import functools
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offrl.tasks.task import lookup
 
@@ -146,3 +146,40 @@ def _matrix(columns: list[tuple[Score, ...]], normalised: bool = True) -> np.nda
         for s in column:
             matrix[seeds.index(s.seed), j] = s.raw if not normalised or s.normalised is None else s.normalised / 100.0
     return matrix
+
+
+def unlike(results: Results) -> list[str]:
+    """Lines about scores that stand side by side and should not: other environments or versions, other training lengths."""
+    lines = []
+    by_dataset: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    steps: dict[tuple[str, str], set[int]] = defaultdict(set)
+    packages: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    seen: set[tuple[Any, ...]] = set()
+    for s in results.scores:
+        about = s.env_id, s.packages, s.reference, s.scored_by
+        kind = (s.dataset, s.algorithm, s.settings, s.suite, *about, s.normalised is None, s.final and s.step)
+        if kind in seen:  # thousands of rows say the same
+            continue
+        seen.add(kind)
+        by_dataset[s.dataset][s.provenance.place].add(results.label(s))
+        if s.final:
+            steps[s.dataset, results.label(s)].add(s.step)
+        for words in s.packages.split(", ") if s.packages else ():
+            package, _, version = words.partition(" ")
+            if name := group(s):
+                packages[name][package].add(version)
+    reported = set()
+    for dataset, places in by_dataset.items():
+        if len(places) > 1:
+            reported.add(dataset)
+            each = "; ".join(f"{', '.join(sorted(labels))} in {place or 'an unnamed environment'}" for place, labels in places.items())
+            lines.append(f"{dataset}: scores of different environments or versions stand side by side and do not compare: {each}")
+    if not reported:
+        for name, versions in packages.items():
+            for package, values in versions.items():
+                if len(values) > 1:
+                    lines.append(f"{name}: scores of {package} {' and '.join(sorted(values))} together; physics differs between versions")
+    for (dataset, label), lengths in steps.items():
+        if len(lengths) > 1:
+            lines.append(f"{dataset}: seeds of {label} were trained for {' and '.join(f'{n:,}' for n in sorted(lengths))} updates")
+    return lines

@@ -44,13 +44,13 @@ def whole_rows(path: Path, say: Callable[[str], None], trace: Sequence[str] = ()
         thinned = reader if every == 1 or not {*trace} <= {*header} else _thinned(reader, header, trace, every)
         for row in thinned:
             if row:  # as csv.DictReader: a short row's last values are None, what is too many has the name ""
-                yield dict(zip(header, row)) if len(row) == len(header) else _uneven(header, row)
+                yield dict(zip(header, row, strict=True)) if len(row) == len(header) else _uneven(header, row)
     except csv.Error as error:
         say(f"{path}: not all of it can be read ({error})")
 
 
 def _uneven(header: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {**dict.fromkeys(header), **dict(zip(header, row))}
+    values: dict[str, Any] = {**dict.fromkeys(header), **dict(zip(header, row, strict=False))}
     return values if len(row) < len(header) else {**values, "": list(row[len(header) :])}
 
 
@@ -124,7 +124,7 @@ def yaml_mapping(text: str) -> Any:
     try:
         if blocks[0]:
             raise ValueError("it does not begin with an entry")
-        entries = [_entry(block) for block in blocks[1:]]
+        entries = [_entry(block) for block in blocks[1:] or [text]]
         return {name: value for entry in entries for name, value in entry.items()}
     except Exception:  # anything but plain entries, one below the other: as a whole
         return _load(text)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, nearest
-from offrl.runs.comparable import Group, group, groups, reference, settings_matrix
+from offrl.runs.comparable import Group, group, groups, reference, settings_matrix, unlike
 from offrl.settings.diff import Variant, labels
 from offrl.statistics.intervals import mean_interval
 from offrl.tasks.provenance import Provenance
@@ -240,7 +240,7 @@ def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
     finished = {(*s.key, s.seed) for s in scores if s.final}
     missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in finished]
     results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source, every)
-    results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *_unlike(results)]))
+    results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *unlike(results)]))
     return results
 
 
@@ -266,43 +266,6 @@ def _without_duplicates(scores: list[Score]) -> tuple[list[Score], list[str]]:
             f"{counted} and {other} are the same: {algorithm} on {dataset}, same settings, {seeds}; counted once, from {counted}{unlike}"
         )
     return [s for s in scores if (*s.key, s.seed, s.run) not in lost], lines
-
-
-def _unlike(results: Results) -> list[str]:
-    """Lines about scores that stand side by side and should not: other environments or versions, other training lengths."""
-    lines = []
-    by_dataset: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    steps: dict[tuple[str, str], set[int]] = defaultdict(set)
-    packages: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    seen: set[tuple[Any, ...]] = set()
-    for s in results.scores:
-        about = s.env_id, s.packages, s.reference, s.scored_by
-        kind = (s.dataset, s.algorithm, s.settings, s.suite, *about, s.normalised is None, s.final and s.step)
-        if kind in seen:  # thousands of rows say the same
-            continue
-        seen.add(kind)
-        by_dataset[s.dataset][s.provenance.place].add(results.label(s))
-        if s.final:
-            steps[s.dataset, results.label(s)].add(s.step)
-        for words in s.packages.split(", ") if s.packages else ():
-            package, _, version = words.partition(" ")
-            if name := group(s):
-                packages[name][package].add(version)
-    reported = set()
-    for dataset, places in by_dataset.items():
-        if len(places) > 1:
-            reported.add(dataset)
-            each = "; ".join(f"{', '.join(sorted(labels))} in {place or 'an unnamed environment'}" for place, labels in places.items())
-            lines.append(f"{dataset}: scores of different environments or versions stand side by side and do not compare: {each}")
-    if not reported:
-        for name, versions in packages.items():
-            for package, values in versions.items():
-                if len(values) > 1:
-                    lines.append(f"{name}: scores of {package} {' and '.join(sorted(values))} together; physics differs between versions")
-    for (dataset, label), lengths in steps.items():
-        if len(lengths) > 1:
-            lines.append(f"{dataset}: seeds of {label} were trained for {' and '.join(f'{n:,}' for n in sorted(lengths))} updates")
-    return lines
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

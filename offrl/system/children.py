@@ -24,11 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 PATIENCE = 1.0  # seconds between two looks for the parent, where something else holds its end of the pipe open
-GRACE = 2.0  # seconds to save in, for a process that is asked before it is ended
+GRACE = 2.0  # seconds to save in, for a job that another system started
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 _START = (
-    "import sys; sys.path[:] = sys.argv[5 + int(sys.argv[4]):]; from offrl.system import children; "
-    "children.live_with_parent(int(sys.argv[1]), sys.argv[2] == 'ask'); children.call(sys.argv[3], sys.argv[5 : 5 + int(sys.argv[4])])"
+    "import sys; sys.path[:] = sys.argv[4 + int(sys.argv[3]):]; from offrl.system import children; "
+    "children.live_with_parent(int(sys.argv[1])); children.call(sys.argv[2], sys.argv[4 : 4 + int(sys.argv[3])])"
 )
 
 MARK = "OFFRL_COMPILES_FOR"
@@ -37,7 +37,7 @@ _SWEEP = """
 import os, signal, sys, time
 os.read(int(sys.argv[1]), 1)
 names = sys.argv[3].split()
-for _ in range(10):
+for _ in range(5):
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             program = os.path.basename(os.readlink(f"/proc/{number}/exe"))
@@ -65,18 +65,19 @@ _watching = False
 _marked = 0  # the process that `end_compilers_with_me` was called in
 
 
-def start(target: str, words: Sequence[str], *, ask: bool = False, pass_fds: Sequence[int] = (), **options: Any) -> subprocess.Popen[bytes]:
-    """A fresh interpreter with our module path that calls `target`, "module:function", with `words`, and ends when this process has ended.
-
-    ask: it gets SIGTERM then, and GRACE seconds to save in; else it ends at once. options: of `subprocess.Popen`. Raises OSError.
-    """
+def start(target: str, words: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any) -> subprocess.Popen[bytes]:
+    """A fresh interpreter with our module path that calls `target`, "module:function", with `words`, and ends at once when this process has
+    ended. options: of `subprocess.Popen`. Raises OSError."""
     parent = _own_side()
     paths = [p for p in sys.path if isinstance(p, str)]
-    how = "ask" if ask else "kill"
-    command = [sys.executable or "python3", "-c", _START, str(parent.read), how, target, str(len(words)), *words, *paths]
+    command = [sys.executable or "python3", "-c", _START, str(parent.read), target, str(len(words)), *words, *paths]
     options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}  # Ctrl-C in a terminal reaches a whole session
+
+    def make() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, pass_fds=[parent.read, *pass_fds], **options)
+
     try:
-        return parent.maker.submit(subprocess.Popen, command, pass_fds=[parent.read, *pass_fds], **options).result()
+        return parent.maker.submit(make).result()
     except RuntimeError as error:  # the interpreter is shutting down
         raise OSError(str(error)) from None
 
@@ -130,10 +131,10 @@ def _numbers() -> str:
         return ""
 
 
-def live_with_parent(pipe: int | None = None, ask: bool = True, other: Sequence[Any] | None = None) -> None:
-    """End this process when its parent is gone. pipe: the reading end that `start` handed over; without one, as in a job that another
-    system started, the parent's number is looked at. ask: see `start`. other: the `address` of a process to end with besides, where it
-    is of this machine. Once is enough: later calls do nothing."""
+def live_with_parent(pipe: int | None = None, other: Sequence[Any] | None = None) -> None:
+    """End this process when its parent is gone. pipe: the reading end that `start` handed over. Without one, in a job that another system
+    started, the parent's number is looked at, and the process gets SIGTERM and GRACE seconds to save in. other: the `address` of a process
+    to end with besides, where it is of this machine. Once is enough: later calls do nothing."""
     global _watching
     with _lock:
         if _watching:
@@ -141,7 +142,7 @@ def live_with_parent(pipe: int | None = None, ask: bool = True, other: Sequence[
         _watching = True
     parent = os.getppid()
     number = int(other[2]) if other and list(other[:2]) == address()[:2] else None
-    if sys.platform == "linux" and pipe is not None and not ask:
+    if sys.platform == "linux" and pipe is not None:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if pipe is not None and _over(pipe, 0.0):  # before the kernel was told
@@ -153,7 +154,7 @@ def live_with_parent(pipe: int | None = None, ask: bool = True, other: Sequence[
                 time.sleep(PATIENCE)
             elif _over(pipe, PATIENCE):
                 break
-        if ask:
+        if pipe is None:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(GRACE)
         os._exit(1)

@@ -90,9 +90,9 @@ def table(path: Path, evaluations: int, rng: np.random.Generator) -> None:
                     values = np.cumsum(rng.normal(size=evaluations)) / 10 + 10 * a
                     for i, value in enumerate(values.tolist(), start=1):
                         row = {
-                            "suite": "", "dataset": dataset, "env_id": place, "packages": PACKAGES, "reference": "D4RL", "scored_by": "return",
-                            "algorithm": algorithm, "settings": f"{a:08x}", "seed": seed, "step": 1000 * i, "episodes": 10,
-                            "raw": repr(32.5 * value), "normalised": repr(value), "success": "", "cell": "",
+                            "suite": "", "dataset": dataset, "env_id": place, "packages": PACKAGES, "reference": "D4RL",
+                            "scored_by": "return", "algorithm": algorithm, "settings": f"{a:08x}", "seed": seed, "step": 1000 * i,
+                            "episodes": 10, "raw": repr(32.5 * value), "normalised": repr(value), "success": "", "cell": "",
                             "run": f"/data/experiments/2026/{dataset}/{algorithm}/runs/{algorithm}-{dataset}-0a1b2c",
                             "final": "true" if i == evaluations else "false",
                         }  # fmt: skip

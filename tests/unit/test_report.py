@@ -127,6 +127,32 @@ def test_numbers_of_the_page_are_those_of_the_runs(tmp_path: Path) -> None:
     }
 
 
+def test_large_folders_leave_out_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The final scores and what is made of them stay; of the rest the page says what is missing."""
+    grid(tmp_path / "runs")
+    _, expected = made(tmp_path / "runs", out=tmp_path / "all")
+    size = sum(p.stat().st_size for p in (tmp_path / "runs").glob("*/scores.csv"))
+    monkeypatch.setattr("offrl.report.build.MOST_SCORES", -(-size // 2))
+    for module in ("context", "appendix"):
+        monkeypatch.setattr(f"offrl.report.{module}.MANY_RUNS", 3)
+    monkeypatch.setattr("offrl.report.appendix.SOME", 0)
+    monkeypatch.setattr("offrl.report.diagnostics.LONGEST", 0)
+    text, rows = made(tmp_path / "runs", out=tmp_path / "less")
+    final = [name for name in rows[0] if not name.startswith("best")]
+    assert [[row[k] for k in final] for row in rows] == [[row[k] for k in final] for row in expected]
+    assert "of the evaluations of each seed only one in 2 is read" in text and "one evaluation in 2, and the last," in text
+    assert "The first 3 of 4 runs; timing.jsonl of each run has the rest." in text
+    with open(tmp_path / "less" / "scores.csv", newline="") as file:
+        assert {row["step"] for row in csv.DictReader(file)} == {"200", "300"}
+    monkeypatch.setattr("offrl.report.appendix.SOME", 1)
+    text, _ = made(tmp_path / "runs" / "bc-hopper-medium-v2", *(tmp_path / "runs").glob("*"), out=tmp_path / "some")
+    assert "Left out, for they are longer than 0 MB: " in text
+    monkeypatch.setattr("offrl.report.build.MOST_SCORES", size)
+    monkeypatch.setattr("offrl.report.scores.MOST_POINTS", 1)
+    text, _ = made(tmp_path / "runs", out=tmp_path / "points")
+    assert "Of curves of more than 1 evaluations only about so many are drawn" in text
+
+
 def test_the_headline(tmp_path: Path) -> None:
     grid(tmp_path / "runs")
     text, _ = made(tmp_path / "runs", out=tmp_path / "out", baseline="bc")
