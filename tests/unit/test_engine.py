@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,6 +126,23 @@ def test_an_algorithm_of_the_script_itself_trains_in_its_process() -> None:
     mine = kind(p.algorithm.config, p.algorithm.spec)
     with pytest.raises(WorkersUnavailable, match="Mine stands in the script"):
         WorkerEngine(Plan(mine, 8, "eager", "float32", 1), source, expand({}, [0, 1]), [CPU, CPU], 1)
+
+
+def test_shared_memory_of_killed_processes_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=0))  # so not in memory
+    alive = processes.Shared(torch.ones(3))
+    (killed := tmp_path / "offrl-killed").mkdir()
+    (killed / processes.LOCK).touch()
+    (other := tmp_path / "offrl-other").mkdir()
+    processes.Shared(torch.ones(3)).close()
+    assert killed.exists(), "it may be about to be locked"
+    for folder in (alive.folder, killed):
+        os.utime(folder / processes.LOCK, (0, 0))
+    processes.Shared(torch.ones(3)).close()
+    assert {p for p in tmp_path.glob("offrl-*")} == {alive.folder, other}
+    alive.close()
+    assert not alive.folder.exists()
 
 
 def test_large_tensors_are_shared_and_gone_afterwards() -> None:
