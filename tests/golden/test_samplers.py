@@ -19,6 +19,7 @@ from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, stack
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
+from offrl.data.raw import MOST_VALUES
 from offrl.data.samplers.prefetch import Prefetcher
 from offrl.data.samplers.transitions import COIN, Batch, TransitionSampler, alias_table, pack
 from offrl.errors import UserError
@@ -73,14 +74,19 @@ def test_with_stored_successors() -> None:
     assert torch.equal(batch["masks"] == 0.0, torch.isin(row, torch.tensor(TERMINALS)))  # a time-out goes on: 7 has mask 1
 
 
-@pytest.mark.parametrize("offset", [0, 1 << 24])
+@pytest.mark.parametrize("offset", [0, MOST_VALUES - ROWS])
 def test_discrete_actions_survive_packing(offset: int) -> None:
-    actions = np.arange(ROWS) + offset  # at 2**24 a float32 no longer holds every integer
+    actions = np.arange(ROWS) + offset
     dataset = hand_made(actions=actions, num_actions=offset + ROWS)
     sampler = TransitionSampler()
-    assert (sampler.prepare(dataset).packed is None) == bool(offset)
+    assert sampler.prepare(dataset).packed is not None
     batch, row = draw(dataset)
     assert batch["actions"].dtype == torch.int64 and torch.equal(batch["actions"], row + offset)
+
+
+@pytest.mark.parametrize(("largest", "fits"), [((1 << 24) - 1, True), (1 << 24, False)])
+def test_integers_are_packed_where_a_float32_holds_them_all(largest: int, fits: bool) -> None:
+    assert (pack({"label": torch.tensor([[0], [largest]])}, torch.tensor([0, 1])) is not None) == fits
 
 
 def test_extra_columns_and_images() -> None:

@@ -27,7 +27,7 @@ Broken = Callable[..., Callable[..., None]]
 
 def problem(name: str = "iql") -> tuple[Any, Any]:
     g, n = np.random.default_rng(0), 500
-    data = from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.arange(n) % 50 == 49,
+    data = from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.isin(np.arange(n), [40, 99, 170, n - 1]),
                                action_low=-1.0, action_high=1.0)  # fmt: skip
     kind = registry.get("algo", name)
     algorithm = kind(kind.Config(hidden=[16, 16], batch_size=8), data.spec)
