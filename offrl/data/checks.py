@@ -72,11 +72,8 @@ def _episode(ends: np.ndarray | None, row: int) -> int | None:
 
 
 def _shapes(raw: RawData) -> list[Fault]:
-    columns = raw.columns | ({"episode_ends": raw.episode_ends} if raw.episode_ends is not None else {})
-    if single := [name for name, column in columns.items() if not column.ndim]:
-        return [Fault("shape", "corrupting", f"'{single[0]}' is a single value", cure="one row per step is needed in every column")]
     faults, rows = [], raw.rows
-    for name, column in columns.items():
+    for name, column in (raw.columns | ({"episode_ends": raw.episode_ends} if raw.episode_ends is not None else {})).items():
         if len(column) != rows:
             message = f"'{name}' has {len(column)} rows but 'observations' has {rows}"
             faults.append(
