@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,21 +90,30 @@ def _shapes(raw: RawData) -> list[Fault]:
         )
         if rank is not None and column.ndim != rank and not (name == "actions" and raw.discrete is None):
             faults.append(Fault("shape", "corrupting", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected"))
+        elif name == "actions" and not math.prod(column.shape[1:]):
+            faults.append(Fault("shape", "corrupting", f"'{name}' has shape {list(column.shape)}; it holds no numbers"))
     successors, observations = raw.columns.get("next_observations"), raw.columns.get("observations")
     if successors is not None and observations is not None and successors.shape[1:] != observations.shape[1:]:
         message = f"'next_observations' has shape {list(successors.shape)}, 'observations' {list(observations.shape)}"
         faults.append(Fault("shape", "corrupting", message))
-    if not faults and rows and raw.final_observations is not None:
+    finals = raw.final_observations
+    if finals is not None and successors is None and observations is not None and finals.shape[1:] != observations.shape[1:]:
+        message = f"'final_observations' has shape {list(finals.shape)}, 'observations' {list(observations.shape)}"
+        faults.append(Fault("shape", "corrupting", message, cure="one row like an observation is needed for each episode"))
+    if not faults and rows and finals is not None:
         episodes = int(find_ends(raw).sum())
-        if len(raw.final_observations) != episodes:
-            message = f"'final_observations' has {len(raw.final_observations)} rows but there are {episodes} episodes"
+        if len(finals) != episodes:
+            message = f"'final_observations' has {len(finals)} rows but there are {episodes} episodes"
             faults.append(Fault("length", "corrupting", message))
     return faults
 
 
 def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
     faults = []
-    for name, column in raw.columns.items():
+    columns = dict(raw.columns)
+    if raw.final_observations is not None and "next_observations" not in columns:
+        columns["final_observations"] = raw.final_observations
+    for name, column in columns.items():
         if column.dtype.kind != "f":
             continue
         count, first = 0, -1
@@ -120,7 +130,9 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
             what = "NaN" if np.isnan(value).any() else "infinite values"
             message = f"'{name}' has {what} in {count} row{'s' if count > 1 else ''}"
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
-            faults.append(Fault("nan", "corrupting", message, _episode(ends, first), first, cure))
+            final = name == "final_observations"  # a row for each episode
+            episode, row = (first, None) if final else (_episode(ends, first), first)
+            faults.append(Fault("nan", "corrupting", message, episode, row, cure))
     return faults
 
 

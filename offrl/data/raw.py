@@ -146,13 +146,15 @@ def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
         return None
     ends = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
     due = f"flags, one per row, or row numbers from 0 to {rows - 1} that ascend and end with {rows - 1}"
-    if ends.dtype.kind not in "biuf" or not ends.ndim:
-        raise UserError(f"{where}: episode_ends must be {due}")
+    if ends.ndim == 2 and ends.shape[1] == 1:
+        ends = ends[:, 0]
+    if ends.dtype.kind not in "biuf" or ends.ndim != 1:
+        raise UserError(f"{where}: episode_ends have shape {list(ends.shape)} and type {ends.dtype}; they must be {due}")
     if ends.dtype == bool or (len(ends) == rows and rows > 1 and np.isin(ends, (0, 1)).all()):
         if ends.dtype != bool and rows == 2 and ends.tolist() == [0, 1]:
             raise UserError(f"{where}: episode_ends are 0, 1 of 2 rows: flags (one episode), or row numbers (two)? Write flags as booleans")
-        return ends.reshape(-1).astype(bool)
-    if ends.ndim != 1 or not np.equal(np.mod(ends, 1), 0).all():
+        return ends.astype(bool)
+    if not np.equal(np.mod(ends, 1), 0).all():
         raise UserError(f"{where}: episode_ends must be {due}")
     if not len(ends):
         return np.zeros(rows, bool)

@@ -17,7 +17,8 @@ from offrl.data import DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.containers import guard
 from offrl.data.containers.hdf5 import open_hdf5
-from offrl.data.formats import read_raw
+from offrl.data.formats import provenance, read_raw
+from offrl.data.raw import RawData
 from offrl.errors import UserError
 
 N = 60  # three episodes of twenty rows; the first two are cut off
@@ -445,3 +446,173 @@ def test_images_are_read_as_they_are_stored_whatever_the_metadata_say(tmp_path: 
     data = load_dataset(str(minari(tmp_path, (32, 32, 3) if encode else (8, 8, 3), "uint8", encode)))
     assert data.spec.observation_shape == ((32, 32, 3) if encode else (8, 8, 3))
     assert data.columns["observations"][data.episode_start].float().mean((1, 2, 3)).tolist() == [0.0, 20.0, 40.0]
+
+
+# ------------------------------------------------------------------------------------------------------ what the fuzzer has come upon
+
+
+@pytest.mark.parametrize("key", ["rewards", "terminations"])
+def test_columns_of_minari_have_one_number_for_each_step(tmp_path: Path, key: str) -> None:
+    folder = minari(tmp_path)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        values = file[f"episode_1/{key}"][()]
+        del file[f"episode_1/{key}"]
+        file[f"episode_1/{key}"] = values.reshape(10, 1, 1)
+    assert f"episode_1: '{key}' has shape [10, 1, 1]" in refused(folder)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        del file[f"episode_1/{key}"]
+        file[f"episode_1/{key}"] = values.reshape(10, 1)
+    assert len(load_dataset(str(folder))) == 30
+
+
+def test_an_episode_of_minari_without_rewards_is_not_dropped(tmp_path: Path) -> None:
+    folder = minari(tmp_path)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_1/rewards"]
+        file["episode_1/rewards"] = np.zeros(0)
+    assert "episode_1: 'actions' has shape [10, 2], and 'rewards' no rows" in refused(folder)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:  # reset twice: no steps at all
+        del file["episode_1"]
+        for key, shape in {"observations": (1, 4), "actions": (0, 2), "rewards": (0,), "terminations": (0,), "truncations": (0,)}.items():
+            file[f"episode_1/{key}"] = np.zeros(shape)
+    assert len(load_dataset(str(folder))) == 20
+
+
+def minari_arrow(folder: Path, observations: Any, rewards: Any) -> Path:
+    """One episode of two steps whose observations are a Dict of x."""
+    pa = pytest.importorskip("pyarrow")
+    box = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}
+    space = {"type": "Dict", "subspaces": {"x": box}}
+    meta = {"action_space": json.dumps(box), "observation_space": json.dumps(space), "total_steps": 2, "total_episodes": 1}
+    (folder / "0").mkdir(parents=True)
+    (folder / "metadata.json").write_text(json.dumps(meta | {"data_format": "arrow", "dataset_id": "set-v0"}))
+    ends = {"terminations": [False] * 3, "truncations": [False, True, True]}
+    table = pa.table({"observations": observations, "actions": [[0.5, 0.5]] * 3, "rewards": rewards, **ends})
+    with pa.OSFile(str(folder / "0" / "0.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return folder
+
+
+def test_arrow_of_other_kinds(tmp_path: Path) -> None:
+    sound = [{"x": [0.0, 1.0]}] * 3
+    assert len(load_dataset(str(minari_arrow(tmp_path / "a", sound, [1.0] * 3)))) == 2
+    assert "'rewards' has shape [3, 1, 1]" in refused(minari_arrow(tmp_path / "b", sound, [[[1.0]]] * 3))
+    assert "'observations/x' is missing: null stands" in refused(minari_arrow(tmp_path / "c", [None] * 3, [1.0] * 3))
+
+
+@pytest.mark.parametrize(
+    ("form", "key"),
+    [("columns", "timeouts"), ("columns", "episode_ids"), ("d4rl", "timeouts"), ("padded", "terminals"), ("d3rlpy", "episode_terminals")],
+)
+def test_a_group_where_a_column_is_due(tmp_path: Path, form: str, key: str) -> None:
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        for name, value in columns().items():
+            if name != key and not (form == "columns" and name == "terminals"):
+                file[name] = value.reshape(3, 20, -1) if form == "padded" else value
+        if form == "d3rlpy":
+            file["version"] = "1.0"
+        if form == "padded":
+            file["masks"] = np.ones((3, 20))
+        file.create_group(key)
+    assert f"'{key}' is a group, where a column is due" in refused(tmp_path / "x.hdf5")
+
+
+def test_a_group_of_a_columns_name_may_hold_the_chosen_column(tmp_path: Path) -> None:
+    write(path := tmp_path / "x.hdf5", left_out="observations")
+    with h5py.File(path, "a") as file:
+        file["observations/state"] = columns()["observations"]
+    assert len(load_dataset(DatasetConfig(name=str(path), fields={"observations": "observations/state"}))) == N
+
+
+def test_d3rlpys_ends_that_are_a_single_value(tmp_path: Path) -> None:
+    write(path := tmp_path / "x.hdf5", left_out="timeouts")
+    with h5py.File(path, "a") as file:
+        file["version"], file["episode_terminals"] = "1.0", 1.0
+    assert "'episode_terminals' is a single value" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"final_observations": np.zeros((3, 2))}, "'final_observations' has shape [3, 2], 'observations' [60, 4]"),
+        ({"final_observations": np.full((3, 4), [[0.0], [-np.inf], [0.0]])}, "'final_observations' has infinite values in 1 row (first"),
+        ({"actions": np.zeros((N, 0))}, "'actions' has shape [60, 0]; it holds no numbers"),
+        ({"episode_ends": np.zeros((N, 1, 1), bool)}, "episode_ends have shape [60, 1, 1]"),
+        ({"episode_ids": np.zeros(0, int)}, "'episode_ids' has shape [0]; one number for each of 60 rows"),
+        ({"episode_ids": np.zeros(N + 1, int)}, "'episode_ids' has shape [61]; one number for each of 60 rows"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_columns_of_other_shapes(tmp_path: Path, change: dict[str, np.ndarray], what: str) -> None:
+    np.savez(tmp_path / "x.npz", **(columns() | change))
+    assert what in refused(tmp_path / "x.npz")
+
+
+def text_minari(folder: Path, **changed: np.ndarray) -> Path:
+    """One episode of one turn."""
+    data = folder / "set" / "data"
+    data.mkdir(parents=True)
+    space = json.dumps({"type": "Text", "max_length": 50, "min_length": 0, "charset": "ab"})
+    meta = {"action_space": space, "observation_space": space, "total_steps": 1, "total_episodes": 1, "data_format": "hdf5"}
+    (data / "metadata.json").write_text(json.dumps(meta | {"dataset_id": "set-v0"}))
+    values: dict[str, Any] = {"observations": np.array([b"a\n", b"b"]), "actions": np.array([b"x"]), "rewards": np.ones(1)}
+    values |= {"terminations": np.ones(1, bool), "truncations": np.zeros(1, bool)} | changed
+    with h5py.File(data / "main_data.hdf5", "w") as file:
+        for key, value in values.items():
+            file[f"episode_0/{key}"] = value
+    return folder / "set"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"terminations": np.ones(1, np.complex64)},
+        {"terminations": np.array([b"a\n"])},
+        {"rewards": np.array(1.0)},
+        {"actions": np.zeros(1, "V4")},
+    ],
+    ids=["complex", "text", "single", "opaque"],
+)
+def test_texts_of_minari_of_other_kinds(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
+    assert len(load_dataset(str(text_minari(tmp_path / "sound")))) == 1
+    key = next(iter(change))
+    due = "texts" if key == "actions" else "numbers"
+    assert f"episode_0: '{key}' holds" in (text := refused(text_minari(tmp_path, **change))) and f"a column of {due} is due" in text
+
+
+def test_flags_of_text_minari_are_quoted(tmp_path: Path) -> None:
+    assert "'terminations' holds '7.0'; flags are 0 or 1" in refused(text_minari(tmp_path, terminations=np.full(1, 7.0)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"columns": ["observations", {}]}, {"infos": None}, {"about": False}, {"unknown": [0.5]}, {"spec": {"name": 1, "x": 2}}]
+)
+def test_records_of_other_types(change: dict[str, Any]) -> None:
+    """The checksum is right: `ValueError` is what readers take for a record to be left aside."""
+    raw = RawData({k: v for k, v in columns().items() if k in ("observations", "actions", "rewards")}, discrete=False)
+    value = provenance.describe(raw, np.arange(N) == N - 1, None, {}).to_json()
+    assert provenance.Record.from_json(value).rows == N
+    value = {k: v for k, v in (value | change).items() if k != "sha256"}
+    with pytest.raises(ValueError, match="of another kind than offrl writes"):
+        provenance.Record.from_json(value | {"sha256": provenance._digest(value)})
+
+
+def test_parquet_with_damaged_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow ends the process where it is asked for a column's metadata whose statistics are damaged."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    values = {k: v.tolist() for k, v in columns().items()}
+    pq.write_table(pa.table(values), tmp_path / "x.parquet")
+
+    class Metadata:
+        def __init__(self, meta: Any) -> None:
+            self.meta = meta
+
+        def __getattr__(self, name: str) -> Any:
+            assert name != "column"
+            value = getattr(self.meta, name)
+            return (lambda number: Metadata(value(number))) if name == "row_group" else value
+
+    sound = pq.ParquetFile.metadata.fget
+    monkeypatch.setattr(pq.ParquetFile, "metadata", property(lambda file: Metadata(sound(file))))
+    assert len(load_dataset(str(tmp_path / "x.parquet"))) == N

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,16 @@ def hdf5_keys(file: Any) -> dict[str, Any]:
         if isinstance(item, h5py.Dataset):
             columns[name] = item
     return columns
+
+
+def refuse_groups(file: Any, names: Iterable[str]) -> None:
+    """Raises UserError where one of these names, at the root of an h5py.File, is no dataset: what is named would be left out in silence."""
+    import h5py
+
+    for name in names:
+        if not issubclass(kind := file.get(name, h5py.Dataset, getclass=True), h5py.Dataset):
+            what = "group" if issubclass(kind, h5py.Group) else "type"
+            raise UserError(f"{file.filename}: '{name}' is a {what}, where a column is due: write its values there, or rename it")
 
 
 class Links:

@@ -78,7 +78,7 @@ class Npz:
             out = memory.empty(name, shape, column_dtype(name, dtype))
             width = math.prod(shape[1:])
             for part in chunks(shape[0], max(1, min(1 << 17, _BLOCK // max(1, width * dtype.itemsize)))):
-                out[part] = self._numbers(file, (part.stop - part.start) * width, dtype).reshape(-1, *shape[1:])
+                out[part] = self._numbers(file, (part.stop - part.start) * width, dtype).reshape(out[part].shape)
             return out
 
     def array(self, key: str, kinds: str = NUMBERS) -> np.ndarray:

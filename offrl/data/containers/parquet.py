@@ -24,12 +24,11 @@ def open_parquet(path: Path) -> Any:
         for number in range(meta.num_row_groups):
             group = meta.row_group(number)
             rows += group.num_rows
-            for place in range(group.num_columns):
-                column = group.column(place)
-                where = f"{path}: '{column.path_in_schema}' (row group {number})"
-                if not 0 <= column.total_compressed_size <= held or column.total_uncompressed_size < 0 or group.num_rows < 0:
-                    raise UserError(f"{where} declares {column.total_compressed_size:,} bytes of a file of {held:,}; the file is damaged")
-                refuse_growth(where, column.total_uncompressed_size, column.total_compressed_size)
+            if group.num_rows < 0 or group.total_byte_size < 0:  # of single columns pyarrow ends the process where statistics are damaged
+                raise UserError(
+                    f"{path}: row group {number} declares {group.num_rows:,} rows of {group.total_byte_size:,} bytes; it is damaged"
+                )
+            refuse_growth(f"{path}: row group {number}", group.total_byte_size, held)
         if rows != meta.num_rows:
             raise UserError(f"{path} declares {meta.num_rows:,} rows, and its row groups {rows:,}; the file is damaged")
         return file

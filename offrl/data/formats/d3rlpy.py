@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.guard import reading
-from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, value_of
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, value_of
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
@@ -19,6 +19,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     """`terminals` are the environment's terminations, `episode_terminals` the ends of episodes for whatever reason."""
     with open_hdf5(path) as file:
         items = hdf5_keys(file)
+        refuse_groups(file, ("version", "discrete_action", "episode_terminals"))
         if "observations_0" in items:
             return _read_v2(path, items, memory)
         missing = [k for k in ("observations", "actions", "rewards", "terminals") if k not in items]
@@ -40,7 +41,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
             )
         ends = None
         if "episode_terminals" in items:
-            ends = canonical("terminations", value_of(items["episode_terminals"], str(path), "biuf"), f"{path}: 'episode_terminals'")
+            flags = read_hdf5("terminations", items["episode_terminals"], memory, str(path))
+            ends = canonical("terminations", flags, f"{path}: 'episode_terminals'")
     return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), discrete=discrete)
 
 

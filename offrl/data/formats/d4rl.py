@@ -12,12 +12,12 @@ import numpy as np
 
 from offrl import registry
 from offrl.data.containers.guard import reading
-from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_loops, value_of
+from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, refuse_loops, value_of
 from offrl.data.formats.download import fetch
-from offrl.data.formats.files import finish
+from offrl.data.formats.files import KNOWN, finish
 from offrl.data.formats.provenance import Record, fits, restore
 from offrl.data.memory import Memory, chunks
-from offrl.data.raw import FLAGS, RawData
+from offrl.data.raw import FLAGS, NAMES, RawData
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir
@@ -55,6 +55,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
     columns = {}
     with open_hdf5(path) as file:
         items = hdf5_keys(file)
+        refuse_groups(file, (k for c in KNOWN if c not in config.fields for k in (c, *NAMES.get(c, ()))))
         keys = {c: k for c, k in (REQUIRED | OPTIONAL).items() if k in items or c in REQUIRED}
         record = record_of(items, path)
         if record is None:  # another program's: ends of episodes by the names of plain files

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
-from offrl.data.containers.hdf5 import column_dtype, hdf5_keys, open_hdf5, read_hdf5
+from offrl.data.containers.hdf5 import column_dtype, hdf5_keys, open_hdf5, read_hdf5, refuse_groups
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.parquet import arrow_values, open_parquet
 from offrl.data.memory import Memory
@@ -85,6 +85,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, kind: str, optional:
     if kind == "hdf5":
         with open_hdf5(path) as file:
             items = hdf5_keys(file)
+            refuse_groups(file, (k for c in KNOWN if c not in config.fields for k in (c, *NAMES.get(c, ()))))
             for name, key in choose_keys(config, items, str(path), optional).items():
                 columns[name] = read_hdf5(name, items[key], memory, str(path))
     elif kind == "npz":
@@ -103,10 +104,10 @@ def finish(columns: dict[str, np.ndarray], path: Path, source: str = "file") -> 
     raw = RawData({k: canonical(k, v, str(path)) for k, v in columns.items()}, name=path.stem, source=source, path=str(path))
     raw.final_observations = None if final is None else canonical("next_observations", final, str(path))
     raw.episode_ends = ends_from(ends, raw.rows, str(path))
-    if ids is not None and len(ids):
+    if ids is not None and raw.rows:
         refuse_gaps("episode_ids", ids, str(path))
-        if ids.size != len(ids):
-            raise UserError(f"{path}: column 'episode_ids' has shape {list(ids.shape)}; one number for each row is due")
+        if ids.shape not in ((raw.rows,), (raw.rows, 1)):
+            raise UserError(f"{path}: column 'episode_ids' has shape {list(ids.shape)}; one number for each of {raw.rows} rows is due")
         ids = ids.reshape(-1)
         change = np.append(ids[1:] != ids[:-1], True)
         if (number := len(np.unique(ids))) < change.sum():

@@ -14,18 +14,13 @@ from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import Links, open_hdf5, refuse_absent
 from offrl.data.containers.images import decode
 from offrl.data.containers.parquet import arrow_values, read_table
+from offrl.data.formats.minari_spaces import one_hot, width_of
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical
 from offrl.errors import UserError
 
 Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, and the space there
 Read = Callable[[str, tuple[str, ...], np.ndarray | None], Any]  # see `Buffers.add`
-
-
-def _width(space: dict[str, Any]) -> int:
-    if space["type"] == "Discrete":
-        return int(space["n"])  # one-hot, as gymnasium.spaces.flatten does it
-    return math.prod(space["shape"]) if space["type"] == "Box" else int(np.prod(space["n"]))
 
 
 class Overflow(Exception):
@@ -56,13 +51,13 @@ class Buffers:
         self.info_finals: dict[str, list[np.ndarray]] = {}
         self.rows, self.leaves, self.goals, self.name = rows, leaves, goals, name
         self.single = len(leaves) == 1 and not goals and leaves[0][1]["type"] == "Box"
-        shape: tuple[int, ...] = (sum(_width(s) for _, s in leaves),)
+        shape: tuple[int, ...] = (sum(width_of(s) for _, s in leaves),)
         dtype: Any = np.float32
         if self.single and len(leaves[0][1]["shape"]) > 1:
             shape = tuple(leaves[0][1]["shape"])
             dtype = np.uint8 if leaves[0][1]["dtype"] == "uint8" else dtype
         width = (math.prod(actions["shape"]),) if actions["type"] == "Box" else ()
-        widths = {k: sum(_width(s) for _, s in parts) for k, parts in goals.items()}
+        widths = {k: sum(width_of(s) for _, s in parts) for k, parts in goals.items()}
         step = math.prod(shape) * np.dtype(dtype).itemsize + 4 * (math.prod(width) + sum(widths.values())) + 6
         refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", rows * step, held)
         self.observations = memory.empty("observations", (rows + 1, *shape), dtype)
@@ -129,7 +124,7 @@ class Buffers:
         """Entries of one episode's observations [T + 1, ...] side by side into `out`."""
         column, rows = 0, len(out)
         for path, space in leaves:
-            where, width = self._place(episode, path), _width(space)
+            where, width = self._place(episode, path), width_of(space)
             values = read("observations", path, None)
             if space["type"] == "Box" and space.get("dtype") == "uint8" and _encoded(values, width):
                 frames, values = values, np.empty((rows, *space["shape"]), np.uint8)
@@ -142,7 +137,7 @@ class Buffers:
             if values.size != rows * due:
                 raise UserError(f"{where} has shape {list(values.shape)}; {due} numbers for each row are due")
             if space["type"] == "Discrete":
-                values = _one_hot(values.reshape(-1), width, int(space.get("start", 0)), where)
+                values = one_hot(values.reshape(-1), width, int(space.get("start", 0)), where)
             out[:, column : column + width] = values.reshape(rows, width)
             column += width
 
@@ -169,15 +164,6 @@ def _encoded(values: Any, width: int) -> bool:
     return isinstance(values, list) or values.dtype.kind == "O" or (values.dtype == np.uint8 and values.size != len(values) * width)
 
 
-def _one_hot(values: np.ndarray, width: int, start: int, where: str) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # of what is no number
-        places = values.astype(np.int64) - start
-    wrong = np.flatnonzero((places < 0) | (places >= width) | (values != places + start))
-    if len(wrong):
-        raise UserError(f"{where} holds {values[wrong[0]]}, which is no number from {start} to {start + width - 1}")
-    return np.eye(width, dtype=np.float32)[places]
-
-
 def numbered(names: Iterable[str], prefix: str) -> list[str]:
     children = [n for n in names if n.startswith(prefix) and n[len(prefix) :].isdecimal()]
     return sorted(children, key=lambda n: int(n[len(prefix) :]))
@@ -198,6 +184,14 @@ class _Hdf5Episode:
         if not (shape := self.rewards.shape):
             raise UserError(f"{self.where}: 'rewards' is a single value; one for each step is due")
         self.steps = int(shape[0])
+        if not self.steps:
+            self._refuse_steps()
+
+    def _refuse_steps(self) -> None:
+        """Raises UserError where an episode without rewards has something else for its steps."""
+        for key in ("actions", "terminations", "truncations"):
+            if (shape := self.open(key).shape) is None or shape[:1] != (0,):
+                raise UserError(f"{self.where}: '{key}' has shape {list(shape or ())}, and 'rewards' no rows; one for each step is due")
 
     def open(self, path: str) -> Any:
         try:
@@ -221,7 +215,7 @@ class _Hdf5Episode:
         if out is None or kind == self.h5.h5t.VLEN:
             return self.h5.Dataset(item)[()]
         if item.shape != out.shape:
-            if item.shape[:1] != out.shape[:1] or math.prod(item.shape) != out.size:
+            if item.shape[:1] != out.shape[:1] or math.prod(item.shape) != out.size or (out.ndim == 1 and len(item.shape) > 2):
                 if column == "observations" and out.dtype == np.uint8 and len(item.shape) == 2 and item.dtype == np.uint8:
                     return self.h5.Dataset(item)[()]  # JPEG images of one size
                 raise UserError(f"{where} has shape {list(item.shape)}, expected {list(out.shape)}")
@@ -274,6 +268,8 @@ def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
                 try:
                     array = table.column(column).combine_chunks()  # noqa: B023
                     for key in leaf:
+                        if not pa.types.is_struct(array.type):
+                            raise UserError(f"{where} is missing: {array.type} stands where the space has entries")
                         array = array.field(key)
                 except KeyError:
                     raise UserError(f"{where} is missing") from None
@@ -282,7 +278,8 @@ def read_arrow(folder: Path, kind: str, buffers: Buffers) -> None:
                 values = arrow_values(array, where)
                 if out is None:
                     return values
-                if len(values) < len(out) or math.prod(values.shape[1:]) != math.prod(out.shape[1:]):
+                width = math.prod(values.shape[1:])
+                if len(values) < len(out) or width != math.prod(out.shape[1:]) or (out.ndim == 1 and values.ndim > 2):
                     raise UserError(f"{where} has shape {list(values.shape)}, expected {list(out.shape)}")
                 if out.dtype.kind == "i" and values.dtype.kind == "f":
                     raise UserError(f"{where} holds {values.dtype} values, where whole numbers are due")

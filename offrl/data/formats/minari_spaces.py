@@ -119,3 +119,20 @@ def _count(value: Any) -> bool:
 
 def _lengths(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in value)
+
+
+def width_of(space: dict[str, Any]) -> int:
+    """The numbers that a value of the space becomes in a flat observation."""
+    if space["type"] == "Discrete":
+        return int(space["n"])  # one-hot, as gymnasium.spaces.flatten does it
+    return math.prod(space["shape"]) if space["type"] == "Box" else int(np.prod(space["n"]))
+
+
+def one_hot(values: np.ndarray, width: int, start: int, where: str) -> np.ndarray:
+    """float32 [R, width] of whole numbers [R] from `start`. Raises UserError for others."""
+    with np.errstate(invalid="ignore"):  # of what is no number
+        places = values.astype(np.int64) - start
+    wrong = np.flatnonzero((places < 0) | (places >= width) | (values != places + start))
+    if len(wrong):
+        raise UserError(f"{where} holds {values[wrong[0]]}, which is no number from {start} to {start + width - 1}")
+    return np.eye(width, dtype=np.float32)[places]

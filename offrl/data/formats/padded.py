@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
-from offrl.data.containers.hdf5 import Links, hdf5_keys, open_hdf5, value_of
+from offrl.data.containers.hdf5 import Links, hdf5_keys, open_hdf5, refuse_groups, value_of
 from offrl.data.containers.npz import NUMBERS, Npz
 from offrl.data.containers.parquet import open_parquet
 from offrl.data.formats.files import file_type
@@ -202,6 +202,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     else:
         with open_hdf5(path) as file:
             items = hdf5_keys(file)
+            refuse_groups(file, _WANTED)
             for name in _WANTED:
                 if name in items:
                     columns[name] = _texts(items[name], path) if name == TEXTS else value_of(items[name], str(path), NUMBERS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,7 +59,27 @@ class Record:
             raise ValueError(f"it was written by a newer offrl, layout {value['version']}")
         if value.get("sha256") != _digest({k: v for k, v in value.items() if k != "sha256"}):
             raise ValueError("it was damaged or edited: its checksum does not match")
-        return cls(**{k: value[k] for k in cls.__dataclass_fields__ if k != "spec"}, spec=DataSpec.from_json(value["spec"]))
+        plain: dict[str, Any] = {k: value.get(k) for k in cls.__dataclass_fields__ if k != "spec"}
+        if wrong := next((k for k, v in plain.items() if not _FITTING[str(cls.__dataclass_fields__[k].type)](v)), None):
+            raise ValueError(f"its '{wrong}' is of another kind than offrl writes")
+        try:
+            return cls(**plain, spec=DataSpec.from_json(value["spec"]))
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"its 'spec' is of another kind than offrl writes: {error}") from None
+
+
+def _list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+_FITTING: dict[str, Callable[[Any], bool]] = {  # by the annotations of `Record`
+    "int": lambda value: type(value) is int,
+    "bool": lambda value: type(value) is bool,
+    "str": lambda value: isinstance(value, str),
+    "list[str]": lambda value: _list_of(str, value),
+    "list[int]": lambda value: _list_of(int, value),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+}
 
 
 def _digest(value: Mapping[str, Any]) -> str:

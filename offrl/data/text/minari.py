@@ -79,7 +79,7 @@ def _episode(columns: dict[str, list[Any]], unknown: bool, where: str) -> dict[s
             raise UserError(f"{where}: '{key}' has {len(columns[key])} entries, where {steps} rewards need {expected}")
     for key in ("terminations", "truncations"):
         if wrong := [v for v in columns[key] if v not in (0, 1)]:
-            raise UserError(f"{where}: '{key}' holds {str(wrong[0])[:30]}; flags are 0 or 1")
+            raise UserError(f"{where}: '{key}' holds {str(wrong[0])[:30]!r}; flags are 0 or 1")
     observations, actions = columns["observations"], columns["actions"]
     for step in range(steps - 1):
         if columns["terminations"][step] or columns["truncations"][step]:
@@ -94,6 +94,11 @@ def _episode(columns: dict[str, list[Any]], unknown: bool, where: str) -> dict[s
 
 
 _KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+def _is_column(key: str, item: Any) -> bool:
+    """True for an h5py.h5d.DatasetID with texts, or for rewards and flags with numbers, [R] or [R, 1]."""
+    return item.dtype.kind in ("OS" if key in _KEYS[:2] else "biuf") and (item.rank == 1 or (item.rank == 2 and item.shape[1] == 1))
 
 
 def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -112,6 +117,11 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
                 links.check(group, f"{name}/")
                 for key in _KEYS:
                     item = h5d.open(group, key.encode())
+                    if not _is_column(key, item):
+                        due = "texts" if key in _KEYS[:2] else "numbers"
+                        raise UserError(
+                            f"{folder}: {name}: '{key}' holds {item.dtype} of shape {list(item.shape or ())}; a column of {due} is due"
+                        )
                     refuse_absent(item, f"{folder}: {name}: '{key}'", file)
                     refuse_long_texts(item, path, f"{folder}: {name}: '{key}'")
                     values = np.empty(item.shape, item.dtype)
@@ -127,15 +137,21 @@ def _hdf5(folder: Path) -> Iterator[tuple[str, Any]]:
             yield name, columns
 
 
-def _arrow(folder: Path, kind: str) -> Iterator[tuple[str, Any]]:
+def _arrow(folder: Path, form: str) -> Iterator[tuple[str, Any]]:
     """Arrow or Parquet: every column has T + 1 rows, of which only the observations use the last."""
+    import pyarrow as pa
+
     for name in numbered((p.name for p in folder.iterdir() if p.is_dir()), ""):
         columns: Any = {}
         try:
-            table, file = read_table(folder / name, kind)
+            table, file = read_table(folder / name, form)
             if missing := [k for k in _KEYS if table.column_names.count(k) != 1]:
                 raise UserError(f"{folder}: episode {name} has no '{missing[0]}', or has it twice")
             with reading(file):
+                for key in _KEYS[2:]:
+                    kind = table.schema.field(key).type
+                    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+                        raise UserError(f"{folder}: episode {name}: '{key}' holds {kind} values, not numbers")
                 values = {k: table.column(k).to_pylist() for k in _KEYS}
             columns = {k: v if k == "observations" else v[:-1] for k, v in values.items()}
         except UserError as error:
