@@ -140,7 +140,7 @@ def test_shared_memory_of_killed_processes_is_freed(tmp_path: Path, monkeypatch:
     for folder in (alive.folder, killed):
         os.utime(folder / processes.LOCK, (0, 0))
     processes.Shared(torch.ones(3)).close()
-    assert {p for p in tmp_path.glob("offrl-*")} == {alive.folder, other}
+    assert set(tmp_path.glob("offrl-*")) == {alive.folder, other}
     alive.close()
     assert not alive.folder.exists()
 
