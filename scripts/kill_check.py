@@ -96,7 +96,7 @@ KINDS = {
         f"algo.rollouts=16 algo.horizon=2 algo.rollout_every=50 {TRAIN}"
     ),
     "collection": Kind("collect env=Hopper-v5 policy={inputs}/run rows=6000 max_steps=300 out=out quiet=true"),
-    "conversion": Kind("data convert {inputs}/large.hdf5 out.hdf5", share=1),
+    "conversion": Kind("data convert {inputs}/large.hdf5 out.hdf5 force=true", share=1),
     "export": Kind("export {inputs}/run format=onnx out=out", share=1),
 }
 

@@ -47,12 +47,14 @@ def shards(folder: Path) -> list[tuple[int, int, Path]]:
 
 def write_shard(folder: Path, first: int, stop: int, episodes: Sequence[Episode]) -> None:
     """Write the episodes of the units (episodes, waves) first to stop - 1 as one file, or not at all. Raises UserError (a full disk)."""
-    tensors = {k: torch.from_numpy(np.concatenate([e.columns[k] for e in episodes])) for k in (episodes[0].columns if episodes else ())}
+    names = list(episodes[0].columns) if episodes else []
+    tensors = {k: torch.from_numpy(np.concatenate([e.columns[k] for e in episodes])) for k in names}
     if episodes:
         tensors["final"] = torch.from_numpy(np.stack([e.final for e in episodes]))
     tensors["length"] = torch.tensor([len(e) for e in episodes], dtype=torch.int64)
     tensors["mark"] = torch.tensor([e.mark for e in episodes], dtype=torch.int64)
-    checkpoint.write(folder / f"{first:08d}-{stop:08d}.safetensors", tensors, {"kind": "episodes"}, KEPT)
+    about = {"kind": "episodes", "columns": names}  # their order, which the file does not keep
+    checkpoint.write(folder / f"{first:08d}-{stop:08d}.safetensors", tensors, about, KEPT)
 
 
 def read_shards(paths: Iterable[Path]) -> list[Episode]:
@@ -60,14 +62,14 @@ def read_shards(paths: Iterable[Path]) -> list[Episode]:
     episodes: list[Episode] = []
     for path in paths:
         try:
-            tensors, _ = checkpoint.read(path)
+            tensors, about = checkpoint.read(path)
         except UserError as error:
             raise UserError(f"{error}; remove it, and run the same command again to record it anew") from None
         arrays = {k: v.numpy() for k, v in tensors.items()}
         lengths, marks, finals = arrays.pop("length"), arrays.pop("mark"), arrays.pop("final", ())
         stops = np.cumsum(lengths)
         for i, (stop, length) in enumerate(zip(stops, lengths, strict=True)):
-            columns = {k: v[stop - length : stop] for k, v in arrays.items()}
+            columns = {k: arrays[k][stop - length : stop] for k in about.get("columns", arrays)}
             episodes.append(Episode(columns, finals[i], int(marks[i])))
     return episodes
 

@@ -235,6 +235,7 @@ def test_shards_keep_every_bit(tmp_path: Path) -> None:
     write_shard(tmp_path, 2, 3, episodes[2:])
     write_shard(tmp_path, 4, 5, [])  # after a gap
     back = read_shards(p for *_, p in shards(tmp_path))
+    assert [list(e.columns) for e in back] == [list(e.columns) for e in episodes[:3]], "the order of a dataset's columns is theirs"
     assert same(back, episodes) and [e.mark for e in back] == [3, 1, 4]
     assert [len(e) for e in first_rows(back, 4)] == [3, 1] and [len(e) for e in first_rows(back, 5)] == [3, 1, 4]
     path = shards(tmp_path)[0][2]
