@@ -22,9 +22,7 @@ class Task:
     ref_min: float | None = None  # undiscounted return that scores 0
     ref_max: float | None = None  # undiscounted return that scores 100
     ref_label: str = ""  # whose reference scores, e.g. "D4RL"
-    ref_envs: tuple[
-        str, ...
-    ] = ()  # ids of other environments for which they hold: reference scores belong to data and environment together
+    ref_envs: tuple[str, ...] = ()  # ids of other environments in which they hold: they belong to data and environment together
     observation_keys: tuple[str, ...] = ()  # Dict observations: which entries, in this order, make the flat observation
     observation_dim: int | None = None  # of the flat observation, to check data against
     action_dim: int | None = None
