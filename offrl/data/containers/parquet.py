@@ -20,8 +20,9 @@ def open_parquet(path: Path) -> Any:
     with reading(path, " as Parquet"):
         file = pq.ParquetFile(path)
         meta = file.metadata
-        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]  # of single columns pyarrow ends the process where
-        rows, size = sum(g.num_rows for g in groups), sum(g.total_byte_size for g in groups)  # their statistics are damaged
+        # Not `column` of a group: where its statistics are damaged, pyarrow ends the process.
+        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+        rows, size = sum(g.num_rows for g in groups), sum(g.total_byte_size for g in groups)
         if any(g.num_rows < 0 or g.total_byte_size < 0 for g in groups):
             raise UserError(f"{path} declares row groups of less than nothing; the file is damaged")
         refuse_growth(str(path), size, path.stat().st_size)
