@@ -616,3 +616,12 @@ def test_parquet_with_damaged_statistics(tmp_path: Path, monkeypatch: pytest.Mon
     sound = pq.ParquetFile.metadata.fget
     monkeypatch.setattr(pq.ParquetFile, "metadata", property(lambda file: Metadata(sound(file))))
     assert len(load_dataset(str(tmp_path / "x.parquet"))) == N
+
+
+def test_parquet_whose_row_groups_unpack_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    options = {"compression": "gzip", "use_dictionary": False, "row_group_size": 50_000}
+    pq.write_table(pa.table({"rewards": np.zeros(200_000)}), tmp_path / "x.parquet", **options)
+    monkeypatch.setattr(guard, "FREE", 1000)
+    assert "x.parquet would take 1.6 MB of memory" in refused(tmp_path / "x.parquet")

@@ -19,16 +19,13 @@ def open_parquet(path: Path) -> Any:
         raise UserError("Parquet files need pyarrow: pip install 'offrl[parquet]'") from None
     with reading(path, " as Parquet"):
         file = pq.ParquetFile(path)
-        held, meta = path.stat().st_size, file.metadata
-        rows = 0
-        for number in range(meta.num_row_groups):
-            group = meta.row_group(number)
-            rows += group.num_rows
-            if group.num_rows < 0 or group.total_byte_size < 0:  # of single columns pyarrow ends the process where statistics are damaged
-                raise UserError(
-                    f"{path}: row group {number} declares {group.num_rows:,} rows of {group.total_byte_size:,} bytes; it is damaged"
-                )
-            refuse_growth(f"{path}: row group {number}", group.total_byte_size, held)
+        meta = file.metadata
+        # Not `column` of a group: where its statistics are damaged, pyarrow ends the process.
+        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+        rows, size = sum(g.num_rows for g in groups), sum(g.total_byte_size for g in groups)
+        if any(g.num_rows < 0 or g.total_byte_size < 0 for g in groups):
+            raise UserError(f"{path} declares row groups of less than nothing; the file is damaged")
+        refuse_growth(str(path), size, path.stat().st_size)
         if rows != meta.num_rows:
             raise UserError(f"{path} declares {meta.num_rows:,} rows, and its row groups {rows:,}; the file is damaged")
         return file

@@ -62,6 +62,8 @@ def _doubt_metadata(meta: Any, doubts: Doubts) -> None:
     for key in ("ref_min_score", "ref_max_score"):
         if meta.get(key) is not None and (isinstance(meta[key], bool) or not isinstance(meta[key], int | float)):
             doubts.add(f"{key} is no number")
+    if any(isinstance(meta.get(key), bool) for key in ("total_episodes", "total_steps")):
+        doubts.add("True for a number of episodes or steps")
     if "offrl" in meta:
         doubts.recorded = True
     if "author" in meta and not isinstance(meta["author"], str | list):
@@ -194,7 +196,7 @@ def _observations(episodes: Any, name: str, key: str, space: Any, doubts: Doubts
             raise Refused("a number outside the Discrete space")
         hot = np.zeros((rows, n), np.float32)
         for i, v in enumerate(values.reshape(-1).tolist()):
-            hot[i, v - start] = 1
+            hot[i, int(v) - start] = 1
         return hot
     shape = space.get("shape")
     if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):

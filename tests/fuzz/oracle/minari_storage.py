@@ -38,14 +38,21 @@ class Hdf5Episodes:
                 elif item.external or item.is_virtual or not item.shape or item.dtype.kind not in "OS" or item.size > 10**6:
                     raise Refused(f"{name}: {key} holds no texts")
                 hdf5.enough(item, key, self.file.size, self.doubts)
-                return [v.decode() if isinstance(v, bytes) else v for v in item[()].reshape(-1).tolist()]
+                return [v.decode() if isinstance(v, bytes) else v for v in _one_each(item[()], key).tolist()]
             except hdf5.ERRORS as error:
                 raise Refused(f"{name}: {key}: {error}") from None
-        values = hdf5.column(item, key, self.file.size, self.doubts).reshape(-1)
+        values = _one_each(hdf5.column(item, key, self.file.size, self.doubts), key)
         return (values.astype(np.float64) if values.dtype.kind == "f" else values).tolist()
 
     def close(self) -> None:
         self.file.close()
+
+
+def _one_each(values: np.ndarray, key: str) -> np.ndarray:
+    """[R] of [R] or [R, 1]."""
+    if values.shape not in ((len(values),), (len(values), 1)):
+        raise Refused(f"'{key}' has shape {values.shape}, not one value for each row")
+    return values.reshape(-1)
 
 
 class ArrowEpisodes:
