@@ -470,7 +470,7 @@ def test_an_episode_of_minari_without_rewards_is_not_dropped(tmp_path: Path) -> 
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
         del file["episode_1/rewards"]
         file["episode_1/rewards"] = np.zeros(0)
-    assert "episode_1: 'actions' has shape [10, 2], and 'rewards' no rows" in refused(folder)
+    assert "episode_1: 'actions' has shape [10, 2], expected [0, 2]" in refused(folder)
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:  # reset twice: no steps at all
         del file["episode_1"]
         for key, shape in {"observations": (1, 4), "actions": (0, 2), "rewards": (0,), "terminations": (0,), "truncations": (0,)}.items():
@@ -497,6 +497,16 @@ def test_arrow_of_other_kinds(tmp_path: Path) -> None:
     sound = [{"x": [0.0, 1.0]}] * 3
     assert len(load_dataset(str(minari_arrow(tmp_path / "a", sound, [1.0] * 3)))) == 2
     assert "'rewards' has shape [3, 1, 1]" in refused(minari_arrow(tmp_path / "b", sound, [[[1.0]]] * 3))
+    folder = minari_arrow(tmp_path / "d", sound, [1.0] * 3)
+    pa = pytest.importorskip("pyarrow")
+    (folder / "1").mkdir()
+    table = pa.ipc.open_file(folder / "0" / "0.arrow").read_all().slice(2)
+    for columns in (table, table.drop_columns("rewards")):  # no steps at all, and rewards that are lost
+        with pa.OSFile(str(folder / "1" / "0.arrow"), "wb") as file, pa.ipc.new_file(file, columns.schema) as writer:
+            writer.write_table(columns)
+        if columns is table:
+            assert len(load_dataset(str(folder))) == 2
+    assert "'rewards' is missing" in refused(folder)
     assert "'observations/x' is missing: null stands" in refused(minari_arrow(tmp_path / "c", [None] * 3, [1.0] * 3))
 
 
@@ -595,6 +605,16 @@ def test_records_of_other_types(change: dict[str, Any]) -> None:
     value = {k: v for k, v in (value | change).items() if k != "sha256"}
     with pytest.raises(ValueError, match="of another kind than offrl writes"):
         provenance.Record.from_json(value | {"sha256": provenance._digest(value)})
+
+
+def test_terminations_that_the_record_does_not_know_stay() -> None:
+    raw = RawData({k: v for k, v in columns().items() if k in ("observations", "actions", "rewards")}, discrete=False)
+    ends = np.arange(N) == N - 1
+    record = provenance.describe(raw, ends, None, {})
+    for terminations in (ends.copy(), np.zeros(N, bool)):
+        raw.columns["terminations"] = terminations
+        provenance.restore(raw, record, ends)
+        assert ("terminations" in raw.columns) == terminations.any()
 
 
 def test_parquet_with_damaged_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

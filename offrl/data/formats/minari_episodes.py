@@ -72,7 +72,11 @@ class Buffers:
     def add(self, steps: int, read: Read, episode: str) -> None:
         """One episode. `read(column, path, out)` fills `out` and returns it, or, where `out` is None or the file holds encoded images
         (bytes, or an array of bytes, for each), returns what the file holds."""
-        if steps == 0:  # recorded by a collector that was reset twice
+        if steps == 0:  # recorded by a collector that was reset twice; its columns are there, and empty
+            if self.with_actions:
+                read("actions", (), np.empty((0, *self.actions.shape[1:]), np.float32))
+            for key in ("rewards", "terminations", "truncations"):
+                read(key, (), np.empty(0, np.float32 if key == "rewards" else bool))
             return
         start, stop = self.at, self.at + steps
         if stop > self.rows:
@@ -184,14 +188,6 @@ class _Hdf5Episode:
         if not (shape := self.rewards.shape):
             raise UserError(f"{self.where}: 'rewards' is a single value; one for each step is due")
         self.steps = int(shape[0])
-        if not self.steps:
-            self._refuse_steps()
-
-    def _refuse_steps(self) -> None:
-        """Raises UserError where an episode without rewards has something else for its steps."""
-        for key in ("actions", "terminations", "truncations"):
-            if (shape := self.open(key).shape) is None or shape[:1] != (0,):
-                raise UserError(f"{self.where}: '{key}' has shape {list(shape or ())}, and 'rewards' no rows; one for each step is due")
 
     def open(self, path: str) -> Any:
         try:

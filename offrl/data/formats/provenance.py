@@ -160,11 +160,13 @@ def written_truncations(raw: RawData, ends: np.ndarray) -> np.ndarray:
 def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[str, Any] = {}) -> None:
     """Make `raw`, read from the layout alone and with its episodes' `ends`, what it was when it was written; in place.
 
+    Terminations that the record does not know, but that the file has, stay: without any, nothing but False is written.
     `explicit`: columns that `dataset.fields` names, which stay as they were read.
     """
     last = np.flatnonzero(ends)
     for name in FLAGS:
-        if name in raw.columns and name not in record.columns and name not in explicit:
+        added = name in raw.columns and name not in record.columns and name not in explicit
+        if added and not (name == "terminations" and raw.columns[name].any()):
             del raw.columns[name]
     if "truncations" in raw.columns and "truncations" not in explicit:
         raw.columns["truncations"][last[record.unmarked]] = False

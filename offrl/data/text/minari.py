@@ -150,6 +150,7 @@ def _arrow(folder: Path, form: str) -> Iterator[tuple[str, Any]]:
             with reading(file):
                 for key in _KEYS[2:]:
                     kind = table.schema.field(key).type
+                    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
                     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
                         raise UserError(f"{folder}: episode {name}: '{key}' holds {kind} values, not numbers")
                 values = {k: table.column(k).to_pylist() for k in _KEYS}

@@ -184,3 +184,5 @@ def enough(item: Any, key: str, file_size: int, doubts: Doubts) -> None:
             chunks *= -(-n // c)
         if item.id.get_num_chunks() < chunks:
             doubts.add(f"'{key}' lacks chunks")
+        if item.id.get_create_plist().get_nfilters() == 0 and stored < size:
+            doubts.add(f"'{key}' is not stored entirely")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def _doubt_metadata(meta: Any, doubts: Doubts) -> None:
     for key in ("ref_min_score", "ref_max_score"):
         if meta.get(key) is not None and (isinstance(meta[key], bool) or not isinstance(meta[key], int | float)):
             doubts.add(f"{key} is no number")
+        if isinstance(meta.get(key), float) and not isfinite(meta[key]):
+            doubts.add(f"{key} is {meta[key]}")
     if any(isinstance(meta.get(key), bool) for key in ("total_episodes", "total_steps")):
         doubts.add("True for a number of episodes or steps")
     if "offrl" in meta:
@@ -136,6 +139,8 @@ def _space_of_actions(values: np.ndarray, space: Any, steps: int, doubts: Doubts
             raise Refused("discrete actions that are no integers from 0")
         if values.size and (int(values.min()) < 0 or int(values.max()) >= count):
             raise Refused("discrete actions that the space does not have")
+        if values.ndim > 2:
+            doubts.add("discrete actions that are neither [T] nor [T, 1]")
         if count > columns.FEW_ACTIONS:
             doubts.add("thousands of discrete actions")
         return values.reshape(-1).astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import h5py
 import numpy as np
 
 from tests.fuzz.oracle import columns
@@ -130,6 +131,8 @@ def _first(file: Any, doubts: Doubts) -> list[Truth]:
     """MDPDataset of d3rlpy 1: `terminals` are terminations, `episode_terminals` all ends."""
     if "version" not in file.keys:
         raise Refused("written by d3rlpy before 1.0")
+    if not isinstance(file.item("version"), h5py.Dataset):
+        doubts.add("version is no column")
     table = {}
     for column, key in {"observations": "observations", "actions": "actions", "rewards": "rewards", "terminations": "terminals",
                         "episode_ends": "episode_terminals"}.items():  # fmt: skip
