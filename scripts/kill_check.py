@@ -58,10 +58,15 @@ class Kind:
     """A kind of job: a command of offrl, in which {inputs} is the folder that `prepare` fills."""
 
     command: str
-    share: int = 2  # of the kills
+    share: int = 2  # of the kills; 0: only when it is asked for by `--only`
     environment: tuple[tuple[str, str], ...] = ()
 
 
+BENCHMARK = Kind(
+    "benchmark suite=own datasets=[{inputs}/small.hdf5] algos=[bc,iql] seeds=1 steps=400 compile=eager "
+    "device=cpu algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 log_every=50 "
+    "checkpoint.every=50 runs_dir=. name=grid quiet=true"
+)
 KINDS = {
     "training with evaluation workers": Kind(
         f"train algo=td3_bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=2 eval.every=100 checkpoint.every=100 "
@@ -81,11 +86,9 @@ KINDS = {
         "finetune {inputs}/run env=Hopper-v5 steps=300 eval.every=100 checkpoint.every=50 compile=eager device=cpu eval.episodes=1 "
         "eval.workers=1 max_steps=40 log_every=50 runs_dir=. name=run quiet=true"
     ),
-    "benchmark, cells in processes": Kind(
-        "benchmark suite=own datasets=[{inputs}/small.hdf5] algos=[bc,iql] seeds=1 steps=400 launcher=local jobs=2 compile=eager "
-        "device=cpu algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 log_every=50 "
-        "checkpoint.every=50 runs_dir=. name=grid quiet=true"
-    ),
+    "benchmark, cells in processes": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=local jobs=2"),
+    "cells of Slurm's local stand-in": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=slurm_local jobs=2", share=0),
+    "cells of Ray": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=ray jobs=2", share=0),
     "world model": Kind(
         f"train algo=dynamics dataset=builtin seeds=1 steps=400 workers=1 checkpoint.every=50 algo.hidden=[16,16] algo.members=3 "
         f"algo.elites=2 algo.batch_size=16 algo.epoch=100 {TRAIN}"
@@ -378,6 +381,8 @@ def main() -> int:
     options = parser.parse_args()
     asked = [word.strip() for word in options.only.split(",") if word.strip()]
     kinds = {name: kind for name, kind in KINDS.items() if not asked or any(word in name for word in asked)}
+    if asked:
+        kinds = {name: dataclasses.replace(kind, share=max(1, kind.share)) for name, kind in kinds.items()}
     total = sum(kind.share for kind in kinds.values())
     edges = [0]
     for kind in kinds.values():
