@@ -47,6 +47,7 @@ OTHERWISE = {  # files that are not compared byte for byte, and why
     "*/checkpoints/latest": "the names of the checkpoints kept",
     "*/checkpoints/step_*": "the last one's tensors are compared; one of the moment of SIGTERM may stand before it",
     "*/replay/*": "compared as one: SIGTERM ends a part early",
+    "*/policy_*/*": "a collection's episodes, in the same way",
     "*/benchmark.json": "the moment it began",
     "cache/*": "compiled code",
 }
@@ -272,9 +273,9 @@ def compared(folder: Path) -> dict[str, Any]:
             tensors, meta = files.read(last)
             about = {k: v for k, v in meta.items() if k != "files"}  # how many parts the replay has
             contents[str(last.relative_to(folder))] = bits(tensors), about
-    for replay in sorted(folder.rglob("replay")):
-        parts = [files.read(path)[0] for path in sorted(replay.glob("*.safetensors"))]
-        contents[str(replay.relative_to(folder))] = bits({k: torch.cat([part[k] for part in parts]) for k in parts[0]})
+    for rows in sorted([*folder.rglob("replay"), *folder.rglob("episodes/policy_*")]):
+        parts = [files.read(path)[0] for path in sorted(rows.glob("*.safetensors"))]
+        contents[str(rows.relative_to(folder))] = bits({k: torch.cat([part[k] for part in parts]) for k in parts[0]} if parts else {})
     for board in sorted(folder.rglob("tensorboard")):
         contents[str(board.relative_to(folder))] = shown(board)
     return contents
