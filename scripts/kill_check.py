@@ -47,6 +47,7 @@ OTHERWISE = {  # files that are not compared byte for byte, and why
     "*/checkpoints/latest": "the names of the checkpoints kept",
     "*/checkpoints/step_*": "the last one's tensors are compared; one of the moment of SIGTERM may stand before it",
     "*/replay/*": "compared as one: SIGTERM ends a part early",
+    "*/policy_*/*": "a collection's episodes, in the same way",
     "*/benchmark.json": "the moment it began",
     "cache/*": "compiled code",
 }
@@ -58,10 +59,15 @@ class Kind:
     """A kind of job: a command of offrl, in which {inputs} is the folder that `prepare` fills."""
 
     command: str
-    share: int = 2  # of the kills
+    share: int = 2  # of the kills; 0: only when it is asked for by `--only`
     environment: tuple[tuple[str, str], ...] = ()
 
 
+BENCHMARK = Kind(
+    "benchmark suite=own datasets=[{inputs}/small.hdf5] algos=[bc,iql] seeds=1 steps=400 compile=eager "
+    "device=cpu algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 log_every=50 "
+    "checkpoint.every=50 runs_dir=. name=grid quiet=true"
+)
 KINDS = {
     "training with evaluation workers": Kind(
         f"train algo=td3_bc dataset=builtin seeds=1 steps=800 workers=1 eval.workers=2 eval.every=100 checkpoint.every=100 "
@@ -81,11 +87,9 @@ KINDS = {
         "finetune {inputs}/run env=Hopper-v5 steps=300 eval.every=100 checkpoint.every=50 compile=eager device=cpu eval.episodes=1 "
         "eval.workers=1 max_steps=40 log_every=50 runs_dir=. name=run quiet=true"
     ),
-    "benchmark, cells in processes": Kind(
-        "benchmark suite=own datasets=[{inputs}/small.hdf5] algos=[bc,iql] seeds=1 steps=400 launcher=local jobs=2 compile=eager "
-        "device=cpu algo.hidden=[8] algo.batch_size=16 eval.env=Hopper-v5 eval.episodes=1 eval.max_steps=20 eval.every=200 log_every=50 "
-        "checkpoint.every=50 runs_dir=. name=grid quiet=true"
-    ),
+    "benchmark, cells in processes": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=local jobs=2"),
+    "cells of Slurm's local stand-in": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=slurm_local jobs=2", share=0),
+    "cells of Ray": dataclasses.replace(BENCHMARK, command=f"{BENCHMARK.command} launcher=ray jobs=2", share=0),
     "world model": Kind(
         f"train algo=dynamics dataset=builtin seeds=1 steps=400 workers=1 checkpoint.every=50 algo.hidden=[16,16] algo.members=3 "
         f"algo.elites=2 algo.batch_size=16 algo.epoch=100 {TRAIN}"
@@ -269,9 +273,9 @@ def compared(folder: Path) -> dict[str, Any]:
             tensors, meta = files.read(last)
             about = {k: v for k, v in meta.items() if k != "files"}  # how many parts the replay has
             contents[str(last.relative_to(folder))] = bits(tensors), about
-    for replay in sorted(folder.rglob("replay")):
-        parts = [files.read(path)[0] for path in sorted(replay.glob("*.safetensors"))]
-        contents[str(replay.relative_to(folder))] = bits({k: torch.cat([part[k] for part in parts]) for k in parts[0]})
+    for rows in sorted([*folder.rglob("replay"), *folder.rglob("episodes/policy_*")]):
+        parts = [files.read(path)[0] for path in sorted(rows.glob("*.safetensors"))]
+        contents[str(rows.relative_to(folder))] = bits({k: torch.cat([part[k] for part in parts]) for k in parts[0]} if parts else {})
     for board in sorted(folder.rglob("tensorboard")):
         contents[str(board.relative_to(folder))] = shown(board)
     return contents
@@ -378,6 +382,8 @@ def main() -> int:
     options = parser.parse_args()
     asked = [word.strip() for word in options.only.split(",") if word.strip()]
     kinds = {name: kind for name, kind in KINDS.items() if not asked or any(word in name for word in asked)}
+    if asked:
+        kinds = {name: dataclasses.replace(kind, share=max(1, kind.share)) for name, kind in kinds.items()}
     total = sum(kind.share for kind in kinds.values())
     edges = [0]
     for kind in kinds.values():

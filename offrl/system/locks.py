@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from torch import Tensor
 from offrl.errors import UserError, warn
 from offrl.system import files as checkpoint
 
+OWNED = ".owned"  # in a temporary folder: the process that made it holds it
 Kept = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -76,3 +81,28 @@ def exclusive(run_dir: Path) -> Iterator[None]:
         except OSError:
             raise UserError(f"another process is training in {run_dir}; wait for it, or choose another name=") from None
         yield
+
+
+class TemporaryFolder:
+    """A new folder PREFIX... in `place`, which belongs to this process. What a killed process left under that prefix is removed first:
+    nobody else would, and in memory it would stay until the machine is started anew."""
+
+    def __init__(self, prefix: str, place: Path) -> None:
+        """Raises OSError."""
+        for left in glob.glob(f"{glob.escape(str(place / prefix))}*/{OWNED}"):
+            with contextlib.suppress(OSError), open(left, "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.dirname(left), ignore_errors=True)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            self._lock = open(self.path / OWNED, "w")  # noqa: SIM115 - held until `close`, or the end of this process
+            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it there
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if os.path.exists(self.path / OWNED):  # not taken for an abandoned one before it was locked
+                return
+            self._lock.close()
+
+    def close(self) -> None:
+        """Remove it with what it holds."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()

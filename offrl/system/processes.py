@@ -8,7 +8,6 @@ ourselves, never from a file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import os
 import pickle
@@ -18,7 +17,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -29,10 +27,9 @@ import numpy as np
 import torch
 
 from offrl.system import children
+from offrl.system.locks import TemporaryFolder
 
 SHARED_FROM = 1 << 16  # bytes; smaller tensors go through the pipe
-LOCK = "lock"  # in a folder of shared tensors: the process that made it holds it
-ABANDONED_AFTER = 60.0  # seconds since a folder was made, before which its maker may not have locked it yet
 
 
 def launch(target: str) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -103,11 +100,9 @@ class Shared:
         nbytes = sum(t.numel() * t.element_size() for t in _tensors(thing))
         memory = Path("/dev/shm")
         place = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 * nbytes else None
-        _remove_abandoned(Path(place or tempfile.gettempdir()))
-        self.folder = Path(tempfile.mkdtemp(prefix="offrl-", dir=place))
-        self._lock = open(self.folder / LOCK, "w")  # noqa: SIM115 - held until `close`, or the end of this process
+        self._folder = TemporaryFolder("offrl-", place or Path(tempfile.gettempdir()))
+        self.folder = self._folder.path
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
             self.blob = _dumps(thing, self.folder)
         except BaseException:
             self.close()
@@ -115,17 +110,7 @@ class Shared:
 
     def close(self) -> None:
         """Remove the files. Processes that mapped them keep what they mapped."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
-
-
-def _remove_abandoned(place: Path) -> None:
-    """Remove folders of processes that were killed before they could: in memory they would stay until the machine is started anew."""
-    for path in place.glob(f"offrl-*/{LOCK}"):
-        with contextlib.suppress(OSError), open(path, "a") as lock:
-            if time.time() - path.stat().st_mtime > ABANDONED_AFTER:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path.parent, ignore_errors=True)
+        self._folder.close()
 
 
 def attach(blob: bytes) -> Any:

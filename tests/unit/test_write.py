@@ -542,6 +542,7 @@ def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert [p.name[:13] for p in tmp_path.iterdir()] == [".x.hdf5.part-"]  # hidden, and no dataset's name
     write_data(example("plain"), tmp_path / "x.hdf5")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.hdf5"]  # the next one clears it away
 
 
 def test_what_the_metadata_say(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from offrl.data.formats import minari
 from offrl.errors import UserError
+from offrl.system.locks import TemporaryFolder
 
 FORMS = ("d4rl", "minari", "jsonl")
 D4RL_SUFFIX = (".hdf5", ".h5")
@@ -24,12 +23,12 @@ def placing(place: Path) -> Iterator[Path]:
 
     Raises UserError for what the file system raises: what stood at `place` is untouched then, and nothing half-written is left.
     """
-    part: Path | None = None
+    part: TemporaryFolder | None = None
     folders = [p for p in (place.parent, *place.parent.parents) if not p.exists()]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{place.name}.part-", dir=place.parent))
-        written = part / place.name
+        part = TemporaryFolder(f".{place.name}.part-", place.parent)
+        written = part.path / place.name
         yield written
         _sync(written)
         _replace(written, place)
@@ -37,7 +36,7 @@ def placing(place: Path) -> Iterator[Path]:
         raise write_error(error, place) from None
     finally:
         if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
+            part.close()
         if not place.exists():
             for folder in folders:
                 with contextlib.suppress(OSError):
