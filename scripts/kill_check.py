@@ -49,6 +49,7 @@ OTHERWISE = {  # files that are not compared byte for byte, and why
     "*/replay/*": "compared as one: SIGTERM ends a part early",
     "*/policy_*/*": "a collection's episodes, in the same way",
     "*/benchmark.json": "the moment it began",
+    "*/.submitit/*": "Slurm's stand-in: process numbers are their names",
     "cache/*": "compiled code",
 }
 TRAIN = "compile=eager device=cpu compare=[] quiet=true log_every=50 eval.episodes=2 eval.max_steps=40 runs_dir=. name=run"
