@@ -351,20 +351,27 @@ class _Nobody:
 
 
 @pytest.mark.usefixtures("heeds_signals")
-@pytest.mark.parametrize("how", ["asked", "orphaned"])
-def test_a_job_stops_when_asked_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_job_stops_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "STOP_SECONDS", 0.01)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), cell._stoppable(tmp_path / "stop"):
-        if how == "asked":
-            (tmp_path / "stop").touch()
-        else:
-            monkeypatch.setattr("os.getppid", lambda: -1)  # not 1: that is the parent already where the tests run as orphans
+        (tmp_path / "stop").touch()
         time.sleep(10)
     assert time.monotonic() - began < 5
-    if how == "asked":
-        with pytest.raises(KeyboardInterrupt), cell._stoppable(tmp_path / "stop"):
-            pytest.fail("began although it was asked to stop")
+    with pytest.raises(KeyboardInterrupt), cell._stoppable(tmp_path / "stop"):
+        pytest.fail("began although it was asked to stop")
+
+
+def test_a_job_ends_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that means is in test_children.py."""
+    (tmp_path / plan.CELLS).mkdir()
+    where = {"token": "t", "command": ["host", "", 1], "cwd": str(tmp_path), "environment": {}, "cells": {"x": {}}}
+    (tmp_path / plan.CELLS / plan.PLAN).write_text(json.dumps(where))
+    watched: list[Any] = []
+    monkeypatch.setattr("offrl.system.children.live_with_parent", lambda other: watched.append(other))
+    monkeypatch.setattr(cell, "train", lambda *_, **__: None)
+    cell.work(tmp_path, "x")
+    assert watched == [["host", "", 1]]
 
 
 def test_group_sizes_depend_on_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
