@@ -64,10 +64,10 @@ def benchmark(values: Mapping[str, Any]) -> int:
 
 def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, say: Callable[[str], None]) -> None:
     """Train the cells. Raises KeyboardInterrupt when asked to stop, when all is saved."""
+    (folder / plan.CELLS / plan.STOP).unlink(missing_ok=True)
     if not todo:
         return
     token = uuid.uuid4().hex[:12]
-    (folder / plan.CELLS / plan.STOP).unlink(missing_ok=True)
     orders = {c.run: {"dataset": c.dataset, "steps": c.config.steps, "values": c.values} for c in todo}
     if jobs is None:
         progress = GridProgress(folder, todo, 1, say)

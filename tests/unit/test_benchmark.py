@@ -362,6 +362,18 @@ def test_a_job_stops_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pytest.fail("began although it was asked to stop")
 
 
+def test_a_job_ends_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that means is in test_children.py."""
+    (tmp_path / plan.CELLS).mkdir()
+    where = {"token": "t", "command": ["host", "", 1], "cwd": str(tmp_path), "environment": {}, "cells": {"x": {}}}
+    (tmp_path / plan.CELLS / plan.PLAN).write_text(json.dumps(where))
+    watched: list[Any] = []
+    monkeypatch.setattr("offrl.system.children.live_with_parent", lambda other: watched.append(other))
+    monkeypatch.setattr(cell, "train", lambda *_, **__: None)
+    cell.work(tmp_path, "x")
+    assert watched == [["host", "", 1]]
+
+
 def test_group_sizes_depend_on_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def config(**values: Any) -> Any:
         return cells(tmp_path, algos=["bc"], **values)[2][0].config
