@@ -119,7 +119,7 @@ class _Loop:
         self.log = RunLog(
             run_dir,
             resume_step=None if saved is None else self.t - (self.lined != self.t),
-            unscored=saved is not None and self.lined == self.t and self._due(self.eval_every) and self.scored != self.t,
+            unscored=self.t if saved is not None and self.lined == self.t != self.scored and self._due(self.eval_every) else None,
             quiet=True,
             total_steps=self.steps,
             replicas=self.replicas,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from offrl.report import appendix as behind
@@ -34,9 +35,33 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is unknown, or `config.out`
     cannot be written. The page lists everything damaged, missing or doubtful.
     """
+    with _lasting() as settle:
+        return _report(paths, config or ReportConfig(), say, settle)
+
+
+@contextlib.contextmanager
+def _lasting() -> Iterator[Callable[[], None]]:
+    """What is made inside, until the call of what this gives, stays until the end: the collector of garbage, which would look at hundreds
+    of thousands of scores again and again, does not."""
+    enabled = gc.isenabled()
+    gc.disable()
+
+    def settle() -> None:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+    try:
+        yield settle
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[str], None], settle: Callable[[], None]) -> Path:
     from offrl.system.files import write_text
 
-    config = config or ReportConfig()
     say("reading")
     results = collect(paths, thinning(paths))
     rows = entries(results)
@@ -54,6 +79,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say:
     for sentence in headline(comparisons, rows):
         page.text(sentence, "lead")
     _problems(made)
+    settle()
     say("drawing")
     scores.scores(made)
     scores.together(made)

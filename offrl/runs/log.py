@@ -138,11 +138,11 @@ class RunLog:
         total_steps: int,
         replicas: Sequence[Replica],
         title: str,
-        unscored: bool = False,
+        unscored: int | None = None,
     ) -> None:
         """`resume_step`: the step of the checkpoint that the run goes on from; None for a new run, which starts with empty files.
-        `replicas`: what the values of `metrics` and the rows of `scores` belong to, in their order. `unscored`: the checkpoint was written
-        before the scores of its own step, which come again.
+        `replicas`: what the values of `metrics` and the rows of `scores` belong to, in their order. `unscored`: the step whose
+        scores come again, because the checkpoint was written before they were there; they are the last ones.
 
         Raises UserError when `run_dir` cannot be written to.
         """
@@ -158,12 +158,13 @@ class RunLog:
         except OSError as error:
             raise write_error(error, self.run_dir) from None
         self._metrics = LineFile(self.run_dir / "metrics.jsonl", json_step, keep_to)
-        self._scores = LineFile(self.run_dir / "scores.csv", _csv_step, keep_to - unscored, header=",".join(self._columns) + "\n")
+        scores_to = keep_to if unscored is None else unscored - 1
+        self._scores = LineFile(self.run_dir / "scores.csv", _csv_step, scores_to, header=",".join(self._columns) + "\n")
         self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
-        self._purge_step = keep_to + 1 - unscored
-        # the metrics of the step whose scores come again: TensorBoard's purge takes both
-        last = self._metrics.path.read_text(encoding="utf-8").splitlines()[-1:] if unscored else []
-        self._again = json.loads(last[0]) if last and json_step(last[0].encode()) == keep_to else None
+        self._purge_step = scores_to + 1
+        # TensorBoard's purge takes metrics of these steps too
+        lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
+        self._again = [json.loads(line) for line in lines if json_step(line) > scores_to]
         self._board: Board | None = None
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         count = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
@@ -258,8 +259,8 @@ class RunLog:
                 from offrl.runs.tensorboard import Board
 
                 self._board = Board(self.run_dir / "tensorboard", self.replicas, self._purge_step)
-                if self._again is not None:
-                    self._board.scalars(self._again.pop("step"), self._again)
+                for row in self._again:
+                    self._board.scalars(row.pop("step"), row)
             show(self._board)
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None

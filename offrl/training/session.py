@@ -71,7 +71,7 @@ class Session:
         self.log: RunLog | NoLog = (RunLog if self.world.first else NoLog)(
             run_dir,
             resume_step=resume_step,
-            unscored=scored_step is not None and scored_step == self.step,
+            unscored=scored_step,
             quiet=config.quiet,
             total_steps=config.steps,
             replicas=self.replicas,

@@ -148,14 +148,15 @@ def test_tensorboard_has_means_and_seeds_and_resumes(tmp_path: Path) -> None:
     assert [e.value for e in board.Scalars("seed_7/loss")] == [3.0, 3.0]
 
 
-def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_tensorboard(tmp_path: Path) -> None:
-    """The checkpoint of step 20 was written before the scores of step 20; the run was killed after them."""
+@pytest.mark.parametrize("saved", [20, 25])
+def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_tensorboard(tmp_path: Path, saved: int) -> None:
+    """The checkpoint of step 20, or of a signal at step 25, was written before the scores of step 20; the run was killed after them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for name in ("whole", "killed"):
         with start(tmp_path / name) as run:
             write(run, range(10, 21 if name == "killed" else 41, 10))
-    with start(tmp_path / "killed", resume_step=20, unscored=True) as run:
+    with start(tmp_path / "killed", resume_step=saved, unscored=20) as run:
         assert [line.split(b",")[0] for line in contents(tmp_path / "killed")[1].splitlines()] == [b"step", b"10", b"10"]
         row = {"episodes": 10, "return_mean": 20 / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
         run.scores(20, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)])
