@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from offrl.data.containers.guard import reading, refuse_growth
 from offrl.errors import UserError, warn
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -225,15 +226,14 @@ def read_zip(path: Path, low: np.ndarray | None, high: np.ndarray | None) -> Act
     `low`, `high`: the environment's range of actions; used where the file does not say its own. Raises UserError when the file is damaged,
     or holds a policy that cannot be known without running its code.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            if "policy.pth" not in names:
-                raise UserError(f"{path} is no Stable-Baselines3 model: it has no policy.pth")
-            blob = archive.read("policy.pth")
-            data = json.loads(archive.read("data")) if "data" in names else {}
-    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
-        raise UserError(f"{path} is damaged and cannot be read ({str(error) or type(error).__name__})") from None
+    with reading(path), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        if "policy.pth" not in names:
+            raise UserError(f"{path} is no Stable-Baselines3 model: it has no policy.pth")
+        for member in archive.infolist():
+            refuse_growth(f"{path}: '{member.filename}'", member.file_size, member.compress_size)
+        blob = archive.read("policy.pth")
+        data = json.loads(archive.read("data")) if "data" in names else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

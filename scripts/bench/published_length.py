@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -100,7 +99,7 @@ def train(options: argparse.Namespace) -> None:
             print(f"{one.name}: from update {updates_made(options.runs / one.name):,}", flush=True)
         time.sleep(5)
     for process in running:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # it saves; a process begun in the background of a shell ignores SIGINT
     for process in running:
         process.wait()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.formats import provenance, read_raw
 from offrl.data.raw import RawData
 from offrl.errors import UserError
+from offrl.interop.sb3 import read_zip
 
 N = 60  # three episodes of twenty rows; the first two are cut off
 
@@ -33,6 +35,17 @@ def columns() -> dict[str, np.ndarray]:
         "terminals": np.arange(N) == N - 1,
         "timeouts": (np.arange(N) % 20 == 19) & (np.arange(N) < N - 1),
     }
+
+
+def all_but(file: Any, key: str, form: str) -> None:
+    """Write the columns of a layout into an h5py.File, but for one."""
+    for name, value in columns().items():
+        if name != key and not (form == "columns" and name == "terminals"):
+            file[name] = value.reshape(3, 20, -1) if form == "padded" else value
+    if form == "d3rlpy":
+        file["version"] = "1.0"
+    if form == "padded":
+        file["masks"] = np.ones((3, 20))
 
 
 def write(path: Path, libver: Any = None, left_out: str = "", **options: Any) -> Path:
@@ -94,13 +107,7 @@ def test_columns_that_lead_elsewhere_are_refused(tmp_path: Path, way: Way, form:
     key = "episode_terminals" if form == "d3rlpy" else "timeouts"
     path = tmp_path / "x.hdf5"
     with h5py.File(path, "w") as file:
-        for name, value in columns().items():
-            if name != key and not (form == "columns" and name == "terminals"):
-                file[name] = value.reshape(3, 20, -1) if form == "padded" else value
-        if form == "d3rlpy":
-            file["version"] = "1.0"
-        if form == "padded":
-            file["masks"] = np.ones((3, 20))
+        all_but(file, key, form)
         way(file, key, tmp_path)
     assert f"'{key}' " in (text := refused(path)) or "'beside' " in text
     assert "link to '/nowhere'" in text or "out of the file" in text
@@ -516,13 +523,7 @@ def test_arrow_of_other_kinds(tmp_path: Path) -> None:
 )
 def test_a_group_where_a_column_is_due(tmp_path: Path, form: str, key: str) -> None:
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
-        for name, value in columns().items():
-            if name != key and not (form == "columns" and name == "terminals"):
-                file[name] = value.reshape(3, 20, -1) if form == "padded" else value
-        if form == "d3rlpy":
-            file["version"] = "1.0"
-        if form == "padded":
-            file["masks"] = np.ones((3, 20))
+        all_but(file, key, form)
         file.create_group(key)
     assert f"'{key}' is a group, where a column is due" in refused(tmp_path / "x.hdf5")
 
@@ -645,3 +646,26 @@ def test_parquet_whose_row_groups_unpack_to_too_much(tmp_path: Path, monkeypatch
     pq.write_table(pa.table({"rewards": np.zeros(200_000)}), tmp_path / "x.parquet", **options)
     monkeypatch.setattr(guard, "FREE", 1000)
     assert "x.parquet would take 1.6 MB of memory" in refused(tmp_path / "x.parquet")
+
+
+# ---------------------------------------------------------------------------------------------------- models of others
+
+
+def test_a_damaged_member_of_a_model_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("policy.pth", np.random.default_rng(0).bytes(100) * 50)
+    content = bytearray(path.read_bytes())
+    content[60:80] = bytes(20)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.zip cannot be read .*damaged or incomplete"):
+        read_zip(path, None, None)
+
+
+def test_a_model_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "FREE", 1 << 20)
+    path = tmp_path / "model.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("policy.pth", bytes(3 << 20))
+    with pytest.raises(UserError, match=r"'policy\.pth' would take 3\.15 MB of memory"):
+        read_zip(path, None, None)

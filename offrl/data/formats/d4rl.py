@@ -82,7 +82,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
         finals = None
         if record is not None and record.finals and {"next_observations", "timeouts"} <= set(items) and "next_observations" not in columns:
             with reading(f"{path}: 'next_observations'"):
-                finals = _last_successors(columns, items["next_observations"])
+                finals = _last_successors(columns, items["next_observations"], str(path))
     raw = finish(columns, path, "d4rl")
     raw.about = about
     if record is not None:
@@ -156,10 +156,10 @@ def _about(items: dict[str, Any], where: str) -> dict[str, Any]:
     return about
 
 
-def _last_successors(columns: dict[str, np.ndarray], item: Any) -> np.ndarray:
+def _last_successors(columns: dict[str, np.ndarray], item: Any, where: str) -> np.ndarray:
     """The next observation of each episode's last row, [E, *O]; without keeping the others."""
     last = columns["terminations"].astype(bool) | columns["truncations"].astype(bool)
-    refuse_absent(item.id, f"'{item.name}'", item.file)
+    refuse_absent(item.id, f"{where}: '{item.name.strip('/')}'", item.file)
     return np.concatenate([item[part][last[part]] for part in chunks(len(last))])
 
 

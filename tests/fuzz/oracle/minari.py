@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,16 @@ def _numbers(episodes: Any, name: str, observations: Any, actions: Any, doubts: 
     return Truth(seen[:-1], acts, rewards.tolist(), ended[0][-1], list(seen[1:]))
 
 
+def _numbers_in(shape: Any, what: str) -> int:
+    """How many numbers a Box of this shape has."""
+    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+        raise Refused(f"the space of the {what} has no shape")
+    size = prod(shape)
+    if size > LARGE:
+        raise Unknown(f"{what} of millions of numbers")
+    return size
+
+
 def _space_of_actions(values: np.ndarray, space: Any, steps: int, doubts: Doubts) -> np.ndarray:
     kind = space.get("type")
     if kind == "Discrete":
@@ -147,13 +157,7 @@ def _space_of_actions(values: np.ndarray, space: Any, steps: int, doubts: Doubts
     if kind != "Box":
         raise Refused(f"actions of a {kind} space")
     shape, low, high = space.get("shape"), space.get("low"), space.get("high")
-    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
-        raise Refused("the space of the actions has no shape")
-    width = 1
-    for n in shape:
-        width *= n
-    if width > LARGE:
-        raise Unknown("actions of millions of numbers")
+    width = _numbers_in(shape, "actions")
     if values.size != steps * width:
         raise Refused("actions do not have the shape of their space")
     values = columns.finite("actions", values).reshape(steps, width).astype(np.float32)
@@ -204,13 +208,7 @@ def _observations(episodes: Any, name: str, key: str, space: Any, doubts: Doubts
             hot[i, int(v) - start] = 1
         return hot
     shape = space.get("shape")
-    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
-        raise Refused("the space of the observations has no shape")
-    size = 1
-    for n in shape:
-        size *= n
-    if size > LARGE:
-        raise Unknown("observations of millions of numbers")
+    size = _numbers_in(shape, "observations")
     if values.size != rows * size:
         raise Refused("observations do not have the shape of their space")
     if list(values.shape[1:]) != shape:
