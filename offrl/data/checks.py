@@ -79,15 +79,8 @@ def _shapes(raw: RawData) -> list[Fault]:
             faults.append(
                 Fault("length", "corrupting", message, row=min(rows, len(column)), cure="one row per step is needed in every column")
             )
-        rank = (
-            1
-            if name in (*FLAGS, "rewards", "episode_ends")
-            else 1
-            if name == "actions" and raw.discrete
-            else 2
-            if name == "actions"
-            else None
-        )
+        single = name in (*FLAGS, "rewards", "episode_ends") or (name == "actions" and raw.discrete)
+        rank = 1 if single else 2 if name == "actions" else None
         if rank is not None and column.ndim != rank and not (name == "actions" and raw.discrete is None):
             faults.append(Fault("shape", "corrupting", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected"))
         elif name == "actions" and not math.prod(column.shape[1:]):
