@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable
+
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # C0, C1, separators, bidirectional marks
 
 
 class UserError(Exception):
@@ -28,6 +31,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def printable(text: str) -> str:
+    """`text` as a terminal may get it: control characters other than newline and tab, and marks that turn the direction of writing, are
+    shown as \\x1b and the like in place of sent. Names in files of strangers may hold any."""
+    return _UNSAFE.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
+
+
 def warn(message: str) -> None:
     """One line on standard error; for what a person should know but that does not stop the work."""
-    print(f"offrl: warning: {message}", file=sys.stderr, flush=True)
+    print(f"offrl: warning: {printable(message)}", file=sys.stderr, flush=True)
