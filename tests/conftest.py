@@ -55,10 +55,10 @@ def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     render = Figure.savefig
 
     def savefig(self: Any, target: Any, **options: Any) -> Any:
-        if not isinstance(target, Path):  # a page's, which is text
+        if not hasattr(target, "name"):  # a page's, which is text in memory
             return render(self, target, **options)
-        figures[target.name.removesuffix(".part")] = self
-        return render(self, target, **options) if rendered else target.write_bytes(BLANK)
+        figures[Path(target.name).name.removeprefix(".").removesuffix(".part")] = self
+        return render(self, target, **options) if rendered else target.write(BLANK)
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     return figures

@@ -25,10 +25,12 @@ from offrl.optim import Params
 from offrl.pretrained import Requirement
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
+from offrl.system import trust
 from offrl.world_models.ensemble import GaussianEnsemble, Raw
 
 FOLDER = "models"  # of a run directory: seed_0.safetensors, ...
 FORMAT = 1
+KINDS_OF_RUNS = ("dynamics", "sindy", "pets")
 Tree = dict[str, Any]  # "params": the networks'; "mean", "std" [I]: of the inputs; "elites" [K] int64; "low", "high" [O]; "scale" [D]
 
 
@@ -353,6 +355,7 @@ def load(path: str | Path) -> Trained:
     """A model from its file, or the first seed's of a run directory. Raises UserError for what is none, or cannot be read."""
     path = Path(path)
     if path.is_dir():
+        trust.check_folder(path)
         files = sorted((path / FOLDER).glob("*.safetensors"), key=lambda p: (len(p.name), p.name))
         if not files:
             kind = ""
@@ -390,9 +393,6 @@ def load_for(path: str | Path, spec: DataSpec) -> Trained:
     trained = load(path)
     trained.check(spec)
     return trained
-
-
-KINDS_OF_RUNS = ("dynamics", "sindy", "pets")
 
 
 def unflatten(tensors: Mapping[str, Tensor]) -> Tree:

@@ -18,6 +18,7 @@ from typing import Any
 from offrl.benchmark import plan
 from offrl.errors import UserError
 from offrl.system import children
+from offrl.system.files import open_to_append
 from offrl.system.signals import terminable
 
 PASSED_ON = ("OFFRL_", "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # to jobs on other machines
@@ -43,7 +44,8 @@ def work(folder: Path | str, run: str) -> None:
     if Path(where["cwd"]).is_dir():
         os.chdir(where["cwd"])
     try:
-        with open(folder / plan.CELLS / f"{run}.log", "a", encoding="utf-8", buffering=1) as log, contextlib.ExitStack() as stack:
+        log_file = open_to_append(folder / plan.CELLS / f"{run}.log", "a", encoding="utf-8", buffering=1)
+        with log_file as log, contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(KeyboardInterrupt))
             stack.enter_context(contextlib.redirect_stdout(log))
             stack.enter_context(contextlib.redirect_stderr(log))
@@ -84,7 +86,7 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
         except UserError as error:
             write("failed", " ".join(str(error).split()))
         except Exception as error:  # whatever it was, the other cells go on
-            with open(folder / plan.CELLS / f"{run}.log", "a", encoding="utf-8") as log:
+            with open_to_append(folder / plan.CELLS / f"{run}.log", "a", encoding="utf-8") as log:
                 log.write(traceback.format_exc())
             write("failed", f"{_words(error)} (traceback in {plan.CELLS}/{run}.log)")
         else:

@@ -21,6 +21,7 @@ from offrl.settings.compose import flatten
 from offrl.settings.evaluation import cores
 from offrl.settings.presets import config_folder, config_names, read_yaml
 from offrl.system import children
+from offrl.system.files import open_to_append
 
 KEYS = ("plugin", "package", "extra", "command", "jobs", "batches", "settings")
 LOCAL = "local"
@@ -157,7 +158,7 @@ class LocalJobs(Jobs):
 
     def _start(self, run: str) -> subprocess.Popen[bytes]:
         """In a session of its own, so that Ctrl-C in the terminal does not reach it: it is asked to stop by a file."""
-        with open(self.folder / plan.CELLS / f"{run}.log", "ab") as log:
+        with open_to_append(self.folder / plan.CELLS / f"{run}.log") as log:
             return children.start("offrl.benchmark.cell:work", [str(self.folder), run], stdout=log, stderr=log)
 
 

@@ -16,9 +16,10 @@ from offrl.benchmark.suites import Suite
 from offrl.errors import UserError, nearest
 from offrl.runs import record as runs
 from offrl.settings.compose import compose, fill, flatten
-from offrl.settings.field import setting
+from offrl.settings.field import plain_name, setting
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import TrainConfig, seed_list
+from offrl.system import trust
 from offrl.system.files import write_text
 
 VERSION = 1
@@ -215,6 +216,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
             raise ValueError("an entry of another kind")
         if not all(isinstance(c.get(k), str) for c in record["cells"] for k in ("dataset", "algorithm", "run")):
             raise ValueError("a cell without dataset, algorithm or run")
+        if outside := [c["run"] for c in record["cells"] if not plain_name(c["run"])]:
+            raise ValueError(f"its run {outside[0]} is not in this folder")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -271,7 +274,7 @@ def hold(path: Path, patience: float = 0.0) -> Iterator[bool]:
     """True while this process holds the lock file `path`; False where another one does, for `patience` seconds. The system drops a lock
     with its process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
+    with trust.open_to_write(path, "a") as file:
         end = time.monotonic() + patience
         while True:
             try:

@@ -15,6 +15,7 @@ from typing import Any
 
 from offrl.benchmark import plan, table
 from offrl.benchmark.plan import Cell
+from offrl.system.files import open_to_append
 from offrl.system.progress import Display, duration
 
 POLL_SECONDS = 0.5
@@ -94,7 +95,7 @@ def watching(progress: GridProgress, token: str, bar: bool) -> Iterator[None]:
             raise KeyboardInterrupt
         if stop.exists():
             os._exit(128 + number)
-        stop.touch()
+        open_to_append(stop).close()
         print("offrl: stopping: the cells at work save first (once more quits without)", file=sys.stderr, flush=True)
 
     def show() -> None:

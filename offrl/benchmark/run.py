@@ -18,7 +18,7 @@ from offrl.benchmark.plan import Cell
 from offrl.benchmark.progress import GridProgress, watching
 from offrl.errors import UserError
 from offrl.runs.tables import print_table
-from offrl.system import children
+from offrl.system import children, trust
 
 
 def benchmark(values: Mapping[str, Any]) -> int:
@@ -30,6 +30,7 @@ def benchmark(values: Mapping[str, Any]) -> int:
     suite = suites.load(command.config.suite, command.config.datasets)
     launcher = load_launcher(command.config.launcher, command.launcher)
     folder = plan.folder_of(command, suite)
+    trust.check_folder(folder)
     cells = plan.cells_of(command, suite, folder)
     jobs = jobs_of(launcher, folder, command.config.jobs)
     if command.config.dry_run:

@@ -10,6 +10,7 @@ from typing import Any
 
 from offrl.errors import UserError, nearest
 from offrl.settings.compose import flatten
+from offrl.settings.field import plain_name
 from offrl.settings.presets import SUFFIX, config_folder, config_names, read_yaml
 
 KEYS = ("name", "note", "steps", "eval", "settings", "datasets", "references", "reference_source")
@@ -80,8 +81,11 @@ def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:
     for name in references:
         if entries and name not in labels:
             raise UserError(f"{path}: references are given for '{name}', which is no dataset of it.{nearest(name, labels)}")
+    name = str(values.get("name") or path.stem)
+    if not plain_name(name):
+        raise UserError(f"{path}: name: {name} must be a plain name; where the benchmark's folder is made is runs_dir=")
     return Suite(
-        name=str(values.get("name") or path.stem),
+        name=name,
         entries=entries,
         steps=steps,
         settings=_settings(values, str(path)),

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -261,15 +260,10 @@ def _cube(config: CollectConfig, env: Any) -> Callable[[Any, CollectConfig, int]
 
 def _write(path: Path, columns: dict[str, np.ndarray]) -> None:
     """A compressed npz, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        with open(part, "wb") as file:
+        with checkpoint.replacing(path) as file:
             np.savez_compressed(file, **columns)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise write_error(error, path) from None
 
 

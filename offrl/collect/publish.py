@@ -65,6 +65,15 @@ class Collection:
         done = self.record["written"].get(name, {})
         return all(done.get(form) == target and self.path(form, target).exists() for form, target in self.targets(name).items())
 
+    def made(self, place: Path) -> bool:
+        """Whether the Minari dataset in `place` says that it is of this collection."""
+        try:
+            metadata = json.loads((place / "data" / "metadata.json").read_text(encoding="utf-8"))
+            settings: Any = json.loads(metadata["card"])["settings"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return bool(settings == self.record["identity"])
+
     def check_free(self, names: list[str]) -> None:
         """Raises UserError where a target holds data of someone else."""
         from offrl.data.formats.minari import ID
@@ -76,6 +85,8 @@ class Collection:
                         f"name={self.config.name} makes no Minari id ({target}); use letters, digits, - and _, parts joined by /"
                     )
                 recorded = self.record["written"].get(name, {}).get(form) == target or self.record.get("writing") == target
+                if form == "minari":  # outside the folder, whose record may be a stranger's
+                    recorded = recorded and self.made(self.path(form, target))
                 if not recorded and self.path(form, target).exists():
                     cure = "another name=" if form == "minari" else "another out="
                     raise UserError(f"{target} exists in {self.path(form, target).parent} and is not of this collection; choose {cure}")

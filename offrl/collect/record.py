@@ -13,6 +13,7 @@ from typing import Any
 from offrl.collect.config import FREE, CollectConfig
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
+from offrl.system import trust
 from offrl.system.signals import handled
 
 RECORD = "collect.json"
@@ -30,6 +31,7 @@ def claim(folder: Path, config: CollectConfig, facts: dict[str, Any]) -> dict[st
     """
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in (*FREE, "out")}
     identity = json.loads(json.dumps({**values, **facts}))
+    trust.check_folder(folder)
     path = folder / RECORD
     if path.exists():
         try:

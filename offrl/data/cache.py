@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ import torch
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.formats import Source, guessed_task
-from offrl.data.memory import MANIFEST, Memory, dataset_from, mapped_bytes
+from offrl.data.memory import BUILDING, MANIFEST, OURS, Memory, column_file, dataset_from, mapped_bytes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
-from offrl.system.files import cache_dir
+from offrl.system.files import cache_dir, discard
 
 SLOW = 0.5  # seconds; what loads faster is not worth the disk
 STALE = 86400.0  # seconds after which a half-written entry is taken for a crashed process's
@@ -60,7 +61,7 @@ def read(folder: Path, memory: Memory) -> tuple[Dataset, list[str]] | None:
         manifest = json.loads((folder / MANIFEST).read_text())
         columns = {}
         for name, about in manifest["columns"].items():
-            values = _read_array(folder / about["file"], name, memory)
+            values = _read_array(column_file(folder, about), name, memory)
             columns[name] = torch.from_numpy(values)
         dataset = dataset_from(manifest, folder, columns)
         if _checksums(dataset) != manifest["sums"]:
@@ -99,6 +100,8 @@ def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float)
     """Keep `dataset`, removing the least recently used entries beyond `limit` bytes. "" if it was kept, or the reason why not."""
     if DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json(), default=str))) != dataset.spec:
         return "its task holds what a file cannot (a function)"
+    if folder.parent.is_symlink():
+        return f"{folder.parent} is a link, and nothing is written or deleted through it; put a folder in its place"
     memory = Memory()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -117,21 +120,24 @@ def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float)
 
 
 def _make_room(cache: Path, limit: float) -> None:
-    """Remove what crashed writers left, and the least recently used entries until the others have `limit` bytes or fewer."""
+    """Remove what crashed writers left, and the least recently used entries until the others have `limit` bytes or fewer.
+
+    Nothing else is: only folders of our names, in them only files of our names, and no entry without a manifest of ours.
+    """
     entries = []
     for path in cache.iterdir():
         with contextlib.suppress(OSError):  # another process removes it at the same time
-            if path.name.startswith("building-"):
-                if time.time() - path.stat().st_mtime > STALE:
-                    shutil.rmtree(path, ignore_errors=True)
-            elif path.is_dir():
-                size = mapped_bytes(path)
-                entries.append((0.0 if size is None else (path / MANIFEST).stat().st_mtime, path, size or 0))
+            if path.name.startswith(BUILDING):
+                if time.time() - path.lstat().st_mtime > STALE:
+                    discard(path, OURS)
+            elif re.fullmatch("[0-9a-f]{24}", path.name) and not path.is_symlink() and (size := mapped_bytes(path)) is not None:
+                entries.append(((path / MANIFEST).stat().st_mtime, path, size))
     total = sum(size for _, _, size in entries)
-    for stamp, path, size in sorted(entries):
-        if stamp and total <= limit:
+    for _, path, size in sorted(entries):
+        if total <= limit:
             break
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            discard(path, OURS)
         total -= size
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ import torch
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
+from offrl.system.files import discard
 
 MANIFEST = "manifest.json"
+BUILDING = "building-"  # begins the name of a folder that is not finished
+OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"  # the files of a dataset that is kept; the manifest is the last by name
 
 
 def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
@@ -45,7 +50,7 @@ class Memory:
         try:
             if self.folder is None:
                 self.cache.mkdir(parents=True, exist_ok=True)
-                self.folder = Path(tempfile.mkdtemp(prefix="building-", dir=self.cache))
+                self.folder = Path(tempfile.mkdtemp(prefix=BUILDING, dir=self.cache))
             file = f"{len(self.files)}-{''.join(c if c.isalnum() or c == '_' else '-' for c in name)}.npy"
             array = np.lib.format.open_memmap(self.folder / file, mode="w+", dtype=np.dtype(dtype), shape=shape)
             if hasattr(os, "posix_fallocate"):  # a full disk must be an error here, not a SIGBUS at some later write
@@ -75,7 +80,7 @@ class Memory:
         """Write what is not in a file yet and move the folder to `target` in one step. `more` goes into the manifest."""
         if self.folder is None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
+            self.folder = Path(tempfile.mkdtemp(prefix=BUILDING, dir=target.parent))
         for array in self._keep:
             array.flush()  # type: ignore[attr-defined]
         manifest: dict[str, Any] = {"columns": {}}
@@ -108,8 +113,8 @@ class Memory:
         if dataset.spec.text:
             manifest |= {"strings": dataset.strings, "metas": dataset.metas}
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
-        if target.exists():  # another process was faster, or an older build is being replaced
-            shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process was faster, or an older build is being replaced
+            discard(target, OURS)
         try:
             os.replace(self.folder, target)
         except OSError:
@@ -127,11 +132,18 @@ def mapped_bytes(folder: Path) -> int | None:
         return None
 
 
+def column_file(folder: Path, about: Mapping[str, Any]) -> Path:
+    """The file of a column, from the manifest's entry. Raises ValueError for a name that `Memory` does not give."""
+    if not re.fullmatch(OURS, about["file"]):
+        raise ValueError(f"{about['file']!r} is no file of {folder}")
+    return folder / str(about["file"])
+
+
 def open_mapped(folder: Path) -> Dataset:
     """A dataset written by `Memory.finish`. Its columns are mapped copy-on-write: nothing done to them reaches the files."""
     manifest = json.loads((folder / MANIFEST).read_text())
     columns = {
-        name: torch.from_numpy(np.load(folder / c["file"], mmap_mode="c", allow_pickle=False)[: c["rows"]])
+        name: torch.from_numpy(np.load(column_file(folder, c), mmap_mode="c", allow_pickle=False)[: c["rows"]])
         for name, c in manifest["columns"].items()
     }
     return replace(dataset_from(manifest, folder, columns), mapped=True)

@@ -22,6 +22,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import OPSET, SUFFIX, describe
 from offrl.export.check import Check, Runner, check
 from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names
+from offrl.settings.field import plain_name
 from offrl.system import files as checkpoint
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def export_policy(
     description = describe.description(policy, stochastic, draws, about or {})
     # files of the same policy in other formats share the description
     same = others.get("policy", {}).get("weights_sha256") == description["policy"]["weights_sha256"]
-    kept = {n: e for n, e in others.get("files", {}).items() if same and n != path.name and _intact(path.with_name(n), e)}
+    listed = {n: e for n, e in others.get("files", {}).items() if same and n != path.name and plain_name(n)}
+    kept = {n: e for n, e in listed.items() if _intact(path.with_name(n), e)}
     description["files"] = {path.name: entry, **kept}
     checkpoint.write_bytes(path, built.data, CURE)
     checkpoint.write_text(beside, describe.text(description), CURE)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
+from offrl.system.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito's
 GREY = "#666666"
@@ -54,16 +53,11 @@ def ordered_colours(count: int) -> list[str]:
 
 def save(figure: Any, out: Path) -> None:
     """Write a PNG in one piece. Raises UserError."""
-    part = out.with_name(out.name + ".part")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
+        with replacing(out) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names in any script; a box stands for the letter
-            figure.savefig(part, format="png")
-        os.replace(part, out)
+            figure.savefig(file, format="png")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise UserError(f"cannot write {out}: {error.strerror}") from None
 
 

@@ -13,6 +13,7 @@ from offrl.errors import UserError
 from offrl.finetuning.setup import KIND, Start, identity
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
+from offrl.settings.field import plain_name
 from offrl.system import files as checkpoint
 
 
@@ -22,7 +23,7 @@ def directory(start: Start) -> Path:
     if start.run_dir is not None:
         return start.run_dir
     if config.name is not None:
-        if config.name in ("", ".", "..") or "/" in config.name or "\\" in config.name:
+        if not plain_name(config.name):
             raise UserError(f"name={config.name} must be a plain name; where run directories are made is runs_dir=")
         return Path(config.runs_dir) / config.name
     values = {**identity(start), "data": start.described.get("fingerprint")}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from offrl.errors import UserError, warn
+from offrl.system.files import open_to_append
 from offrl.system.progress import Progress
 from offrl.system.user_code import guarded
 
@@ -115,7 +116,7 @@ class Answers:
 
     def _append(self, data: bytes) -> None:
         assert self.path is not None
-        with open(self.path, "ab") as file:  # one write at the end of the file: lines of several processes do not mix
+        with open_to_append(self.path) as file:  # one write at the end of the file: lines of several processes do not mix
             file.write(data)
 
 

@@ -84,7 +84,10 @@ def run(names: list[str], settings: list[str]) -> int:
         function,
         f"render={own.render}",
     )
-    path = Path(own.cache) if own.cache else answers_file(cache_dir(config.cache_dir) / "labels", labeller.identity)
+    typed = Path(own.cache).expanduser() if own.cache else None
+    if typed is not None and typed.is_symlink():  # a person's own link is followed
+        typed = typed.resolve()
+    path = typed or answers_file(cache_dir(config.cache_dir) / "labels", labeller.identity)
     answers = Answers(path)
     about = {"kind": own.kind, "task": task, "labeller": labeller.identity}
     if own.kind == "preferences":

@@ -20,7 +20,7 @@ import numpy as np
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.lm.models.tokenizer import Tokenizer
-from offrl.system.files import cache_dir
+from offrl.system.files import cache_dir, discard
 
 SLOW = 2.0  # seconds; what takes longer to encode is kept on disk
 ARRAYS = ("ids", "is_action", "turn", "obs_begin", "action_begin", "action_end", "final_begin", "final_end")
@@ -131,8 +131,7 @@ def _write(folder: Path, content: Stream) -> None:
             for name in ARRAYS:
                 np.save(staging / f"{name}.npy", getattr(content, name), allow_pickle=False)
             (staging / "sizes.json").write_text(json.dumps({name: len(getattr(content, name)) for name in ARRAYS}))
-            if folder.is_dir():
-                shutil.rmtree(folder)
+            discard(folder, rf"({'|'.join(ARRAYS)})\.npy|sizes\.json")  # an older one, or one that is damaged
             os.replace(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
 from offrl.settings.replicas import Replica
+from offrl.system.files import open_to_append, replacing
 from offrl.system.progress import TrainingProgress
 
 if TYPE_CHECKING:
@@ -64,14 +65,10 @@ class LineFile:
                     except (ValueError, KeyError, TypeError):  # what a crash of the whole machine leaves behind
                         continue
             new = b"".join(lines)
-            if new != old or not path.exists():
-                part = path.with_name(path.name + ".part")
-                with open(part, "wb") as out:
+            if new != old or not path.exists() or path.is_symlink():  # a link within the run becomes a file of its own
+                with replacing(path) as out:
                     out.write(new)
-                    out.flush()
-                    os.fsync(out.fileno())
-                os.replace(part, path)
-            self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
+            self.file = open_to_append(path, buffering=0)
         except OSError as error:
             raise write_error(error, path) from None
 

@@ -108,6 +108,8 @@ def finite(text: str) -> float:
 
 def header(path: Path) -> str:
     """The first line of a file; empty where there is none."""
+    if not path.is_file():  # a FIFO would be waited for
+        return ""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readline().strip()

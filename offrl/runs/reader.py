@@ -18,7 +18,7 @@ from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import Variant, digest, flatten
-from offrl.settings.field import marked
+from offrl.settings.field import marked, plain_name
 from offrl.settings.replicas import Replica, cell_name
 
 BENCHMARK, CELLS, PARTS, METRICS = "benchmark.json", "cells", "parts", "metrics.jsonl"
@@ -63,7 +63,7 @@ class Reader:
         if not path.is_dir():
             return False
         self._seen.add(place)
-        if (path / BENCHMARK).exists() and self._benchmark(path):
+        if (path / BENCHMARK).is_file() and self._benchmark(path):
             return True
         if (path / RECORD).exists():
             self.run(path, "")
@@ -94,6 +94,8 @@ class Reader:
             plan = json.loads((path / BENCHMARK).read_text(encoding="utf-8"))
             suite, seeds = str(plan["suite"]), [int(s) for s in plan["seeds"]]
             cells = [(str(c["dataset"]), str(c["algorithm"]), str(c["run"])) for c in plan["cells"]]
+            if outside := [name for _, _, name in cells if not plain_name(name)]:
+                raise ValueError(f"its run {outside[0]} is not in this folder")
         except (OSError, *Damage) as error:
             self.problems.append(f"{path / BENCHMARK} cannot be read ({_words(error)}): its runs are read without it")
             return False
@@ -130,9 +132,7 @@ class Reader:
     def _status(self, path: Path) -> dict[str, Any]:
         """A cell's status; {} where there is none or it was half-written."""
         try:
-            status = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
+            status = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}  # a FIFO would be waited for
         except (OSError, ValueError) as error:
             self.problems.append(f"{path} cannot be read ({_words(error)}): the cell is judged by its run")
             return {}

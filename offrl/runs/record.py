@@ -22,6 +22,7 @@ from offrl.settings.replicas import grid_text, replicas
 from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
+from offrl.system import trust
 
 if TYPE_CHECKING:
     import torch
@@ -166,10 +167,21 @@ def installed(package: str) -> str | None:
         return None
 
 
+def _check_names(record: dict[str, Any]) -> None:
+    """Raise ValueError where what names a run's files, its seeds and the fields of its grid, could name others."""
+    identity = record.get("identity") or {}
+    if not all(type(seed) is int for seed in identity.get("seeds", [])):
+        raise ValueError("its seeds are no whole numbers")
+    if bad := [field for field, _ in identity.get("grid", []) if not str(field).isidentifier()]:
+        raise ValueError(f"'{bad[0]}' is no setting for a grid")
+
+
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """The record of a run that `prepare` wrote. Raises UserError when `run_dir` holds no run."""
+    """The record of a run that `prepare` wrote. Raises UserError when `run_dir` holds no run, or a link that leads out of it."""
     try:
+        trust.check_folder(run_dir)
         record = json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
+        _check_names(record)
         if isinstance(record.get("identity"), dict) and isinstance(record["identity"].get("algo"), dict):
             record["identity"]["algo"] = current(record["identity"]["algo"])
         return record

@@ -14,7 +14,6 @@ import csv
 import functools
 import io
 import math
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -277,7 +276,7 @@ def write(results: Results, path: str | Path) -> list[Path]:
     Returns the files. Raises UserError where they cannot be written.
     """
     from offrl.runs.log import write_error
-    from offrl.system.files import write_text
+    from offrl.system.files import replacing, write_text
 
     target = Path(path) if Path(path).suffix == ".csv" else Path(path) / RESULTS
     text = io.StringIO()
@@ -296,12 +295,11 @@ def write(results: Results, path: str | Path) -> list[Path]:
     kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
     schema = pa.schema([(f.name, kinds[str(f.type)]) for f in fields(Score)])
     table = pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=schema)
-    beside, part = target.with_suffix(".parquet"), target.with_name(f".{target.stem}.parquet.part")
+    beside = target.with_suffix(".parquet")
     try:
-        parquet.write_table(table, part)
-        os.replace(part, beside)
+        with replacing(beside) as file:
+            parquet.write_table(table, file)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise write_error(error, beside) from None
     return [target, beside]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offrl.settings.replicas import Replica, by_cell, cell_name
+from offrl.system.files import discard
 
 MOST_REPLICAS = 8  # with more than this only means are shown; metrics.jsonl always has every replica
 MOST_CELLS = 16  # of a grid: with more points than this no means of single ones
@@ -54,7 +54,8 @@ class Board:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        shutil.rmtree(self.folder / "hparams", ignore_errors=True)  # a run that went on writes it anew
+        for old in (self.folder / "hparams").glob("*"):  # a run that went on writes it anew
+            discard(old, r"events\.out\.tfevents\..*")
         for values, where in self.cells.items():
             plain = {**settings, **dict(values)}
             metrics = {f"final/{k}": v for k, row in results.items() if (v := _mean([row[i] for i in where])) is not None}

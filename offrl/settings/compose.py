@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from offrl import registry
 from offrl.errors import UserError, nearest
-from offrl.settings.field import check
+from offrl.settings.field import check, plain_name
 from offrl.settings.presets import (
     algorithm_group,
     base_algorithm,
@@ -175,7 +175,7 @@ def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> 
     result.dataset.validate()
     for name in ("name", "label"):
         text = getattr(result, name)
-        if text is not None and (text in ("", ".", "..") or "/" in text or "\\" in text):
+        if text is not None and not plain_name(text):
             raise UserError(f"{name}={text} must be a plain name; where run directories are made is runs_dir=")
     for name in result.compare:
         algorithm_group(name)

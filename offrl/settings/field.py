@@ -43,6 +43,11 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def plain_name(text: str) -> bool:
+    """Whether `text` may be the name of a file or folder: one that stays in its folder."""
+    return text not in ("", ".", "..") and not any(c in text for c in "/\\\0")
+
+
 def marked(kind: Any, *marks: str) -> list[str]:
     """Names of the settings of a dataclass that have one of the marks; see `setting`."""
     return [f.name for f in dataclasses.fields(kind) if any(f.metadata.get(mark) for mark in marks)]

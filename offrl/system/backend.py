@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
 from offrl.system import children
-from offrl.system.files import cache_dir
+from offrl.system.files import cache_dir, write_text
 
 SEAL = ".sha256"  # beside compiled code
 WRITING = 300.0  # seconds for which another process may be writing some
@@ -139,7 +139,7 @@ def seal_compiled() -> None:
         with contextlib.suppress(OSError):
             content, seal = code.read_bytes(), code.with_suffix(SEAL)
             if not seal.exists() and _whole(content):  # another process may be writing its own
-                seal.write_text(hashlib.sha256(content).hexdigest())
+                write_text(seal, hashlib.sha256(content).hexdigest())
 
 
 def _sound(code: Path) -> bool:

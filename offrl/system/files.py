@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors
 import safetensors.torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
+from offrl.system import trust
 
 VERSION = 2  # of the layout of files; since 2 `TrainState.buffers` has this name
 FOLDER = "checkpoints"
@@ -155,19 +157,57 @@ def write_text(path: Path, text: str, survivor: str = "") -> None:
 def write_bytes(path: Path, data: bytes, survivor: str = "") -> None:
     """Write aside, sync, rename: after a crash at any moment the file is the old one or the new one, whole. Raises UserError when it
     cannot be written."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
+        with replacing(path) as file:
             file.write(data)
+    except OSError as error:
+        raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file beside `path`, open for writing, that takes its place in one step; where the body raises it is removed instead.
+
+    The folder is made. No link is followed: one in the place of `path`, or of the new file, is replaced, and what it leads to stays as it
+    is. The new file's path is its `name`, for programs that take no open file. Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, part = trust.open_part(path)
+    try:
+        with file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
         _sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the folder itself may be missing
+    except BaseException:
+        with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
+        raise
+
+
+def open_to_append(path: Path, mode: str = "ab", **options: Any) -> IO[Any]:
+    """`open` for files that grow. A file that has other names too (hard links: of a backup by `cp -l`) is copied first, so that those keep
+    what they hold. Raises OSError, and UserError for a link."""
+    file = trust.open_to_write(path, mode, **options)
+    if os.fstat(file.fileno()).st_nlink == 1:
+        return file
+    file.close()
+    with open(path, "rb") as old, replacing(path) as new:
+        shutil.copyfileobj(old, new)
+    return trust.open_to_write(path, mode, **options)
+
+
+def discard(folder: Path, names: str) -> None:
+    """Delete the files of `folder` whose names match the pattern `names`, in the order of their names, and the folder once it is empty:
+    whatever else it holds stays. A folder that is a link is left alone. Raises OSError."""
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    for path in sorted(p for p in folder.iterdir() if re.fullmatch(names, p.name)):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _sync_folder(folder: Path) -> None:

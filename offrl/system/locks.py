@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offrl.errors import UserError, warn
 from offrl.system import files as checkpoint
+from offrl.system import trust
 
 OWNED = ".owned"  # in a temporary folder: the process that made it holds it
 Kept = tuple[dict[str, Tensor], dict[str, Any]]
@@ -49,7 +50,7 @@ def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
     """Holds a lock beside `path`; the system drops it with the process. Where none can be had the work is done without."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path.with_suffix(".lock"), "w")  # noqa: SIM115 - held until the end
+        file = trust.open_to_write(path.with_suffix(".lock"), "a")
     except OSError:
         yield
         return
@@ -68,11 +69,12 @@ def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
 def exclusive(run_dir: Path) -> Iterator[None]:
     """Only one process may train in a run directory. The system drops the lock with the process, however it ends.
 
-    Raises UserError where another one does, or it cannot be written to.
+    Raises UserError where another one does, where it cannot be written to, or holds a link that leads out of it.
     """
+    trust.check_folder(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = open(run_dir / ".lock", "w")  # noqa: SIM115 - held until the end
+        file = trust.open_to_write(run_dir / ".lock", "a")
     except OSError as error:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir=") from None
     with file:
@@ -90,12 +92,15 @@ class TemporaryFolder:
     def __init__(self, prefix: str, place: Path) -> None:
         """Raises OSError."""
         for left in glob.glob(f"{glob.escape(str(place / prefix))}*/{OWNED}"):
-            with contextlib.suppress(OSError), open(left, "a") as lock:
+            folder = os.path.dirname(left)
+            if os.path.islink(folder):  # not made by `mkdtemp`
+                continue
+            with contextlib.suppress(OSError, UserError), trust.open_to_write(left, "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(os.path.dirname(left), ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-            self._lock = open(self.path / OWNED, "w")  # noqa: SIM115 - held until `close`, or the end of this process
+            self._lock = trust.open_to_write(self.path / OWNED, "a")  # held until `close`, or the end of this process
             with contextlib.suppress(OSError):  # a file system without locks: nobody removes it there
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             if os.path.exists(self.path / OWNED):  # not taken for an abandoned one before it was locked

@@ -99,7 +99,8 @@ def check_folder(folder: Path) -> None:
 def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO[Any]:
     """`open` for the modes w, a and r+ (with b or not) that refuses a link in place of the file, and what is no plain file.
 
-    For files under fixed names; whole files are written by `offrl.system.files.write_bytes`. "w" empties the file only after that check.
+    For files under fixed names; whole files are written by `offrl.system.files.replacing`, and those that grow are
+    opened by its `open_to_append`. "w" empties the file only after that check.
     Raises OSError, and UserError for a link.
     """
     flags = {"w": os.O_WRONLY | os.O_CREAT, "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND, "r": os.O_RDWR}[mode[0]]
@@ -120,11 +121,11 @@ def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO
 
 def open_part(path: Path) -> tuple[IO[bytes], Path]:
     """A new file `.NAME.part` beside `path`, open for writing and reading, to be renamed to it. What lies there under that name is removed,
-    not opened: it may be a link. Raises OSError."""
+    not opened: it may be a link. `offrl.system.files.replacing` is for users. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     with contextlib.suppress(FileNotFoundError):
         part.unlink()
-    return os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "w+b"), part
+    return open(part, "x+b"), part
 
 
 def cell(value: Any) -> Any:

@@ -21,6 +21,7 @@ from offrl.settings.replicas import expand, seed_list
 from offrl.settings.saved import restored
 from offrl.settings.train import CheckpointConfig
 from offrl.system import files as checkpoint
+from offrl.system import trust
 from offrl.system.locks import alone
 from offrl.training.loop import train
 from offrl.training.setup import check_kind
@@ -77,6 +78,7 @@ def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: R
     common = {shared: getattr(config, shared) for shared in SHARED} | ({"steps": requirement.steps} if requirement.steps else {})
     run_config, pretrained = ready(dataclasses.replace(run_config, **common), dataset)
     run_dir = runs.directory(run_config, dataset)
+    trust.check_folder(run_dir)
     with alone(run_dir / ".part", f"the run {run_dir}", config.quiet):
         if not _finished(run_dir, requirement):
             if not config.quiet:

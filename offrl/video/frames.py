@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.errors import UserError
+from offrl.system.files import replacing
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -228,21 +228,17 @@ def write(path: Path, pictures: Iterator[np.ndarray], rate: float) -> None:
     """An H.264 file, put in place when it is complete."""
     import imageio.v2 as imageio
 
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    options: Any = {"codec": "libx264", "quality": 8, "macro_block_size": 2, "output_params": ["-preset", "veryfast", "-f", "mp4"]}
+    writer: Any
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer: Any
-        with imageio.get_writer(
-            part, fps=rate, codec="libx264", quality=8, macro_block_size=2, ffmpeg_log_level="error", output_params=["-preset", "veryfast"]
-        ) as writer:
+        with (
+            replacing(path) as file,
+            imageio.get_writer(file.name, format=".mp4", fps=rate, ffmpeg_log_level="error", **options) as writer,
+        ):
             for picture in pictures:
                 writer.append_data(picture)
-        os.replace(part, path)
     except (OSError, RuntimeError, ValueError) as error:
         raise NoVideo(f"{path} could not be written ({first_line(error)})") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def first_line(error: BaseException) -> str:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, warn
+from offrl.system import trust
+from offrl.system.files import open_to_append, replacing
 from offrl.system.progress import Progress
 
 BLOCK = 1 << 20
@@ -44,7 +46,8 @@ def fetch(
                 return target
             part = folder / f"{name}.part"
             if mirror and "://" not in mirror:
-                shutil.copyfile(_in_folder(Path(mirror).expanduser(), url, what), part)
+                with _in_folder(Path(mirror).expanduser(), url, what).open("rb") as source, replacing(part) as copy:
+                    shutil.copyfileobj(source, copy)
             else:
                 _download(_candidates(url, mirror), part, what, target, timeout)
             try:
@@ -55,7 +58,7 @@ def fetch(
                     f"the {what} downloaded from {mirror or url} is damaged and was removed ({error}); try again or use dataset.mirror"
                 ) from None
             record = {"url": url, "size": part.stat().st_size, "sha256": _sha256(part)}
-            _record(target).write_text(json.dumps(record))
+            _note(_record(target), record)
             os.replace(part, target)
             _remove(part)
     except OSError as error:
@@ -67,6 +70,11 @@ def fetch(
 
 def _record(target: Path) -> Path:
     return target.with_name(target.name + ".json")
+
+
+def _note(path: Path, values: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(values).encode())
 
 
 def _intact(target: Path) -> bool:
@@ -104,7 +112,7 @@ def _lock(path: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with path.open("w") as file:
+    with trust.open_to_write(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the file stays: removing it would let a third process in beside the second
         yield
 
@@ -191,9 +199,11 @@ def _attempt(url: str, part: Path, timeout: float) -> None:
             total = int(length) if length else 0
         etag = response.headers.get("ETag", "")
         version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
-        state.write_text(json.dumps({"url": url, "version": version, "total": total}))
+        _note(state, {"url": url, "version": version, "total": total})
+        if not have:
+            part.unlink(missing_ok=True)
         title, megabytes = f"downloading {part.name.removesuffix('.part')}", math.ceil(total / MB) or None
-        with part.open("ab" if have else "wb") as file, Progress(title, megabytes, "MB", False, have // MB, stderr=True) as progress:
+        with open_to_append(part) as file, Progress(title, megabytes, "MB", False, have // MB, stderr=True) as progress:
             while True:
                 try:
                     block = response.read(BLOCK)
