@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from offrl.errors import Interrupted, UserError
     from offrl.evaluation.policy import TrainedPolicy
     from offrl.registry import register
+    from offrl.system.trust import trusted
     from offrl.tasks.task import Task
 
 __all__ = ["Dataset", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "from_arrays",
-           "load", "load_dataset", "register", "train"]  # fmt: skip
+           "load", "load_dataset", "register", "train", "trusted"]  # fmt: skip
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
@@ -40,6 +41,7 @@ _WHERE = {
     "load_dataset": ("offrl.data.load", "load_dataset"),
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),
+    "trusted": ("offrl.system.trust", "trusted"),
 }
 
 

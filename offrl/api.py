@@ -33,6 +33,7 @@ from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
+from offrl.settings.untrusted import literal
 from offrl.system.devices import pick_device
 from offrl.tasks.task import Task, with_factory
 from offrl.training import distributed
@@ -171,13 +172,13 @@ def train(
         values["eval.env"] = env
     data = dataset if isinstance(dataset, Dataset) else None
     if dataset is not None:
-        values["dataset"] = dataset.spec.name if isinstance(dataset, Dataset) else str(dataset)
+        values["dataset"] = literal(dataset.spec.name) if isinstance(dataset, Dataset) else str(dataset)
     return train_from(values, data, env if callable(env) else None)[0]
 
 
 def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None) -> list[Run]:
     """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first."""
-    main = compose(values) if values.get("resume") is None else run_settings(values["resume"], values)
+    main = compose(values) if values.get("resume") is None else run_settings(values["resume"], values, ("dataset", "eval"))
     result: list[Run] = []
     for config in itertools.chain([main], _compared(main)):
         config, data, pretrained = _prepare(config, dataset, env)
@@ -207,7 +208,7 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
 
 def _prepare(config: TrainConfig, dataset: Dataset | None, env: Callable[[], Any] | None) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:
     """The data of a run, its settings with what the data decide, and the runs that its algorithm builds on; see `stages.ready`."""
-    if dataset is None and config.resume and Run(config.resume).record["spec"]["source"] == "arrays" and not _registered(config):
+    if dataset is None and config.resume and Run(config.resume).spec.source == "arrays" and not _registered(config):
         raise UserError(
             f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it"
         )

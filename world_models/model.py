@@ -7,6 +7,7 @@ trained on (normalised if those were), actions in [-1, 1] or int64, rewards as t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -353,13 +354,12 @@ def save(path: Path, model: Any, tree: Tree, meta: Mapping[str, Any]) -> None:
 
 def load(path: str | Path) -> Trained:
     """A model from its file, or the first seed's of a run directory. Raises UserError for what is none, or cannot be read."""
-    path = Path(path)
+    path, kind = Path(path), ""
     if path.is_dir():
         trust.check_folder(path)
         files = sorted((path / FOLDER).glob("*.safetensors"), key=lambda p: (len(p.name), p.name))
         if not files:
-            kind = ""
-            if (path / "run.json").exists():
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
                 name = json.loads((path / "run.json").read_text(encoding="utf-8"))["identity"]["algo"]["name"]
                 kind = f"; it is a run of {name}" if name not in KINDS_OF_RUNS else "; its training has not ended: the same command goes on"
             raise UserError(

@@ -56,7 +56,6 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
 
     import numpy as np
 
-    from offrl.data.dataset import DataSpec
     from offrl.data.fit import check_fit
     from offrl.evaluation.in_context import Arena, Played, Trained, table, unseen
     from offrl.figures.in_context import draw
@@ -67,7 +66,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     from offrl.system.progress import Progress
     from offrl.tasks.environments import make_env, resolve_task
 
-    specs = [DataSpec.from_json(run.record["spec"]) for run in runs]
+    specs = [run.spec for run in runs]
     task = resolve_task(specs[0].task, EvalConfig(env=config.env or "auto"))
     if task is None:
         raise UserError(f"{runs[0].dir}: there is no environment to play in; name one: offrl adapt {runs[0].dir} env=ID")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from offrl.cli import NAMES
 from offrl.errors import UserError, nearest
+from offrl.system.trust import trusted
 
 HELP = """\
 offrl: offline reinforcement learning from logged data
@@ -39,9 +40,12 @@ usage: offrl COMMAND [name=value ...]
   offrl doctor                       is training right on this machine, how fast, how many seeds fit (device=cuda)
 
   offrl train --help                 every setting; so for the other commands
+  offrl COMMAND ... trust=true       files that a command reads may name Python code, which runs: for files whose author you trust
   offrl --version
 """
 
+TRUST = f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where you trust their author"
+UNTRUSTING = ("list", "doctor")  # commands that read no files of others
 
 # what the machine refuses, whatever was asked for: a full or failing disk, missing rights
 _OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE)
@@ -51,8 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 faults found or training failed, 2 a mistake in the input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        arguments, trust = _trust(arguments)
         command, rest = _command(arguments)
-        return command(rest)
+        with trusted(trust):
+            status = command(rest)
+        if any(a in ("-h", "--help") for a in arguments[1:]) and arguments[0] not in UNTRUSTING:
+            print(TRUST)
+        return status
     except UserError as error:
         return _fail(str(error))
     except OSError as error:
@@ -69,6 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("offrl: interrupted", file=sys.stderr)
         return 130
+
+
+def _trust(arguments: list[str]) -> tuple[list[str], bool | None]:
+    """The arguments without trust=VALUE, and that value: it belongs to a command, and to no run. Raises UserError for another value."""
+    values = [a.removeprefix("trust=") for a in arguments if a.startswith("trust=")]
+    for value in values:
+        if value not in ("true", "false"):
+            raise UserError(f"trust={value} must be true or false")
+    if len(set(values)) > 1:
+        raise UserError("trust=true and trust=false are both given; leave one of them out")
+    return [a for a in arguments if not a.startswith("trust=")], values[0] == "true" if values else None
 
 
 def _fail(message: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -253,3 +253,20 @@ class Play:
 
 
 _NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {})
+
+
+def spec_of(task: Task) -> DataSpec:
+    """The specification read from an environment, for fine-tuning without data. Raises UserError for unbounded actions."""
+    env = make_env(task)
+    try:
+        _, shape, _ = flattener(env, task.observation_keys)
+        discrete, size = action_kind(env)
+        low, high = (), ()
+        if not discrete:
+            low, high = (tuple(np.asarray(b, np.float32).reshape(-1).tolist()) for b in (env.action_space.low, env.action_space.high))  # type: ignore[attr-defined]
+            if not np.isfinite([low, high]).all():
+                raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
+    finally:
+        env.close()
+    return DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
+                    task=replace(task, env_factory=None))  # fmt: skip

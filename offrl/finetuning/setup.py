@@ -18,6 +18,7 @@ from offrl.data.load import load_dataset
 from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
+from offrl.finetuning.environments import spec_of
 from offrl.finetuning.transitions import columns_for
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
@@ -26,18 +27,22 @@ from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import without_places
-from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings, read_yaml
+from offrl.settings.kinds import misfit
+from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
 from offrl.settings.replicas import Replica, expand
 from offrl.settings.saved import restored
 from offrl.settings.train import TrainConfig, seed_list
+from offrl.settings.untrusted import check_code, literal, read_settings
 from offrl.system import files as checkpoint
+from offrl.system import trust
 from offrl.system.devices import pick_device
-from offrl.tasks.environments import action_kind, flattener, make_env, resolve_task
+from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task, with_factory
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm
 
 KIND = "finetune"  # of a run's record
+NEEDED = ("data.name", "data.fingerprint", "identity.finetune", "online.label", "online.parent", "online.fixed", "online.anneal")
 Factory = Callable[[], Any]
 
 
@@ -67,6 +72,7 @@ class Start:
 def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Factory | None = None) -> Start:
     """From the settings of a command (see `offrl finetune --help`) to what will run. Raises UserError for whatever is wrong with them."""
     settings = flatten(values)
+    trust.typed(settings.get("env"))
     fields = {f.name for f in dataclasses.fields(FinetuneConfig)}
     other = {k: settings[k] for k in settings if k.partition(".")[0] not in fields}
     known = ("algo", "dataset", "seeds", "grid", "experiment", "from")
@@ -104,13 +110,14 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
     for name in other:
         if name.partition(".")[0] in ("algo", "seeds", "grid", "experiment") and not name.startswith("algo."):
             raise UserError(f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a setting")
-    parent = run_settings(path, {k: v for k, v in other.items() if v is not None})
     config = choose(config, changes, fresh=False)
+    reads = config.mixing != 0.0 or dataset is not None
+    parent = run_settings(path, {k: v for k, v in other.items() if v is not None}, ("dataset",) if reads else ())
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds")
     algo, fixed, anneal = _online(changes, parent.algo, other)
     env_name = str(run.record.get("env", "auto"))
-    record_spec = DataSpec.from_json(run.record["spec"])
+    record_spec = run.spec
     task = _task(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
     data, spec = None, record_spec
     _one_kind_of_rewards(parent.dataset, config)
@@ -148,7 +155,7 @@ def _one_kind_of_rewards(settings: DatasetConfig, config: FinetuneConfig) -> Non
 def _data(parent: TrainConfig, config: FinetuneConfig, dataset: Dataset | None, record: dict[str, Any], path: Path) -> Dataset:
     """The run's own data again. Raises UserError where they are gone or others."""
     name = record["data"]["name"]
-    if dataset is None and record["spec"]["source"] == "arrays" and parent.dataset.name not in registry.names("dataset"):
+    if dataset is None and runs.spec_of(record, path).source == "arrays" and parent.dataset.name not in registry.names("dataset"):
         raise UserError(
             f"{path} was trained on arrays from Python: give them, offrl.finetune(run, dataset=...), or leave them out, mixing=0"
         )
@@ -184,7 +191,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     named = other.get("dataset") is not None or dataset is not None
     if not named and config.mixing != 0.0:
         raise UserError(f"mixing={_word(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, mixing=0")
-    extra = {"dataset": dataset.spec.name} if dataset is not None else {} if named else {"experiment": "none"}
+    extra = {"dataset": literal(dataset.spec.name)} if dataset is not None else {} if named else {"experiment": "none"}
     parent = compose({k: v for k, v in other.items() if v is not None} | extra)
     algo, _, anneal = _online(changes, parent.algo, other)
     data = None
@@ -213,25 +220,6 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
                  described, data if config.mixing != 0.0 else None, first_state(algorithm, replicas), None, {}, anneal)  # fmt: skip
 
 
-def spec_of(task: Task) -> DataSpec:
-    """The specification read from an environment, for fine-tuning without data. Raises UserError for unbounded actions."""
-    import numpy as np
-
-    env = make_env(task)
-    try:
-        _, shape, _ = flattener(env, task.observation_keys)
-        discrete, size = action_kind(env)
-        low, high = (), ()
-        if not discrete:
-            low, high = (tuple(np.asarray(b, np.float32).reshape(-1).tolist()) for b in (env.action_space.low, env.action_space.high))  # type: ignore[attr-defined]
-            if not np.isfinite([low, high]).all():
-                raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
-    finally:
-        env.close()
-    return DataSpec(shape, 1 if discrete else size, discrete, size if discrete else 0, low, high, name=task.name, source="environment",
-                    task=dataclasses.replace(task, env_factory=None))  # fmt: skip
-
-
 # ---- a fine-tuning run that goes on
 
 
@@ -244,7 +232,8 @@ def _resumed(
         raise UserError(f"{path} is no fine-tuning run: offrl finetune {path} begins one from it")
     if run is not None:
         raise UserError(f"resume={path} goes on with what it began from; leave out {run}")
-    saved = read_yaml(path / runs.CONFIG)
+    record = runs.read_record(path, NEEDED)
+    saved = read_settings(path / runs.CONFIG, given)
     if changed := [k for k in other if k not in ("dataset",) and not k.startswith(("dataset.cache", "dataset.memory"))]:
         raise UserError(f"resume={path} goes on with its own settings; leave out {changed[0]}=")
     identity = record["identity"]
@@ -252,6 +241,8 @@ def _resumed(
         kind = registry.get("algo", identity["algo"]["name"])
         algo = restored(kind.Config, saved["algo"], str(path))
         settings = None if saved.get("dataset") is None else DatasetConfig(**saved["dataset"])
+        if wrong := misfit(saved.get("dataset"), DatasetConfig | None, "dataset"):
+            raise TypeError(wrong)
         own = {k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"}
     except (KeyError, TypeError) as error:
         raise UserError(
@@ -264,11 +255,12 @@ def _resumed(
     for name, value in given.items():
         if name in identity["finetune"] and identity["finetune"][name] != getattr(config, name):
             raise UserError(f"{path} began with {name}={identity['finetune'][name]}, not {value}; begin another run, with another name=")
-    spec = DataSpec.from_json(record["spec"])
+    spec = runs.spec_of(record, path)
     data = None
+    check_code(path / runs.CONFIG, saved, given, ("eval", *(("dataset",) if config.mixing != 0.0 else ())))
     if config.mixing != 0.0 and settings is not None:
-        if other.get("dataset") is not None:
-            settings = dataclasses.replace(settings, name=str(other["dataset"]))
+        typed = {k.removeprefix("dataset."): v for k, v in other.items()}  # where the data are, and offrl's own files of them
+        settings = dataclasses.replace(settings, **{"name" if k == "dataset" else k: v for k, v in typed.items()})
         stand_in = TrainConfig(algo=algo, dataset=settings)
         data = _data(stand_in, config, dataset, record, path)
     if checkpoint.load_latest(path) is None:
@@ -277,7 +269,7 @@ def _resumed(
     grid = dict(identity.get("grid", []))
     more = record["online"]
     return Start(config, kind(algo, spec), expand(grid, identity["seeds"]), grid, spec, task, more["label"], settings, record["data"], data,
-                 None, more["parent"], more["fixed"], {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()}, saved.get("given") or {},
+                 None, more["parent"], more["fixed"], {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()}, saved["given"],
                  run_dir=path)  # fmt: skip
 
 

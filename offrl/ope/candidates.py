@@ -43,8 +43,7 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
     From a checkpoint a policy knows its own critic too. A damaged checkpoint is named in a warning and passed over; a replica that had
     diverged is left out. Raises UserError where there is no policy at all.
     """
-    config = run_settings(run.dir)
-    spec = DataSpec.from_json(run.record["spec"])
+    config, spec = run_settings(run.dir, parts=()), run.spec
     if "reward_scale" not in run.record["spec"]:
         scale, shift = reward_transform(run)
         spec = dataclasses.replace(spec, reward_scale=scale, reward_shift=shift)
@@ -79,7 +78,7 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
 def reward_transform(run: SavedRun) -> tuple[float, float]:
     """(scale, shift) of a run's rewards against the recorded ones, for records that do not hold them: from its list of transforms."""
     scale, shift = 1.0, 0.0
-    for text in run.record["data"]["transforms"]:
+    for text in run.record["data"].get("transforms", ()):
         if match := re.fullmatch(r"reward_by_return_range (\S+) / (\S+)", text):
             factor, added = float(match[1]) / float(match[2]), 0.0
         elif match := re.fullmatch(r"rewards \* (\S+) \+ (\S+)", text):
@@ -107,21 +106,21 @@ def data_of(runs: Sequence[SavedRun], device: str = "cpu") -> Dataset:
     Raises UserError where they were trained on different data, where it is not there any more, or is not what it was.
     """
     first = runs[0]
-    prints = {run.record["data"]["fingerprint"]: run for run in reversed(runs)}
+    prints = {run.fingerprint: run for run in reversed(runs)}
     if len(prints) > 1:
         names = " and ".join(f"{run.dir} ({run.record['data']['name']}, {key[:12]})" for key, run in list(prints.items())[:2])
         raise UserError(f"{names} were trained on different data: say which to evaluate on with dataset=")
     config = run_settings(first.dir).dataset
-    if first.record["spec"]["source"] == "arrays" and config.name not in registry.names("dataset"):
+    if first.spec.source == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(f"{first.dir} was trained on arrays from Python: offrl.ope.select([...], dataset=...) takes them")
     try:
         dataset = load_dataset(recorded(config), device)
     except UserError as error:
         raise UserError(f"the data of {first.dir} cannot be read ({error}); name others of the same spaces with dataset=") from None
-    if dataset.fingerprint != first.record["data"]["fingerprint"]:
+    if dataset.fingerprint != first.fingerprint:
         raise UserError(
             f"{config.name} is not what {first.dir} was trained on any more ({dataset.fingerprint[:12]}, then "
-            f"{first.record['data']['fingerprint'][:12]}); dataset={config.name} evaluates on it all the same"
+            f"{first.fingerprint[:12]}); dataset={config.name} evaluates on it all the same"
         )
     return dataset
 

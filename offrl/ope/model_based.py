@@ -42,8 +42,9 @@ def load_or_train(dataset: Dataset, settings: OPEConfig, device: str, quiet: boo
     path = settings.world_model
     if not path:
         from offrl.settings.compose import compose
+        from offrl.settings.untrusted import literal
 
-        given = {"algo": "dynamics", "experiment": "none", "dataset": dataset.spec.name, "compile": settings.compile}
+        given = {"algo": "dynamics", "experiment": "none", "dataset": literal(dataset.spec.name), "compile": settings.compile}
         config = compose({**given, "device": device, "runs_dir": settings.models_dir, "quiet": quiet})
         path = str(train_first(config, dataset.to(device), "world_model", required()))
     trained = load(path)

@@ -201,7 +201,7 @@ def _own_data(run_dir: Path, trained: Trained) -> Dataset:
         raise UserError(f"{trained.path} does not stand in its run, which says how its data were read; name the data: dataset=NAME")
     run = SavedRun(run_dir)
     config = run_settings(run.dir).dataset
-    if run.record["spec"]["source"] == "arrays" and config.name not in registry.names("dataset"):
+    if run.spec.source == "arrays" and config.name not in registry.names("dataset"):
         raise UserError(f"{run_dir} was trained on arrays from Python; name data of the same spaces: dataset=NAME")
     try:
         dataset = load_dataset(config, quiet=True)

@@ -12,10 +12,21 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from offrl.errors import UserError
 from offrl.runs.log import SENTENCE
+from offrl.settings.presets import bounded_tree
+from offrl.system.trust import read_text
 from offrl.tasks.provenance import Provenance
 
-Damage = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # from reading a record that another program or a crash wrote
+# from reading a record that another program or a crash wrote
+Damage = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+)
 PROVENANCE = tuple(f.name for f in fields(Provenance))
 
 
@@ -117,6 +128,16 @@ def header(path: Path) -> str:
         return ""
 
 
+def yaml_or_error(path: Path) -> Any:
+    """The content of a YAML file, only to be read, or the error where it cannot be."""
+    import yaml
+
+    try:
+        return yaml_mapping(read_text(path))
+    except (OSError, ValueError, UserError, yaml.YAMLError) as error:
+        return error
+
+
 def yaml_mapping(text: str) -> Any:
     """The content of a YAML file, only to be read. Runs share most of their settings, so each entry's text is parsed once.
 
@@ -143,4 +164,5 @@ def _entry(block: str) -> dict[str, Any]:
 def _load(text: str) -> Any:
     import yaml
 
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader, tree = bounded_tree(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return None if tree is None else loader.construct_document(tree)

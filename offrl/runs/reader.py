@@ -12,7 +12,7 @@ from typing import Any
 from offrl import registry
 from offrl.errors import UserError
 from offrl.runs.log import SENTENCE
-from offrl.runs.parse import Damage, finite, header, provenance, whole_rows, yaml_mapping
+from offrl.runs.parse import Damage, finite, header, provenance, whole_rows, yaml_or_error
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
@@ -207,12 +207,7 @@ class Reader:
 
     def _config(self, path: Path) -> dict[str, Any]:
         """config.yaml; {} and a problem where it cannot be read."""
-        import yaml
-
-        try:
-            config = yaml_mapping((path / CONFIG).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            config = error
+        config = yaml_or_error(path / CONFIG)
         if isinstance(config, dict) and isinstance(config.get("steps"), int):
             return config
         reason = _words(config) if isinstance(config, Exception) else "it is cut short"

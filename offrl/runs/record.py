@@ -8,13 +8,15 @@ import functools
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
+from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
+from offrl.runs.schema import check_entries, check_record
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
 from offrl.settings.field import without_places
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from offrl.data.dataset import Dataset
 
 CONFIG, RECORD, SCORES, CURVE, GRID = "config.yaml", "run.json", "scores.csv", "learning_curve.png", "grid.png"
+RESTORE = "restore the file that offrl wrote, or choose another name="
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 
@@ -81,7 +84,7 @@ def prepare(
     A resumed run keeps those that it began with, unless overridden: others round differently. Raises UserError when another run is
     there.
     """
-    old = read_record(run_dir) if (run_dir / RECORD).exists() else None
+    old = read_record(run_dir, ("data.fingerprint", "identity.dataset", "device", "mode")) if (run_dir / RECORD).exists() else None
     settings = identity(config)
     _refuse_to_overwrite(run_dir, old is not None)
     if old is not None:
@@ -167,28 +170,36 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _check_names(record: dict[str, Any]) -> None:
-    """Raise ValueError where what names a run's files, its seeds and the fields of its grid, could name others."""
-    identity = record.get("identity") or {}
-    if not all(type(seed) is int for seed in identity.get("seeds", [])):
-        raise ValueError("its seeds are no whole numbers")
-    if bad := [field for field, _ in identity.get("grid", []) if not str(field).isidentifier()]:
-        raise ValueError(f"'{bad[0]}' is no setting for a grid")
+def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
+    """The record of a run that `prepare` wrote; any stranger may have, so every entry is checked.
 
-
-def read_record(run_dir: Path) -> dict[str, Any]:
-    """The record of a run that `prepare` wrote. Raises UserError when `run_dir` holds no run, or a link that leads out of it."""
+    needed: dotted names of entries that must be there. Raises UserError when `run_dir` holds no run, its record is damaged, or a
+    link leads out of it.
+    """
+    path = run_dir / RECORD
+    trust.check_folder(run_dir)
     try:
-        trust.check_folder(run_dir)
-        record = json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
-        _check_names(record)
-        if isinstance(record.get("identity"), dict) and isinstance(record["identity"].get("algo"), dict):
-            record["identity"]["algo"] = current(record["identity"]["algo"])
-        return record
+        record = json.loads(trust.read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         names = sorted(p.parent.name for p in run_dir.parent.glob(f"*/{RECORD}"))
         raise UserError(f"{run_dir} is not a run directory (it has no {RECORD}).{nearest(run_dir.name, names)}") from None
+    except RecursionError:
+        raise UserError(f"{path} cannot be read (it is nested too deeply); {RESTORE}") from None
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{run_dir / RECORD} cannot be read ({error}); restore the file that offrl wrote, or choose another name="
-        ) from None
+        raise UserError(f"{path} cannot be read ({error}); {RESTORE}") from None
+    try:
+        check_record(record, ("identity.algo.name", "identity.seeds", *needed))
+    except UserError as error:
+        raise UserError(f"{path} is not what offrl writes ({error}); {RESTORE}") from None
+    record["identity"]["algo"] = current(record["identity"]["algo"])
+    return record
+
+
+def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:
+    """The specification of the data in a run's record. Raises UserError where it lacks something."""
+    task = (record.get("spec") or {}).get("task")
+    try:
+        check_entries(record, ("spec.observation_shape", "spec.action_dim", *(("spec.task.name",) if task else ())))
+    except UserError as error:
+        raise UserError(f"{run_dir / RECORD} is not what offrl writes ({error}); {RESTORE}") from None
+    return DataSpec.from_json(record["spec"])

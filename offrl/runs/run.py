@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from offrl import registry
 from offrl.errors import UserError, nearest
 from offrl.runs.log import SENTENCE
-from offrl.runs.record import SCORES, read_record
+from offrl.runs.record import SCORES, read_record, spec_of
 from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
+from offrl.settings.saved import restored
 from offrl.system import files as checkpoint
 from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
+    from offrl.data.dataset import DataSpec
     from offrl.evaluation.policy import TrainedPolicy
     from offrl.tasks.task import Task
 
@@ -28,16 +30,22 @@ class SavedRun:
     def __init__(self, run_dir: str | Path) -> None:
         """Raises UserError when there is no run."""
         self.dir = Path(run_dir)
-        self.record = read_record(self.dir)
+        self.record = read_record(self.dir, ("data.name",))
         self.seeds: list[int] = self.record["identity"]["seeds"]
         self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
         self.replicas: list[Replica] = expand(self.grid, self.seeds)
         self.algorithm: str = self.record.get("label", self.record["identity"]["algo"]["name"])
         self.dataset: str = self.record["data"]["name"]
+        self.fingerprint: str = self.record["data"].get("fingerprint", "")  # of the data
 
     def __repr__(self) -> str:
         grid = f", {grid_text(self.grid)}" if self.grid else ""
         return f"{type(self).__name__}({str(self.dir)!r}: {self.algorithm} on {self.dataset}, seeds {self.seeds}{grid})"
+
+    @property
+    def spec(self) -> DataSpec:
+        """The specification of the data that it was trained on. Raises UserError where the record does not say it."""
+        return spec_of(self.record, self.dir)
 
     @property
     def acts(self) -> bool:
@@ -50,7 +58,8 @@ class SavedRun:
         settings = self.record["identity"]["algo"]
         kind = registry.get("algo", settings["name"])
         known = {f.name for f in dataclasses.fields(kind.Config)}
-        return bool(kind.traits_for(kind.Config(**{k: v for k, v in settings.items() if k in known})).goal_conditioned)
+        config = restored(kind.Config, {k: v for k, v in settings.items() if k in known}, str(self.dir))
+        return bool(kind.traits_for(config).goal_conditioned)
 
     @property
     def scores(self) -> list[dict[str, Any]]:
@@ -130,13 +139,12 @@ class SavedRun:
         env: a Gymnasium id, "auto" (the dataset's), a function that makes an environment, or None for the one that the run was scored in.
         goals: whether policies act towards goals, by default as they were trained. Raises UserError where it does not fit the data.
         """
-        from offrl.data.dataset import DataSpec
         from offrl.data.fit import check_fit
         from offrl.settings.evaluation import EvalConfig
         from offrl.tasks.environments import resolve_task
         from offrl.tasks.task import with_factory
 
-        spec, trained_with = DataSpec.from_json(self.record["spec"]), self.record.get("env", "auto")
+        spec, trained_with = self.spec, self.record.get("env", "auto")
         name = env if isinstance(env, str) else "auto" if callable(env) or trained_with == "none" else trained_with
         task = with_factory(spec.task, env, spec.name) if callable(env) else spec.task
         task = resolve_task(task, EvalConfig(env=name), self.goal_conditioned if goals is None else goals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,18 @@ from offrl import registry
 from offrl.errors import UserError
 from offrl.runs.record import CONFIG, read_record
 from offrl.settings.compose import finish, flatten
-from offrl.settings.presets import algorithm_group, read_yaml
+from offrl.settings.presets import algorithm_group
 from offrl.settings.saved import RENAMED, current
 from offrl.settings.train import TrainConfig
+from offrl.settings.untrusted import check_code, read_settings
+from offrl.system import trust
 
 
-def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None) -> TrainConfig:
+def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None, parts: Collection[str] = ("dataset",)) -> TrainConfig:
     """The settings of a run, with `values` (see `compose`) on top: those that continue it. Raises UserError.
 
-    Values that must not change are refused later, when the run's identity is compared.
+    Values that must not change are refused later, when the run's identity is compared. parts: "dataset" where the data will be read, "eval"
+    where the environment will be made: code that the run's file names for it is refused (see `offrl.settings.untrusted`).
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -27,10 +30,12 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None) -
     run_dir = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
     if read_record(run_dir).get("kind") == "finetune":  # which says what is wrong when this is no run
         raise UserError(f"{run_dir} is a fine-tuning run: `offrl finetune resume={run_dir}` continues it")
-    saved = read_yaml(run_dir / CONFIG)
+    saved = read_settings(run_dir / CONFIG, values)
+    check_code(run_dir / CONFIG, saved, values, parts)
+    trust.typed(values.get("eval.env"))
     saved["algo"] = current(saved.get("algo") or {})
     name = saved["algo"].get("name")
-    given = {**{_renamed(k): v for k, v in (saved.pop("given", None) or {}).items()}, **values}
+    given = {**{_renamed(k): v for k, v in saved.pop("given").items()}, **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
     if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
         known = algorithm_group(algo)

@@ -19,12 +19,14 @@ from offrl.settings.presets import (
     choose_experiment,
     config_folder,
     config_names,
-    dotted,
     experiment_settings,
+    plain_names,
     read_yaml,
 )
 from offrl.settings.replicas import checked, grid_text
 from offrl.settings.train import TrainConfig, seed_list
+from offrl.settings.untrusted import check_code, read_settings
+from offrl.system import trust
 
 # names and paths: taken as they stand on the command line, whatever characters they hold
 PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
@@ -70,30 +72,26 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     fields are `grid.FIELD`, also where they were written `grid.algo.FIELD`; `train.NAME` is NAME, `world_model` is
     `algo.world_model`. A grid of `values` is taken over one value in the file.
     """
-    flat: dict[str, Any] = {}
-    for k, v in dotted(values).items():
-        name = str(k).removeprefix("train.")
-        name = name.replace("grid.algo.", "grid.", 1) if name.startswith("grid.algo.") else name
-        name = f"algo.{name}" if name == "world_model" else name
-        if name in flat:
-            raise UserError(f"{name} is given twice")
-        flat[name] = _plain(v)
-    for group in ("algo", "dataset"):
-        name = flat.pop(f"{group}.name", None)
-        if flat.get(group) is None:
-            flat.pop(group, None)
-            if name is not None:
-                flat[group] = name
+    flat = {name: _plain(value) for name, value in plain_names(values).items()}
     path = flat.pop("config", None)
     if path is None:
         return flat
-    below = flatten(read_yaml(Path(path)))
-    for name in ("given", "match", "resume"):  # where the file is a run's config.yaml
-        below.pop(name, None)
+    below = _file(Path(path), flat)
     for name in flat:
         if name.startswith("grid."):
             below.pop(f"algo.{name.removeprefix('grid.')}", None)
     return {**below, **flat}
+
+
+def _file(path: Path, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in the file that `config` names: the user's own, or a run's, which may be a stranger's. Raises UserError."""
+    if (path.parent / "run.json").exists():
+        saved = read_settings(path, typed)
+        check_code(path, saved, typed)
+        below = plain_names({k: v for k, v in saved.items() if k != "config" and (k != "runs_dir" or trust.granted())})
+    else:
+        below = flatten(read_yaml(path))
+    return {k: v for k, v in below.items() if k not in ("given", "match", "resume")}  # of a run's config.yaml, or a copy
 
 
 def compose(values: Mapping[str, Any]) -> TrainConfig:
@@ -105,6 +103,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     from omegaconf import OmegaConf
 
     values = flatten(values)
+    trust.typed(values.get("eval.env"))
     given = dict(values)
     values.pop("resume", None)
     algo = algorithm_group(str(values.pop("algo", "iql")))

@@ -126,22 +126,60 @@ def config_names(group: str) -> tuple[str, ...]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file as a dictionary. Raises UserError."""
+    try:
+        return as_settings(path.read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def as_settings(text: str, path: Path) -> dict[str, Any]:
+    """The text of the YAML file `path` as a dictionary. Raises UserError."""
     import yaml
 
     try:
-        text = path.read_text(encoding="utf-8")
-        loader = yaml.SafeLoader(text)
-        tree = loader.get_single_node()
+        loader, tree = bounded_tree(text, yaml.SafeLoader)
         if tree is not None and (twice := _repeated(tree)):
             raise UserError(f"{path}: '{twice[0]}' is given twice, in lines {twice[1]} and {twice[2]}; leave one of them out")
         values = (loader.construct_document(tree) if tree is not None else {}) or {}
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings, name: value")
     return values
+
+
+MOST_VALUES, DEEPEST = 200_000, 50  # in a YAML file, an alias being all that it stands for
+
+
+def bounded_tree(text: str, kind: Any) -> tuple[Any, Any]:
+    """(a loader of class `kind`, the tree of the YAML `text`), before any value is made of it. Raises yaml.YAMLError, also for a text that
+    unfolds to too many values, for in place of one value it may say "ten of the one before" over and over."""
+    import yaml
+
+    known: dict[int, tuple[int, int]] = {}
+
+    def measure(node: Any, above: int) -> tuple[int, int]:
+        """(values, levels) of a node; levels 0: it is being measured, and stands in itself."""
+        if id(node) in known:
+            return known[id(node)]
+        known[id(node)] = (MOST_VALUES + 1, 0)
+        items = [] if isinstance(node.value, str) else [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
+        sizes = [measure(n, above + 1) for n in items] if above < DEEPEST else [(1, DEEPEST)]
+        known[id(node)] = size = (1 + sum(n for n, _ in sizes), 1 + max((levels for _, levels in sizes), default=0))
+        if size[0] > MOST_VALUES or size[1] > DEEPEST:
+            raise yaml.YAMLError(f"it unfolds to more than {MOST_VALUES:,} values, or to more than {DEEPEST} levels")
+        return size
+
+    loader = kind(text)
+    try:
+        tree = loader.get_single_node()
+        if tree is not None:
+            measure(tree, 0)
+    except RecursionError:
+        raise yaml.YAMLError(f"it has more than {DEEPEST} levels") from None
+    return loader, tree
 
 
 def _repeated(root: Any) -> tuple[str, int, int] | None:
@@ -173,3 +211,27 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
                 raise UserError(f"{name} is given twice")
             result[name] = item
     return result
+
+
+def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{name: value} with dotted names, each setting by its own name, in whichever way it was written; see `compose.flatten`.
+
+    Raises UserError for a name that is given twice, and for `trust`, which is no setting.
+    """
+    flat: dict[str, Any] = {}
+    for k, v in dotted(values).items():
+        name = str(k).removeprefix("train.")
+        name = name.replace("grid.algo.", "grid.", 1) if name.startswith("grid.algo.") else name
+        name = f"algo.{name}" if name == "world_model" else name
+        if name in flat:
+            raise UserError(f"{name} is given twice")
+        flat[name] = v
+    if "trust" in flat:
+        raise UserError("trust is no setting of a file or a run: say trust=true in the command itself, in Python `with offrl.trusted():`")
+    for group in ("algo", "dataset"):
+        chosen = flat.pop(f"{group}.name", None)
+        if flat.get(group) is None:
+            flat.pop(group, None)
+            if chosen is not None:
+                flat[group] = chosen
+    return flat

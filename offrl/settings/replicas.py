@@ -109,10 +109,20 @@ def checked(grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool) ->
     if not vectorized:
         raise UserError(f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with algo.NAME=value")
     result = {field: _values(field, given, algo) for field, given in grid.items()}
-    total = seeds * math.prod(map(len, result.values()))
-    if total > MOST_SEEDS:
-        raise UserError(f"{grid_text(result)} with {seeds} seeds is {total:,} replicas, at most {MOST_SEEDS:,} can be trained in one run")
+    bounded(result, seeds)
     return result
+
+
+def bounded(grid: Mapping[str, Sequence[float]], seeds: int) -> None:
+    """Raises UserError for more than MOST_SEEDS replicas, before any is made, and for a field without values."""
+    if empty := next((field for field, values in grid.items() if not values), ""):
+        raise UserError(f"grid.{empty} has no values; write grid.{empty}=[a,b]")
+    total = seeds * math.prod(map(len, grid.values()))
+    if total > MOST_SEEDS:
+        sizes = (
+            grid_text(grid) if sum(map(len, grid.values())) <= 20 else f"a grid of {' x '.join(str(len(v)) for v in grid.values())} values"
+        )
+        raise UserError(f"{sizes} with {seeds} seeds is {total:,} replicas, at most {MOST_SEEDS:,} can be trained in one run")
 
 
 def _values(field: str, given: Any, algo: Any) -> list[float]:
@@ -125,6 +135,8 @@ def _values(field: str, given: Any, algo: Any) -> list[float]:
             raise UserError(f"{name}: algo.{field} does not hold one real number; {able}")
         raise UserError(f"unknown setting '{name}'.{nearest(field, can)} {able[0].upper() + able[1:]}")
     values: list[float] = []
+    if isinstance(given, (list, tuple)) and len(given) > MOST_SEEDS:
+        raise UserError(f"{name} has {len(given):,} values, at most {MOST_SEEDS:,} replicas can be trained in one run")
     for item in given if isinstance(given, (list, tuple)) else [given]:
         try:
             if isinstance(item, bool) or not isinstance(item, (int, float, str)):  # YAML takes 1e-4 for text

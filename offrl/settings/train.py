@@ -105,6 +105,8 @@ def seed_list(seeds: Any) -> list[int]:
         raise UserError(
             f"seeds={seeds} asks for that many seeds at once, at most {MOST_SEEDS} can be; seed {seeds} alone is seeds=[{seeds}]"
         )
+    if not isinstance(seeds, int) and len(seeds) > MOST_SEEDS:
+        raise UserError(f"seeds= lists {len(seeds):,} seeds, at most {MOST_SEEDS:,} can train at once")
     values = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not values or any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < 2**63 for s in values):
         raise UserError(f"seeds={seeds!r} must hold at least one seed, each a whole number from 0 to 2**63 - 1")

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any
 
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 
 SWITCH = "OFFRL_TRUST"  # "1", or the environment ids that were typed, divided by spaces: child processes inherit it
 # packages whose environments a file may name as package.module:Name-v0; they are what offrl's own extras install
@@ -29,11 +29,14 @@ def granted() -> bool:
 
 
 @contextlib.contextmanager
-def trusted(yes: bool = True) -> Iterator[None]:
-    """Within it, files may name code: `with offrl.trusted(): offrl.load("runs/NAME").evaluate()`."""
+def trusted(yes: bool | None = True) -> Iterator[None]:
+    """Within it, files may name code: `with offrl.trusted(): offrl.load("runs/NAME").evaluate()`.
+
+    False: they may not, whatever $OFFRL_TRUST says; None: as it says. What was `typed` within it is forgotten after it.
+    """
     before = os.environ.get(SWITCH)
-    if yes:
-        os.environ[SWITCH] = "1"
+    if yes is not None:
+        os.environ[SWITCH] = "1" if yes else ""
     try:
         yield
     finally:
@@ -63,6 +66,34 @@ def check_environment(env_id: str) -> None:
             f"environment '{env_id}' is named by a file, and to make it would run the Python module {env_id.rpartition(':')[0]}: if you "
             f"know that module, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say trust=true"
         )
+
+
+def check_code(path: Path, name: str, text: str, typed: bool) -> None:
+    """Raises UserError where the file `path` of a run says `name`=`text`, which is Python code, and neither is that `typed` by a person
+    nor are files trusted. Otherwise a line says, once, that the code runs."""
+    if not typed and not granted():
+        raise UserError(
+            f"{path}: {name}={text} is Python code that a file names, and it is not run unasked; if you know it, say {name}={text} "
+            "yourself (offrl train, offrl finetune), or trust=true"
+        )
+    _tell(f"{path} names Python code, which is run: {name}={text}")
+
+
+@functools.cache
+def _tell(message: str) -> None:
+    warn(message)
+
+
+def read_text(path: Path, most: int = 1 << 26) -> str:
+    """The text of a plain file. Raises OSError, UnicodeDecodeError, and UserError for a pipe or the like and for more than `most` bytes."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise UserError(f"{path} is no plain file")
+        if about.st_size > most:
+            raise UserError(f"{path} has {about.st_size:,} bytes, and such a file has {most:,} at most")
+        return file.read(most).decode()
 
 
 @functools.cache

@@ -16,10 +16,10 @@ from offrl.errors import UserError, warn
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
-from offrl.settings.presets import read_yaml
 from offrl.settings.replicas import expand, seed_list
 from offrl.settings.saved import restored
 from offrl.settings.train import CheckpointConfig
+from offrl.settings.untrusted import read_settings
 from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.system.locks import alone
@@ -115,7 +115,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     if not (run_dir / runs.RECORD).is_file():
         cure = "name a run directory, or leave the setting out to train one first" if requirement.algo else "name a run directory"
         raise UserError(f"{where}: there is no run; {cure}")
-    record = runs.read_record(run_dir)
+    record = runs.read_record(run_dir, ("identity.dataset", "data"))
     latest = checkpoint.load_latest(run_dir)
     if latest is None:
         raise UserError(f"{where}: the run has no checkpoint, and a policy file is not enough; train it again")
@@ -124,7 +124,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     if grid and not requirement.every_replica:
         raise UserError(f"{where}: it is a grid of settings; name a run of one of them")
     kind = registry.get("algo", identity["algo"]["name"])
-    recorded = DataSpec.from_json(record["spec"])
+    recorded = runs.spec_of(record, run_dir)
     _check_data(recorded, spec, where, requirement)
     try:
         config = restored(kind.Config, {**_places(run_dir, kind), **identity["algo"]}, str(run_dir))
@@ -158,7 +158,7 @@ def _checksum(state: Any) -> str:
 
 def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
     """The settings of a run that say where something lies, such as a language model: they are no part of its identity."""
-    settings = read_yaml(run_dir / runs.CONFIG).get("algo", {})
+    settings = read_settings(run_dir / runs.CONFIG).get("algo") or {}
     return {f.name: settings[f.name] for f in dataclasses.fields(kind.Config) if f.metadata.get("place") and f.name in settings}
 
 

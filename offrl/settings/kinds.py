@@ -1,0 +1,58 @@
+"""Values of JSON and YAML held against type annotations: what strangers' files hold may be anything. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+
+
+def misfit(value: Any, hint: Any, name: str) -> str:
+    """Why `value`, called `name`, is not of the type `hint`, in words; "" where it is.
+
+    hint: numbers, str, bool, None, lists, tuples (of JSON: lists), mappings, unions, typed dictionaries and dataclasses of these. Keys that
+    a typed dictionary or a dataclass does not know are passed over, and so are annotations of other kinds; none need be there.
+    """
+    origin, arguments = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, types.UnionType):
+        words = [misfit(value, option, name) for option in arguments if option is not type(None)]
+        return "" if "" in words or (value is None and type(None) in arguments) else words[0]
+    if is_typeddict(origin) or dataclasses.is_dataclass(origin):
+        if not isinstance(value, Mapping):
+            return _words(name, value, "entries by name are due")
+        known = _known(origin)
+        return next((t for k, kind in known.items() if k in value and (t := misfit(value[k], kind, f"{name}.{k}".strip(".")))), "")
+    if origin in (list, tuple):
+        if not isinstance(value, (list, tuple)):
+            return _words(name, value, "a list is due")
+        if origin is tuple and arguments and arguments[-1] is not Ellipsis:
+            if len(value) != len(arguments):
+                return f"{name} has {len(value)} entries, where {len(arguments)} are due"
+            kinds = arguments
+        else:
+            kinds = (arguments[0] if arguments else Any,) * len(value)
+        return next((text for i, (v, k) in enumerate(zip(value, kinds, strict=True)) if (text := misfit(v, k, f"{name}[{i}]"))), "")
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            return _words(name, value, "entries by name are due")
+        kind = arguments[1] if len(arguments) > 1 else Any
+        return next((text for k, v in value.items() if (text := misfit(v, kind, f"{name}.{k}"))), "")
+    number = isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    fits = number if hint in (float, int) else isinstance(value, hint) if hint in (str, bool) else True
+    return "" if fits else _words(name, value, f"{WORDS[hint]} is due")
+
+
+def _words(name: str, value: Any, due: str) -> str:
+    shown = repr(value)
+    return f"{name or 'it'} is {shown if len(shown) <= 40 else shown[:37] + '...'}, where {due}"
+
+
+@functools.cache
+def _known(kind: Any) -> dict[str, Any]:
+    """The annotations of a typed dictionary or dataclass."""
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints

@@ -1,0 +1,101 @@
+"""The settings in a run's config.yaml, which a stranger may have written: data, held against the rule of `offrl.system.trust`.
+
+No text in it is an interpolation; it says neither where offrl's own files lie nor what they are taken from; code and environments that it
+names need a person's word. What a person types beside it may be all of that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError, warn
+from offrl.settings.dataset import DatasetConfig
+from offrl.settings.field import marked
+from offrl.settings.presets import as_settings, dotted, plain_names
+from offrl.system import trust
+
+DEFAULTS = DatasetConfig()
+PLACES = tuple(f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name")  # the name says which data the run is of
+CODE = ("dataset.reward_labels",)
+ENVIRONMENTS = ("env", "eval.env")
+PARTS = ("dataset", "eval")
+
+
+def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
+    """A run's config.yaml, nested as in the file, less `PLACES`, with `given` by dotted names.
+
+    typed: names of the settings that the command has; a warning names the places that it has not. Raises UserError for a file that is none,
+    for interpolations, and for groups of settings that are none.
+    """
+    try:
+        text = trust.read_text(path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from None
+    values = as_settings(text, path)
+    given = values.pop("given", None) or {}
+    for name in ("algo", "dataset", "eval", "checkpoint", "grid"):
+        if not isinstance(values.get(name) or {}, Mapping):
+            raise UserError(f"{path}: '{name}' must hold settings, name: value")
+    for name, part in _texts(values):
+        if "${" in part:
+            raise UserError(f"{path}: {name} has an interpolation ({part[:60]}), which a run's file may not have; write the value itself")
+    data = values.get("dataset")
+    if data and not trust.granted():
+        dropped = {name: data.pop(key) for name in PLACES if (key := name.removeprefix("dataset.")) in data}
+        lost = [f"{k}={v}" for k, v in dropped.items() if v != getattr(DEFAULTS, k.removeprefix("dataset.")) and k not in typed]
+        if lost:
+            warn(f"{path}: {' '.join(lost)} is not taken from a run's file; say it yourself where it is needed, or trust=true")
+    return {**values, "given": _given(given, values, path)}
+
+
+def _given(given: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a person gave when the run began, with the file's own values where that was an interpolation."""
+    if not isinstance(given, Mapping):
+        raise UserError(f"{path}: 'given' must hold settings, name: value")
+    saved = {**dotted({k: v for k, v in values.items() if v is not None}), "dataset": (values.get("dataset") or {}).get("name")}
+    result: dict[str, Any] = {}
+    for name, value in plain_names(given).items():
+        if name in ("config", "resume", "trust", "runs_dir") or (name in PLACES and not trust.granted()):
+            continue
+        plain = all("${" not in text for _, text in _texts(value))
+        if plain or name in saved:
+            result[name] = value if plain else saved[name]
+    return result
+
+
+def check_code(path: Path, settings: Mapping[str, Any], typed: Mapping[str, Any], parts: Collection[str] = PARTS) -> None:
+    """Raises UserError for Python code and environments that the settings of `read_settings` name, where no person does.
+
+    typed: settings of the command. parts: of PARTS those that are put to use; what the others name is only text.
+    """
+    for values in (dotted({k: v for k, v in settings.items() if k != "given" and v is not None}), settings.get("given") or {}):
+        for name in CODE if "dataset" in parts else ():
+            text = values.get(name)
+            if isinstance(text, str) and not text.endswith(".safetensors") and typed.get(name, text) == text:
+                trust.check_code(path, name, text, name in typed)
+        for name in ENVIRONMENTS if "eval" in parts else ():
+            if isinstance(text := values.get(name), str) and name not in typed:
+                trust.check_environment(text)
+
+
+def literal(text: str) -> str:
+    """`text` as a setting's value that is no interpolation, whatever it holds: names of data come from their files."""
+    return re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text)
+
+
+def _texts(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """(name of the setting, text) of every text in nested values, keys too."""
+    if isinstance(values, str):
+        yield name, values
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            yield f"{name}.{key}".strip("."), str(key)
+            yield from _texts(value, f"{name}.{key}".strip("."))
+    elif isinstance(values, (list, tuple)):
+        for i, value in enumerate(values):
+            yield from _texts(value, f"{name}[{i}]")
