@@ -15,6 +15,7 @@ from offrl.runs.record import SCORES, read_record
 from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
 from offrl.system import files as checkpoint
+from offrl.system import trust
 from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class SavedRun:
         from offrl.tasks.environments import resolve_task
         from offrl.tasks.task import with_factory
 
+        if isinstance(env, str):
+            trust.typed(env)
         spec, trained_with = DataSpec.from_json(self.record["spec"]), self.record.get("env", "auto")
         name = env if isinstance(env, str) else "auto" if callable(env) or trained_with == "none" else trained_with
         task = with_factory(spec.task, env, spec.name) if callable(env) else spec.task

@@ -18,7 +18,7 @@ from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
-from offrl.tasks.task import Task
+from offrl.tasks.task import Task, recorded_arguments
 
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
 RECORD = "offrl"  # in metadata.json: see offrl.data.formats.provenance
@@ -188,7 +188,7 @@ def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
     return Task(
         name=name,
         env_id=spec.get("id"),
-        env_kwargs=dict(spec.get("kwargs") or {}),
+        env_kwargs=recorded_arguments(spec.get("kwargs") or {}),
         max_episode_steps=spec.get("max_episode_steps"),
         ref_min=low,
         ref_max=high,

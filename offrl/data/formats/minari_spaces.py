@@ -82,6 +82,8 @@ def _env_spec(text: Any, path: Path) -> dict[str, Any]:
     for key, kind in types.items():
         if spec.get(key) is not None and not (isinstance(spec[key], kind) and not isinstance(spec[key], bool)):
             raise UserError(f"{path}: 'env_spec' has {str(spec[key])[:40]} for '{key}'; the metadata are damaged")
+    if (spec.get("max_episode_steps") or 1) < 1:
+        raise UserError(f"{path}: 'env_spec' has {spec['max_episode_steps']} for 'max_episode_steps'; the metadata are damaged")
     return spec
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from offrl import registry
 from offrl.data.containers.guard import FREE, GROWTH, refuse_growth
-from offrl.data.dataset import Dataset, task_from_json
+from offrl.data.dataset import Dataset
 from offrl.data.text.dataset import TextBuilder, refuse_settings
 from offrl.data.text.lmrl import Form, form_of, is_step
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
-from offrl.tasks.task import Task, lookup
+from offrl.tasks.task import Task, lookup, task_from_json
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
 HEADER = "offrl"  # the only key of a header line
@@ -236,10 +236,12 @@ def named_task(value: Any, where: str) -> Task | None:
         if task is None:
             warn(f"{where}: there is no task '{value}' here, so that nothing can be scored.{nearest(value, _task_names())}")
         return task
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there")
     try:
         return task_from_json(value)
-    except (TypeError, ValueError, KeyError, AttributeError):
-        raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _task_names() -> list[str]:
