@@ -25,5 +25,5 @@ def _fits(declared: str, value: Any) -> bool:
     if outer == "int":
         return type(value) is int and -(2**63) <= value < 2**63
     if outer == "float":
-        return type(value) in (int, float)
+        return type(value) is float or (type(value) is int and abs(value) < 2**63)
     return (outer == "bool" and isinstance(value, bool)) or (outer == "str" and isinstance(value, str))
