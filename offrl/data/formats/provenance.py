@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.containers.guard import from_json
 from offrl.data.dataset import DataSpec
 from offrl.data.infer import action_range, fitting_task, starts_elsewhere
 from offrl.data.memory import chunks
@@ -215,7 +216,10 @@ def _goals(record: Record) -> list[str]:
 def dict_space(record: Record) -> dict[str, Any] | None:
     """The Dict space that the observations were joined from, where the source knows it and all of its entries are Boxes in the join."""
     text, task = record.about.get("observation_space"), record.spec.task
-    space = json.loads(text) if isinstance(text, str) else None
+    try:
+        space = from_json(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
     if not isinstance(space, dict) or space.get("type") != "Dict" or task is None or not task.observation_keys:
         return None
     parts = space["subspaces"]

@@ -181,6 +181,8 @@ def _actions(raw: RawData) -> str:
 def _column(name: str, column: np.ndarray) -> Column:
     """Statistics in one pass over blocks, so that memory-mapped columns need no copy."""
     width = int(np.prod(column.shape[1:], dtype=int))
+    if not width:
+        return Column(name, str(column.dtype), tuple(column.shape), np.nan, np.nan, np.nan, np.nan)
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
     count, total, squares, shift = 0, 0.0, 0.0, 0.0
     for part in chunks(len(column)):

@@ -253,7 +253,9 @@ def test_the_environments_of_all_named_data_sets_are_known(monkeypatch: pytest.M
 
 def test_levels_of_babyai_and_ogbench_are_checked_too(evil: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment of offrl's that makes another by a name among its arguments, which a file gives."""
-    monkeypatch.setattr("offrl.envs.text.babyai.package", lambda *_: type("", (), {f"{k}_TO_IDX": {} for k in ("OBJECT", "COLOR", "STATE")}))
+    monkeypatch.setattr(
+        "offrl.envs.text.babyai.package", lambda *_: type("", (), {f"{k}_TO_IDX": {} for k in ("OBJECT", "COLOR", "STATE")})
+    )
     from offrl.envs.text.babyai import TextBabyAI
 
     with pytest.raises(UserError, match="is named by a file"):
@@ -307,7 +309,8 @@ def test_arguments_that_honest_files_have_are_taken(tmp_path: Path, monkeypatch:
     """Those of Minari's own data sets. How it was drawn is dropped: row 17, no display, abort in glfw."""
     monkeypatch.setenv(trust.SWITCH, "")
     arguments = {
-        "maze_map": [[1, "r", "g", "c"], [1, 0, 0, 1]], "reward_type": "sparse", "continuing_task": True, "tasks_to_complete": ["slide cabinet"],
+        "maze_map": [[1, "r", "g", "c"], [1, 0, 0, 1]], "reward_type": "sparse", "continuing_task": True,
+        "tasks_to_complete": ["slide cabinet"],
         "game": "breakout", "mode": None, "repeat_action_probability": 0.25, "xml_file": "hopper.xml", "name": "game:Sokoban-v0-easy",
         "default_camera_config": {"distance": 4.0, "lookat": [0.0, 0.0, 1.15]}, "level": "BabyAI-GoToLocal-v0", "reset_noise_scale": 1e-3,
     }  # fmt: skip
@@ -336,9 +339,9 @@ def test_minaris_wrappers_and_entry_points_are_never_used(tmp_path: Path, evil: 
 @pytest.mark.parametrize(
     "change",
     [
-        {"env_id": 3}, {"env_id": ["a"]}, {"env_kwargs": [1]}, {"env_kwargs": "a"}, {"max_episode_steps": -5}, {"max_episode_steps": "a"},
-        {"max_episode_steps": True}, {"ref_min": "low"}, {"ref_max": float("inf")}, {"ref_min": 10**400}, {"starts": [1]}, {"starts": "abc"},
-        {"observation_keys": [1]}, {"observation_keys": {"a": 1}}, {"name": 1}, {"note": {}}, {"scored_by": None},
+        {"env_id": 3}, {"env_id": ["a"]}, {"env_kwargs": [1]}, {"env_kwargs": "a"}, {"max_episode_steps": -5}, {"name": 1}, {"note": {}},
+        {"max_episode_steps": "a"}, {"max_episode_steps": True}, {"ref_min": "low"}, {"ref_max": float("inf")}, {"ref_min": 10**400},
+        {"starts": [1]}, {"starts": "abc"}, {"observation_keys": [1]}, {"observation_keys": {"a": 1}}, {"scored_by": None},
     ],
     ids=str,
 )  # fmt: skip
