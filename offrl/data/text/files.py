@@ -263,7 +263,7 @@ def named_task(value: Any, where: str) -> Task | None:
     try:
         return task_from_json(value)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there ({error})") from None
 
 
 def _task_names() -> list[str]:
