@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from offrl.errors import UserError
+from offrl.system import trust
 from offrl.tasks.environments import register_robotics
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
@@ -35,6 +36,7 @@ def make_adroit(hand: str, **kwargs: Any) -> gym.Env:
 
 def _inner(env_id: str, **kwargs: Any) -> gym.Env:
     """The bare environment: time limit and order checks belong to the outside."""
+    trust.check_environment(env_id)
     return gym.make(env_id, disable_env_checker=True, **kwargs).unwrapped
 
 

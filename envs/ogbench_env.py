@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import ogbench  # noqa: F401 - registers the environments
 
+from offrl.system import trust
 from offrl.tasks.environments import import_mujoco
 
 import_mujoco()
@@ -52,6 +53,7 @@ class OwnRandom(gym.Wrapper):
 
 def make(name: str, **arguments: Any) -> gym.Env:
     """The environment of that OGBench name, without its limit of steps."""
+    trust.check_environment(name)
     return OwnRandom(gym.make(name, disable_env_checker=True, **arguments).unwrapped)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from offrl.envs.text.optional import package
 from offrl.envs.text.space import AnyText
 from offrl.errors import UserError, nearest
+from offrl.system import trust
 
 ENV = "offrl/TextBabyAI-v0"
 ACTIONS = {"turn left": 0, "turn right": 1, "go forward": 2, "pick up": 3, "drop": 4, "toggle": 5}  # minigrid's numbers
@@ -35,6 +36,7 @@ class TextBabyAI(gym.Env):
             {number: name for name, number in table.items()}
             for table in (constants.OBJECT_TO_IDX, constants.COLOR_TO_IDX, constants.STATE_TO_IDX)
         )
+        trust.check_environment(level)
         try:
             self.game = gym.make(level, disable_env_checker=True, **settings)
         except gym.error.Error as error:

@@ -63,10 +63,12 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
     from offrl.settings.evaluation import EvalConfig
     from offrl.statistics.intervals import mean_interval
     from offrl.system import files as checkpoint
+    from offrl.system import trust
     from offrl.system.progress import Progress
     from offrl.tasks.environments import make_env, resolve_task
 
     specs = [run.spec for run in runs]
+    trust.typed(config.env)
     task = resolve_task(specs[0].task, EvalConfig(env=config.env or "auto"))
     if task is None:
         raise UserError(f"{runs[0].dir}: there is no environment to play in; name one: offrl adapt {runs[0].dir} env=ID")

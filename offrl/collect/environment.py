@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from offrl.errors import UserError
+from offrl.system import trust
 from offrl.tasks.environments import action_kind, make_env, time_limit
 from offrl.tasks.provenance import provenance
 from offrl.tasks.task import Task
@@ -51,6 +52,7 @@ def look(env_id: str, max_steps: int | None = None) -> World:
     """Make the environment once and see. Raises UserError for what cannot be recorded, with a cure."""
     if not env_id:
         raise UserError("name the environment: offrl collect env=Hopper-v5 recipe=d4rl")
+    trust.typed(env_id)
     task = Task(name=env_id, env_id=env_id)
     env = make_env(task)
     try:

@@ -13,6 +13,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.raw import RawData, canonical, canonical_name, ends_from, join_observations
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from offrl.system import trust
 from offrl.tasks.task import Task
 
 
@@ -60,6 +61,7 @@ def from_arrays(
         if value is not None:
             values[column] = value
     raw = raw_from_arrays(values, episode_ends, name)
+    trust.typed(env)
     raw.task = task if task is not None or env is None else Task(name=name, env_id=env)
     raw.action_low, raw.action_high = action_low, action_high
     raw.num_actions = num_actions or 0

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.tasks.task import Task
+from offrl.errors import UserError
+from offrl.settings.kinds import misfit
+from offrl.tasks.task import Task, task_from_json
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,18 @@ class DataSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DataSpec:
-        """The inverse of `to_json`. Keys it does not know, from a newer version, are ignored."""
+        """The inverse of `to_json`. Keys it does not know, from a newer version, are ignored. Raises UserError for other types."""
+        if not isinstance(data, Mapping):
+            raise UserError(f"the file has {str(data)[:40]!r} where what offrl writes of its data is due")
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         for key, value in values.items():
             if isinstance(value, list):
                 values[key] = tuple(value)
-        if isinstance(values.get("task"), Mapping):
-            values["task"] = task_from_json(values["task"])
-        return cls(**values)
-
-
-def task_from_json(data: Mapping[str, Any]) -> Task:
-    """A task from what `DataSpec.to_json` makes of one."""
-    values = {f.name: data[f.name] for f in fields(Task) if f.name in data}
-    for name in ("observation_keys", "starts", "ref_envs"):
-        values[name] = tuple(values.get(name) or ())
-    return Task(**values)
+        task = values.pop("task", None)
+        missing = next((f"{k} is missing" for k in ("observation_shape", "action_dim") if k not in values), "")
+        if wrong := missing or misfit(values, cls, ""):
+            raise UserError(f"the file says of its data what offrl does not write: {wrong}")
+        return cls(**values, task=task_from_json(task) if task is not None else None)
 
 
 @dataclass(frozen=True)

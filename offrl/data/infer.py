@@ -9,6 +9,7 @@ import numpy as np
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError
+from offrl.system import trust
 from offrl.tasks.task import Task
 
 MANY_JUMPS = 0.1  # share of the rows  # that a file may have: more, and it is the stored successors that are wrong
@@ -17,7 +18,7 @@ UNBOUNDED = 1e30  # bounds beyond this are no range: some Boxes have float32's l
 
 def step_limit(task: Task | None) -> int | None:
     """Steps after which the task's environment stops an episode."""
-    if task is None or task.max_episode_steps is not None or task.env_id is None:
+    if task is None or task.max_episode_steps is not None or task.env_id is None or not trust.importable(task.env_id):
         return task.max_episode_steps if task else None
     try:
         import gymnasium
@@ -93,6 +94,8 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
         low, high = np.full(width, -np.inf, np.float32), np.full(width, np.inf, np.float32)
         space = None
         if raw.task is not None and (raw.task.env_id or raw.task.env_factory):
+            if raw.task.env_id and not trust.importable(raw.task.env_id):
+                raw.note(f"its environment, {raw.task.env_id}, is named by the file alone: its module is not imported to ask for its range")
             space = environment_range(raw.task)
         if space is not None and len(space[0]) == width:
             low, high = space

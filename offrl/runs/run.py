@@ -16,6 +16,7 @@ from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
 from offrl.settings.saved import restored
 from offrl.system import files as checkpoint
+from offrl.system import trust
 from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ class SavedRun:
         from offrl.tasks.environments import resolve_task
         from offrl.tasks.task import with_factory
 
+        if isinstance(env, str):
+            trust.typed(env)
         spec, trained_with = self.spec, self.record.get("env", "auto")
         name = env if isinstance(env, str) else "auto" if callable(env) or trained_with == "none" else trained_with
         task = with_factory(spec.task, env, spec.name) if callable(env) else spec.task

@@ -42,6 +42,7 @@ def misfit(value: Any, hint: Any, name: str) -> str:
         kind = arguments[1] if len(arguments) > 1 else Any
         return next((text for k, v in value.items() if (text := misfit(v, kind, f"{name}.{k}"))), "")
     number = isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    number = number and (isinstance(value, float) or -(2**63) <= value < 2**63)
     fits = number if hint in (float, int) else isinstance(value, hint) if hint in (str, bool) else True
     return "" if fits else _words(name, value, f"{WORDS[hint]} is due")
 

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any
 
 from offrl.errors import UserError, warn
 
-SWITCH = "OFFRL_TRUST"  # "1", or the environment ids that were typed, divided by spaces: child processes inherit it
-# packages whose environments a file may name as package.module:Name-v0; they are what offrl's own extras install
-ENVIRONMENTS = frozenset({"offrl", "gymnasium", "gymnasium_robotics", "minigrid", "ogbench", "mo_gymnasium", "textworld", "gem"})
+SWITCH = "OFFRL_TRUST"  # "1", or the environments that were typed, divided by spaces: child processes inherit it
+# Packages whose environments a file may name as package:Name-v0 or package.envs.module:Name-v0. They are those of offrl's own tables and
+# those that its extras install to be named so; no other module of theirs is imported for a file: some do things when they are (__main__).
+ENVIRONMENTS = frozenset({"offrl", "gymnasium", "gymnasium_robotics", "minigrid", "ogbench", "neorl2"})
+# Texts among an environment's arguments that name no file, module or address, wherever they end up; gem's games have a prefix.
+_PLAIN = re.compile(r"(?:game:)?\w[\w .,+=()-]*")
+# Arguments of offrl's environments that name a program to start, its options, or a run to read: no file gives them, plain or not.
+_OPENED = frozenset({"engine", "settings", "model"})
 
 
 def granted() -> bool:
@@ -46,25 +54,41 @@ def trusted(yes: bool | None = True) -> Iterator[None]:
             os.environ[SWITCH] = before
 
 
-def typed(env_id: str | None) -> None:
-    """Note that a person, not a file, named the environment `env_id`, whose module this process and its children may thus import."""
-    if env_id and ":" in env_id and not granted() and env_id not in (known := os.environ.get(SWITCH, "").split()):
-        os.environ[SWITCH] = " ".join([*known, env_id])
+def typed(env_id: str | None, arguments: Mapping[str, Any] | None = None) -> None:
+    """Note that a person, not a file, named the environment `env_id`, whose module this process and its children may thus import, with
+    these `arguments`."""
+    if granted():
+        return
+    known = os.environ.get(SWITCH, "").split()
+    words = [env_id] if env_id and not importable(env_id) and env_id.split() == [env_id] and env_id.isprintable() else []
+    words += filter(None, (_token(k, v) for k, v in (arguments or {}).items() if not _plain(k, v)))
+    if new := [w for w in words if w not in known]:
+        os.environ[SWITCH] = " ".join([*known, *new])
 
 
 def importable(env_id: str) -> bool:
-    """Whether to make the environment `env_id` would import only what is known: no module, one of `ENVIRONMENTS`, of a plugin of offrl or
-    Gymnasium that is installed, or one that a person typed."""
+    """Whether to make the environment `env_id` would import only what is known: no module, one of `ENVIRONMENTS`, one that a plugin of
+    offrl or Gymnasium which is installed names, or one that a person typed."""
+    if not isinstance(env_id, str):
+        return False
     module, colon, _ = env_id.rpartition(":")
-    return not colon or module.partition(".")[0] in _known() or granted() or env_id in os.environ.get(SWITCH, "").split()
+    return not colon or _known(module) or granted() or env_id in os.environ.get(SWITCH, "").split()
 
 
-def check_environment(env_id: str) -> None:
-    """Raises UserError for an id whose module would be imported though only a file names it."""
+def check_environment(env_id: str, arguments: Mapping[str, Any] | None = None) -> None:
+    """Raises UserError for an id whose module would be imported though only a file names it, and for `arguments` from a file that may name
+    other files, modules or programs."""
     if not importable(env_id):
         raise UserError(
-            f"environment '{env_id}' is named by a file, and to make it would run the Python module {env_id.rpartition(':')[0]}: if you "
-            f"know that module, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say trust=true"
+            f"environment '{env_id}' is named by a file, and to make it would run the Python module {str(env_id).rpartition(':')[0]}: if "
+            f"you know that module, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say trust=true"
+        )
+    for name, value in (arguments or {}).items():
+        if _plain(name, value) or granted() or (token := _token(name, value)) is None or token in os.environ.get(SWITCH, "").split():
+            continue
+        raise UserError(
+            f"environment '{env_id}' is named by a file with {name}={str(value)[:80]!r}, which may open or start what the file chooses: if "
+            "you know it, name the environment yourself in Python, with its arguments, or say trust=true"
         )
 
 
@@ -96,12 +120,49 @@ def read_text(path: Path, most: int = 1 << 26) -> str:
         return file.read(most).decode()
 
 
+def _plain(name: str, value: Any) -> bool:
+    """Whether an environment's argument can name neither a file nor a module, program or address: numbers, plain texts, lists of them."""
+    pending = [(name, value)]
+    while pending:
+        name, value = pending.pop()
+        if isinstance(value, dict):
+            pending += value.items()
+        elif isinstance(value, list | tuple):
+            pending += [(name, item) for item in value]
+        elif not (value is None or isinstance(value, str | bool | int | float)):
+            return False
+        if name in _OPENED and value is not None:
+            return False
+        if isinstance(value, str) and value and (".." in value or not _PLAIN.fullmatch(value)):
+            return False
+        if (name, value) == ("render_mode", "human") or (name == "game" and not str(value).isidentifier()):  # a window; TextWorld's file
+            return False
+    return True
+
+
+def _token(name: str, value: Any) -> str | None:
+    """One word for an argument; None where no file can hold it."""
+    try:
+        return hashlib.sha256(json.dumps([name, value], sort_keys=True).encode()).hexdigest()
+    except RecursionError:
+        return ""
+    except (TypeError, ValueError):
+        return None
+
+
+def _known(module: str) -> bool:
+    """Whether a file may have `module` imported: a known package, its part `envs`, or what the entry point of a plugin names."""
+    parts = module.split(".")
+    if any(part.startswith("_") or not part.isidentifier() for part in parts):
+        return False
+    return module in _plugins() or (parts[0] in ENVIRONMENTS | _plugins() and parts[1:2] in ([], ["envs"]))
+
+
 @functools.cache
-def _known() -> frozenset[str]:
-    plugins = (
-        p.value.partition(":")[0].partition(".")[0] for group in ("offrl.plugins", "gymnasium.envs") for p in entry_points(group=group)
-    )
-    return ENVIRONMENTS | frozenset(plugins)
+def _plugins() -> frozenset[str]:
+    """The modules that plugins name, and their packages."""
+    modules = [p.value.partition(":")[0].strip() for group in ("offrl.plugins", "gymnasium.envs") for p in entry_points(group=group)]
+    return frozenset(modules) | {module.partition(".")[0] for module in modules}
 
 
 def check_folder(folder: Path) -> None:

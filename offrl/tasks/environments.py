@@ -17,7 +17,8 @@ import numpy as np
 
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.task import Task
+from offrl.system import trust
+from offrl.tasks.task import Task, lookup
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -78,7 +79,8 @@ def quiet() -> Iterator[None]:
 
 
 def make_env(task: Task) -> gym.Env:
-    """The task's environment, unwrapped from Gymnasium's checker. Raises UserError for an unknown id or a package that is missing."""
+    """The task's environment, unwrapped from Gymnasium's checker. Raises UserError for an unknown id or a package that is missing, and
+    where only a file names a module to import, or what an argument opens (see `offrl.system.trust`)."""
     import gymnasium as gym
 
     if task.env_factory is not None:
@@ -89,6 +91,9 @@ def make_env(task: Task) -> gym.Env:
         return env
     if task.env_id is None:
         raise UserError(f"{task.name} has no environment to evaluate in. {task.note or 'Name one: eval.env=...'}")
+    if not trust.importable(task.env_id):
+        lookup(task.name)  # where a plugin's table names this very environment, it counts as typed
+    trust.check_environment(task.env_id, task.env_kwargs)
     arguments: dict[str, Any] = dict(task.env_kwargs)
     if task.max_episode_steps is not None:
         arguments["max_episode_steps"] = task.max_episode_steps

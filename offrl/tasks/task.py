@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from offrl import registry
-from offrl.errors import warn
+from offrl.errors import UserError, warn
+from offrl.settings.kinds import misfit
+from offrl.system import trust
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Task:
     starts: tuple[dict[str, Any], ...] = ()  # options of `reset`, taken in turn by the episodes: tasks within the task, such as goals
     scored_by: str = "return"  # what a score is made of: the return, or "success": 100 times the share of episodes that succeed
     note: str = ""  # how the environment differs from the one the data or the reference scores come from
+
+    def __post_init__(self) -> None:
+        """An environment that code outside offrl names (a user's, a plugin's) is one that a person named; offrl itself reads files."""
+        if sys._getframe(2).f_globals.get("__name__", "offrl").partition(".")[0] not in ("offrl", "dataclasses"):
+            trust.typed(self.env_id, self.env_kwargs)
 
     def normalise(self, returns: Any) -> Any:
         """100 (G - ref_min) / (ref_max - ref_min) (D4RL, arXiv 2004.07219, section 4); None when the task has no reference scores."""
@@ -58,8 +67,29 @@ def lookup(name: str) -> Task | None:
     for table in registry.names("task").values():
         task = table(name)
         if task is not None:
+            if table.__module__.partition(".")[0] != "offrl":
+                trust.typed(task.env_id, task.env_kwargs)
             return task
     return None
+
+
+def recorded_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an environment as a file records them, less the way in which it was drawn there: scores need no window."""
+    return {k: v for k, v in arguments.items() if k != "render_mode"}
+
+
+def task_from_json(data: Mapping[str, Any]) -> Task:
+    """A task from what `DataSpec.to_json` makes of one. Keys it does not know are ignored. Raises UserError for values of other types."""
+    values = {f.name: data[f.name] for f in fields(Task) if f.name in data and f.name != "env_factory"}
+    for key in ("observation_keys", "starts", "ref_envs"):
+        values[key] = tuple(values[key]) if isinstance(values.get(key), list | tuple) else values.get(key) or ()
+    wrong = misfit(values, Task, "") or ("" if "name" in values else "name is missing")
+    wrong = wrong or next((f"{k} is not finite" for k in ("ref_min", "ref_max") if not math.isfinite(values.get(k) or 0.0)), "")
+    sizes = ("max_episode_steps", "observation_dim", "action_dim")
+    wrong = wrong or next((f"{k} is below 1" for k in sizes if (values.get(k) or 1) < 1), "")
+    if wrong:
+        raise UserError(f"the task that the file names is none that offrl writes: {wrong}")
+    return Task(**values | {"env_kwargs": recorded_arguments(values.get("env_kwargs") or {})})
 
 
 def warn_of_references(task: Task, place: str) -> None:

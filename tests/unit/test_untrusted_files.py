@@ -22,19 +22,18 @@ from offrl.data.formats import provenance, read_raw
 from offrl.data.raw import RawData
 from offrl.errors import UserError
 from offrl.interop.sb3 import read_zip
-
-N = 60  # three episodes of twenty rows; the first two are cut off
-
-
-def columns() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {
-        "observations": rng.normal(size=(N, 4)).astype(np.float32),
-        "actions": rng.uniform(-1, 1, (N, 2)).astype(np.float32),
-        "rewards": rng.normal(size=N).astype(np.float32),
-        "terminals": np.arange(N) == N - 1,
-        "timeouts": (np.arange(N) % 20 == 19) & (np.arange(N) < N - 1),
-    }
+from tests.support.data_files import (
+    N,
+    columns,
+    external,
+    external_storage,
+    minari,
+    minari_arrow,
+    soft,
+    text_minari,
+    through,
+    virtual,
+)
 
 
 def all_but(file: Any, key: str, form: str) -> None:
@@ -65,36 +64,6 @@ def refused(name: Path | str, **settings: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------- links, other files
-
-
-def other_file(folder: Path) -> Path:
-    with h5py.File(folder / "other.hdf5", "w") as file:
-        file["x"] = columns()["timeouts"]
-    return folder / "other.hdf5"
-
-
-def external_storage(file: Any, key: str, folder: Path) -> None:
-    (folder / "secret").write_bytes(bytes(N))
-    file.create_dataset(key, (N,), bool, external=[(str(folder / "secret"), 0, N)])
-
-
-def virtual(file: Any, key: str, folder: Path) -> None:
-    layout = h5py.VirtualLayout((N,), bool)
-    layout[:] = h5py.VirtualSource(str(other_file(folder)), "x", shape=(N,))
-    file.create_virtual_dataset(key, layout)
-
-
-def soft(file: Any, key: str, folder: Path) -> None:
-    file[key] = h5py.SoftLink("/nowhere")
-
-
-def external(file: Any, key: str, folder: Path) -> None:
-    file[key] = h5py.ExternalLink(str(other_file(folder)), "/x")
-
-
-def through(file: Any, key: str, folder: Path) -> None:
-    file["beside"] = h5py.ExternalLink(str(other_file(folder)), "/")
-    file[key] = h5py.SoftLink("/beside/x")
 
 
 WAYS = pytest.mark.parametrize("way", [soft, external, through, external_storage, virtual])
@@ -418,35 +387,6 @@ def test_flags_and_actions_that_are_none(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------------------ Minari
 
 
-def minari(folder: Path, shape: tuple[int, ...] = (4,), dtype: str = "float64", encode: bool = False) -> Path:
-    """Three episodes of ten steps in Minari's HDF5, as its own storage writes them."""
-    rng = np.random.default_rng(0)
-    place = folder / "set"
-    (place / "data").mkdir(parents=True)
-    image = dtype == "uint8"
-    space = {"type": "Box", "dtype": dtype, "shape": list(shape), "low": np.full(shape, 0 if image else -1).tolist()}
-    space["high"] = np.full(shape, 255 if image else 1).tolist()
-    action = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}
-    meta = {"action_space": json.dumps(action), "observation_space": json.dumps(space), "total_steps": 30, "total_episodes": 3}
-    meta |= {"data_format": "hdf5", "dataset_id": "set-v0", "jpeg_encoding": True}
-    (place / "data" / "metadata.json").write_text(json.dumps(meta))
-    with h5py.File(place / "data" / "main_data.hdf5", "w") as file:
-        for number in range(3):
-            group = file.create_group(f"episode_{number}")
-            frames = np.full((11, *shape), 20 * number, np.uint8) if image else rng.uniform(-1, 1, (11, *shape))
-            if encode:
-                pil = pytest.importorskip("PIL.Image")
-                streams = [io.BytesIO() for _ in frames]
-                for stream, frame in zip(streams, frames, strict=True):
-                    pil.fromarray(frame).save(stream, format="JPEG")
-                frames = np.stack([np.frombuffer(s.getvalue(), np.uint8) for s in streams])
-            group["observations"] = frames
-            group["actions"] = rng.uniform(-1, 1, (10, 2)).astype(np.float32)
-            group["rewards"] = rng.normal(size=10)
-            group["terminations"], group["truncations"] = np.zeros(10, bool), np.arange(10) == 9
-    return place
-
-
 @pytest.mark.parametrize("encode", [False, True])
 def test_images_are_read_as_they_are_stored_whatever_the_metadata_say(tmp_path: Path, encode: bool) -> None:
     """Minari 0.5 encodes images of 32 x 32 and more; smaller ones, and those of older versions, lie there as they are."""
@@ -485,21 +425,6 @@ def test_an_episode_of_minari_without_rewards_is_not_dropped(tmp_path: Path) -> 
     assert len(load_dataset(str(folder))) == 20
 
 
-def minari_arrow(folder: Path, observations: Any, rewards: Any) -> Path:
-    """One episode of two steps whose observations are a Dict of x."""
-    pa = pytest.importorskip("pyarrow")
-    box = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}
-    space = {"type": "Dict", "subspaces": {"x": box}}
-    meta = {"action_space": json.dumps(box), "observation_space": json.dumps(space), "total_steps": 2, "total_episodes": 1}
-    (folder / "0").mkdir(parents=True)
-    (folder / "metadata.json").write_text(json.dumps(meta | {"data_format": "arrow", "dataset_id": "set-v0"}))
-    ends = {"terminations": [False] * 3, "truncations": [False, True, True]}
-    table = pa.table({"observations": observations, "actions": [[0.5, 0.5]] * 3, "rewards": rewards, **ends})
-    with pa.OSFile(str(folder / "0" / "0.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    return folder
-
-
 def test_arrow_of_other_kinds(tmp_path: Path) -> None:
     sound = [{"x": [0.0, 1.0]}] * 3
     assert len(load_dataset(str(minari_arrow(tmp_path / "a", sound, [1.0] * 3)))) == 2
@@ -508,10 +433,10 @@ def test_arrow_of_other_kinds(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     (folder / "1").mkdir()
     table = pa.ipc.open_file(folder / "0" / "0.arrow").read_all().slice(2)
-    for columns in (table, table.drop_columns("rewards")):  # no steps at all, and rewards that are lost
-        with pa.OSFile(str(folder / "1" / "0.arrow"), "wb") as file, pa.ipc.new_file(file, columns.schema) as writer:
-            writer.write_table(columns)
-        if columns is table:
+    for rest in (table, table.drop_columns("rewards")):  # no steps at all, and rewards that are lost
+        with pa.OSFile(str(folder / "1" / "0.arrow"), "wb") as file, pa.ipc.new_file(file, rest.schema) as writer:
+            writer.write_table(rest)
+        if rest is table:
             assert len(load_dataset(str(folder))) == 2
     assert "'rewards' is missing" in refused(folder)
     assert "'observations/x' is missing: null stands" in refused(minari_arrow(tmp_path / "c", [None] * 3, [1.0] * 3))
@@ -557,21 +482,6 @@ def test_d3rlpys_ends_that_are_a_single_value(tmp_path: Path) -> None:
 def test_columns_of_other_shapes(tmp_path: Path, change: dict[str, np.ndarray], what: str) -> None:
     np.savez(tmp_path / "x.npz", **(columns() | change))
     assert what in refused(tmp_path / "x.npz")
-
-
-def text_minari(folder: Path, **changed: np.ndarray) -> Path:
-    """One episode of one turn."""
-    data = folder / "set" / "data"
-    data.mkdir(parents=True)
-    space = json.dumps({"type": "Text", "max_length": 50, "min_length": 0, "charset": "ab"})
-    meta = {"action_space": space, "observation_space": space, "total_steps": 1, "total_episodes": 1, "data_format": "hdf5"}
-    (data / "metadata.json").write_text(json.dumps(meta | {"dataset_id": "set-v0"}))
-    values: dict[str, Any] = {"observations": np.array([b"a\n", b"b"]), "actions": np.array([b"x"]), "rewards": np.ones(1)}
-    values |= {"terminations": np.ones(1, bool), "truncations": np.zeros(1, bool)} | changed
-    with h5py.File(data / "main_data.hdf5", "w") as file:
-        for key, value in values.items():
-            file[f"episode_0/{key}"] = value
-    return folder / "set"
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import struct
 import tokenize
 import zipfile
 import zlib
 from types import TracebackType
+from typing import Any
 
 from offrl.errors import UserError
 
 FREE = 256_000_000  # bytes that anything may unpack to
 GROWTH = 200  # times what the file holds of it, that anything larger may unpack to; deflate's limit is 1,032
+DEPTH = 64  # of lists and objects of JSON in one another
 DAMAGED = "the file is damaged or incomplete: get it again"
 
 # What h5py, NumPy, zipfile, zlib and json raise for damaged files. AttributeError, NameError and AssertionError are faults of offrl.
@@ -48,6 +51,18 @@ def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split())[:200]
     plain = isinstance(error, OSError | RuntimeError | zlib.error | zipfile.BadZipFile) and text
     return text if plain else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def from_json(text: str) -> Any:
+    """`json.loads` for strangers' texts. Raises ValueError, or RecursionError, also where lists and objects lie deeper in one another than
+    `DEPTH`: what walks through them later would not come to an end of them."""
+    value = json.loads(text)
+    level = [value] if text.count("[") + text.count("{") > DEPTH else []
+    for _ in range(DEPTH):
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v if isinstance(v, list) else ())]
+        if not level:
+            return value
+    raise ValueError(f"more than {DEPTH} lists or objects lie in one another")
 
 
 def refuse_growth(where: str, size: int, stored: int) -> None:

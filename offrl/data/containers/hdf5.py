@@ -35,16 +35,22 @@ def hdf5_keys(file: Any) -> dict[str, Any]:
     """All h5py datasets of a file by their path, "group/x". Raises UserError for a link that leads nowhere, or out of the file."""
     import h5py
 
-    links: dict[str, int] = {}
-    file.id.links.visit(lambda name, info: links.update({name.decode(errors="replace"): info.type}), info=True)
-    for name, kind in links.items():  # all of them first: a soft link's way may lead through an external one
-        _refuse_external(file, name, kind)
+    links = checked_links(file)  # all of them first: a soft link's way may lead through an external one
     columns: dict[str, Any] = {}
     for name, kind in links.items():
         item = _behind(file, name) if kind == _SOFT else file[name]
         if isinstance(item, h5py.Dataset):
             columns[name] = item
     return columns
+
+
+def checked_links(file: Any) -> dict[str, int]:
+    """The types of all links of a file by their path. Raises UserError for one that leads out of it."""
+    links: dict[str, int] = {}
+    file.id.links.visit(lambda name, info: links.update({name.decode(errors="replace"): info.type}), info=True)
+    for name, kind in links.items():
+        _refuse_external(file, name, kind)
+    return links
 
 
 def refuse_groups(file: Any, names: Iterable[str]) -> None:

@@ -15,13 +15,17 @@ from offrl.errors import UserError
 def decode(frames: Sequence[Any], out: np.ndarray, where: str) -> None:
     """JPEG images (bytes, or arrays of bytes padded with zeros) into `out`, uint8 [R, H, W(, C)]. Raises UserError where one differs."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise UserError("this dataset holds JPEG images: pip install pillow") from None
     if len(frames) != len(out):
         raise UserError(f"{where} has {len(frames)} images for {len(out) - 1} steps; {len(out)} are expected")
     for row, frame in enumerate(frames):
-        with reading(f"{where}: image {row}"), Image.open(io.BytesIO(bytes(frame)), formats=("JPEG",)) as image:
+        with reading(f"{where}: image {row}"):
+            try:  # no other of Pillow's formats: for some it starts programs
+                image = Image.open(io.BytesIO(bytes(frame)), formats=("JPEG",))  # its header alone
+            except UnidentifiedImageError:
+                raise UserError(f"{where}: image {row} is no JPEG image, as Minari writes them") from None
             size = (image.size[1], image.size[0], *((len(image.getbands()),) if len(image.getbands()) > 1 else ()))
             if out.shape[1:] not in (size, (*size, 1)):
                 raise UserError(f"{where}: image {row} has shape {list(size)}, expected {list(out.shape[1:])}")

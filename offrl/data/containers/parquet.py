@@ -56,6 +56,16 @@ def arrow_values(array: Any, where: str) -> np.ndarray:
         return values.reshape(shape)
 
 
+def _read_arrow(pa: Any, file: Path) -> Any:
+    """The table of an Arrow file, batch by batch, for compressed ones grow."""
+    reader, batches, size = pa.ipc.open_file(pa.memory_map(str(file))), [], 0
+    for number in range(reader.num_record_batches):
+        batches.append(reader.get_batch(number))
+        size += batches[-1].nbytes
+        refuse_growth(str(file), size, file.stat().st_size)
+    return pa.Table.from_batches(batches, reader.schema)
+
+
 def read_table(folder: Path, kind: str) -> tuple[Any, Path]:
     """The pyarrow table of all .arrow or .parquet files in a folder, and the first of them. Raises UserError."""
     try:
@@ -68,7 +78,7 @@ def read_table(folder: Path, kind: str) -> tuple[Any, Path]:
     tables = []
     for file in files:
         with reading(file):
-            table = open_parquet(file).read() if kind == "parquet" else pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            table = open_parquet(file).read() if kind == "parquet" else _read_arrow(pa, file)
             table.validate(full=True)
             refuse_growth(str(file), table.nbytes, file.stat().st_size)
             tables.append(table)

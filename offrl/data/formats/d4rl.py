@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from offrl import registry
-from offrl.data.containers.guard import reading
+from offrl.data.containers.guard import from_json, reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, refuse_loops, value_of
 from offrl.data.formats.download import fetch
 from offrl.data.formats.files import KNOWN, finish
@@ -115,7 +114,7 @@ def record_of(items: dict[str, Any], path: Path) -> Record | None:
     if RECORD not in items:
         return None
     try:
-        return Record.from_json(json.loads(_text(value_of(items[RECORD], str(path)))))
+        return Record.from_json(from_json(_text(value_of(items[RECORD], str(path)))))
     except (ValueError, RecursionError) as error:
         warn(f"{path}: '{RECORD}' cannot be read ({error}); the file is read by its layout alone")
         return None

@@ -143,6 +143,7 @@ def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: C
         if [n.rpartition("_")[2] for n in series] == [str(i) for i in range(len(series))]:
             keys.setdefault(stem, series)
     columns: dict[str, np.ndarray] = {}
+    size = 0
     for name, key in choose_keys(config, keys, str(path), optional).items():
         row = 0
         where = f"{path}: '{key}'"
@@ -152,7 +153,7 @@ def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: C
                 block = np.stack(parts, 1) if len(parts) > 1 or key not in names else parts[0]
                 if name not in columns:
                     dtype = np.dtype(column_dtype(name, block.dtype))
-                    size = rows * int(np.prod(block.shape[1:], dtype=np.int64)) * dtype.itemsize
+                    size += rows * int(np.prod(block.shape[1:], dtype=np.int64)) * dtype.itemsize
                     refuse_growth(where, size, path.stat().st_size)
                     columns[name] = memory.empty(name, (rows, *block.shape[1:]), dtype)
                 if block.shape[1:] != columns[name].shape[1:]:

@@ -12,13 +12,13 @@ import numpy as np
 
 from offrl.data.containers.guard import reading
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, read_arrow, read_hdf5
-from offrl.data.formats.minari_spaces import Metadata, load_metadata
+from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, restore
 from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
-from offrl.tasks.task import Task
+from offrl.tasks.task import Task, recorded_arguments
 
 ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
 RECORD = "offrl"  # in metadata.json: see offrl.data.formats.provenance
@@ -104,6 +104,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     meta, actions, observations, kind = metadata.values, metadata.actions, metadata.observations, metadata.format
     name = name or str(meta.get("dataset_id", folder.parent.name))
     leaves, goals, keys = _observation_leaves(observations, config, name)
+    if not sum(width_of(space) for _, space in leaves):
+        raise UserError(f"{name}: the observations hold no numbers; choose others with dataset.observation_keys=[...]")
     discrete = actions["type"] == "Discrete"
     if actions["type"] not in ("Box", "Discrete") or actions.get("start", 0) != 0:
         kind_of = actions["type"] + (f" from {actions['start']}" if actions.get("start") else "")
@@ -181,14 +183,14 @@ def _restore(raw: RawData, record: Record, config: DatasetConfig, memory: Memory
 def recorded_task(metadata: Metadata, name: str, keys: tuple[str, ...]) -> Task:
     """The environment Minari recorded, and its reference scores where it has them."""
     meta, spec = metadata.values, metadata.env_spec
-    wrappers = [w["name"] for w in spec.get("additional_wrappers") or () if isinstance(w, dict) and "name" in w]
+    wrappers = [str(w["name"]) for w in spec.get("additional_wrappers") or () if isinstance(w, dict) and "name" in w]
     low, high = meta.get("ref_min_score"), meta.get("ref_max_score")
     if low is None or high is None:  # one alone normalises nothing
         low = high = None
     return Task(
         name=name,
         env_id=spec.get("id"),
-        env_kwargs=dict(spec.get("kwargs") or {}),
+        env_kwargs=recorded_arguments(spec.get("kwargs") or {}),
         max_episode_steps=spec.get("max_episode_steps"),
         ref_min=low,
         ref_max=high,

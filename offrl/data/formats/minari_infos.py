@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.data.containers.guard import reading
-from offrl.data.containers.hdf5 import Links, open_hdf5
+from offrl.data.containers.hdf5 import checked_links, open_hdf5
 from offrl.data.formats.minari_episodes import numbered
 from offrl.errors import UserError
 
@@ -30,10 +30,8 @@ def _hdf5_infos(path: Path) -> list[str]:
             shapes[key] = item.shape[1:]
 
     with open_hdf5(path) as file:
-        links = Links(file)
-        links.check(file.id)
+        checked_links(file)  # also those inside the infos
         for index, name in enumerate(numbered(file, "episode_")):
-            links.check(file[name].id, f"{name}/")
             if not index and "infos" in file[name]:
                 file[name]["infos"].visititems(numbers)
             if not shapes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.containers.guard import FREE, reading
+from offrl.data.containers.guard import FREE, from_json, reading
 from offrl.data.raw import MOST_VALUES
 from offrl.errors import UserError
 
@@ -42,7 +41,7 @@ def load_metadata(folder: Path) -> Metadata:
     with reading(path):
         if path.stat().st_size > FREE:
             raise UserError(f"{path} has {path.stat().st_size:,} bytes, which no metadata have")
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = from_json(path.read_text(encoding="utf-8"))
     if not isinstance(meta, dict):
         raise UserError(f"{path} is damaged: it holds no JSON object")
     for key in ("action_space", "observation_space", "total_steps"):
@@ -56,7 +55,8 @@ def load_metadata(folder: Path) -> Metadata:
         raise UserError(f"{path}: 'data_format' is {str(meta['data_format'])[:40]}; {', '.join(FORMATS)} are known")
     for key in ("ref_min_score", "ref_max_score"):
         value = meta.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)):
+        number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+        if value is not None and not (number and math.isfinite(value)):
             raise UserError(f"{path}: '{key}' is {str(value)[:40]}, not a number")
     spaces = {key: _json(meta[key], f"{path}: '{key}'") for key in ("action_space", "observation_space")}
     for key, space in spaces.items():
@@ -68,7 +68,7 @@ def _json(text: Any, where: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise UserError(f"{where} is no JSON text; the metadata are damaged")
     with reading(where, " as JSON"):
-        value = json.loads(text)
+        value = from_json(text)
     if not isinstance(value, dict):
         raise UserError(f"{where} describes no space; the metadata are damaged")
     return value
@@ -82,6 +82,8 @@ def _env_spec(text: Any, path: Path) -> dict[str, Any]:
     for key, kind in types.items():
         if spec.get(key) is not None and not (isinstance(spec[key], kind) and not isinstance(spec[key], bool)):
             raise UserError(f"{path}: 'env_spec' has {str(spec[key])[:40]} for '{key}'; the metadata are damaged")
+    if (spec.get("max_episode_steps") or 1) < 1:
+        raise UserError(f"{path}: 'env_spec' has {spec['max_episode_steps']} for 'max_episode_steps'; the metadata are damaged")
     return spec
 
 
@@ -92,7 +94,7 @@ def _check(space: Any, where: str) -> None:
     damaged = f"{where} is no {kind} space as Minari writes it"
     if kind in ("Dict", "Tuple"):
         parts = space.get("subspaces")
-        if not isinstance(parts, dict if kind == "Dict" else list):
+        if not parts or not isinstance(parts, dict if kind == "Dict" else list):
             raise UserError(f"{damaged}: it has no subspaces")
         for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
             _check(part, f"{where}, '{name}'")
@@ -103,7 +105,9 @@ def _check(space: Any, where: str) -> None:
             if np.dtype(space.get("dtype", "float32")).kind not in "biuf":
                 raise UserError(f"{damaged}: its type is {str(space['dtype'])[:40]}")
             for bound in ("low", "high"):
-                values = np.asarray(space.get(bound, 0.0), np.float64)
+                values = np.asarray(space.get(bound, math.nan), np.float64)
+                if np.isnan(values).any():
+                    raise UserError(f"{damaged}: '{bound}' is missing, or no number")
                 if values.size not in (1, math.prod(space["shape"])):
                     raise UserError(f"{damaged}: '{bound}' has {values.size} values")
     elif kind in ("Discrete", "MultiBinary"):

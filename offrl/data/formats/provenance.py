@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from offrl.data.containers.guard import from_json
 from offrl.data.dataset import DataSpec
 from offrl.data.infer import action_range, fitting_task, starts_elsewhere
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, RawData
 from offrl.errors import UserError
-from offrl.tasks.task import Task
+from offrl.settings.kinds import misfit
+from offrl.tasks.task import Task, recorded_arguments
 
 VERSION = 1
 _OF_THE_TASK = ("env_id", "env_kwargs", "ref_min_score", "ref_max_score", "ref_label", "dataset_id")  # said by `spec`, or of one file only
@@ -60,26 +62,12 @@ class Record:
         if value.get("sha256") != _digest({k: v for k, v in value.items() if k != "sha256"}):
             raise ValueError("it was damaged or edited: its checksum does not match")
         plain: dict[str, Any] = {k: value.get(k) for k in cls.__dataclass_fields__ if k != "spec"}
-        if wrong := next((k for k, v in plain.items() if not _FITTING[str(cls.__dataclass_fields__[k].type)](v)), None):
-            raise ValueError(f"its '{wrong}' is of another kind than offrl writes")
+        if wrong := misfit(plain, cls, ""):
+            raise ValueError(f"{wrong}: offrl writes no such thing")
         try:
             return cls(**plain, spec=DataSpec.from_json(value["spec"]))
-        except (TypeError, AttributeError, KeyError) as error:
+        except (UserError, KeyError) as error:
             raise ValueError(f"its 'spec' is of another kind than offrl writes: {error}") from None
-
-
-def _list_of(kind: type, value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is kind for item in value)
-
-
-_FITTING: dict[str, Callable[[Any], bool]] = {  # by the annotations of `Record`
-    "int": lambda value: type(value) is int,
-    "bool": lambda value: type(value) is bool,
-    "str": lambda value: isinstance(value, str),
-    "list[str]": lambda value: _list_of(str, value),
-    "list[int]": lambda value: _list_of(int, value),
-    "dict[str, Any]": lambda value: isinstance(value, dict),
-}
 
 
 def _digest(value: Mapping[str, Any]) -> str:
@@ -201,7 +189,7 @@ def task_of(raw: RawData, about: Mapping[str, Any]) -> Task | None:
         base = task or Task(name=raw.name or str(env_id))
         task = replace(base, env_id=str(env_id), env_kwargs={}, env_factory=None, max_episode_steps=None, note="")
     if task is not None and "env_kwargs" in about:
-        task = replace(task, env_kwargs=dict(about["env_kwargs"] or {}))
+        task = replace(task, env_kwargs=recorded_arguments(about["env_kwargs"] or {}))
     low, high = about.get("ref_min_score"), about.get("ref_max_score")
     if low is not None and high is not None and (task is None or (task.ref_min, task.ref_max) != (low, high)):
         label = str(about.get("ref_label") or "the file")
@@ -228,7 +216,10 @@ def _goals(record: Record) -> list[str]:
 def dict_space(record: Record) -> dict[str, Any] | None:
     """The Dict space that the observations were joined from, where the source knows it and all of its entries are Boxes in the join."""
     text, task = record.about.get("observation_space"), record.spec.task
-    space = json.loads(text) if isinstance(text, str) else None
+    try:
+        space = from_json(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
     if not isinstance(space, dict) or space.get("type") != "Dict" or task is None or not task.observation_keys:
         return None
     parts = space["subspaces"]

@@ -21,6 +21,7 @@ from offrl.data.formats import minari as source
 from offrl.data.formats.provenance import INFOS, Record, dict_space, extra_columns, to_plain, written_truncations
 from offrl.data.raw import RawData
 from offrl.errors import UserError
+from offrl.system import trust
 from offrl.tasks.task import Task
 
 # keys of metadata.json that the storage writes, or that follow from the record
@@ -186,7 +187,7 @@ def _about(raw: RawData, record: Record) -> dict[str, Any]:
         spec = env_spec(task)
         meta.pop("env_spec", None)
         if spec is None:
-            raw.warn(f"environment '{task.env_id}' is not installed here: the metadata get no env_spec (offrl still knows its name)")
+            raw.warn(without_spec(task))
         else:
             meta["env_spec"] = spec
     meta.setdefault("description", f"{raw.name or 'data'}, written by offrl")
@@ -200,8 +201,15 @@ def _names(spec: str | None, env_id: str) -> bool:
         return False
 
 
+def without_spec(task: Task) -> str:
+    """The reason why the metadata get no description of the task's environment."""
+    why = "is not installed here" if trust.importable(str(task.env_id)) else "is named by a file, for which its module is not imported"
+    return f"environment '{task.env_id}' {why}: the metadata get no env_spec (offrl still knows its name)"
+
+
 def env_spec(task: Task) -> str | None:
-    """Gymnasium's description of the task's environment as JSON, or None where it is not installed or has no JSON form."""
+    """Gymnasium's description of the task's environment as JSON, or None where it is not installed, has no JSON form, or only a file names
+    the module that would be imported."""
     import gymnasium as gym
 
     from offrl.tasks.environments import ROBOTICS, quiet, register_robotics
@@ -210,6 +218,7 @@ def env_spec(task: Task) -> str | None:
     module, colon, name = task.env_id.rpartition(":")
     try:
         with quiet():
+            trust.check_environment(task.env_id)
             if colon:
                 importlib.import_module(module)
             elif name not in gym.registry and name.startswith(ROBOTICS):
@@ -219,5 +228,5 @@ def env_spec(task: Task) -> str | None:
         if task.max_episode_steps is not None:
             spec.max_episode_steps = task.max_episode_steps
         return spec.to_json()
-    except Exception:  # not installed, or a callable as its entry point
+    except Exception:  # not installed, not to be imported, or a callable as its entry point
         return None

@@ -7,6 +7,7 @@ line may be a header: `{"offrl": {"name": ..., "task": ...}}`, where the task is
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -17,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.data.containers.guard import FREE, GROWTH, refuse_growth
-from offrl.data.dataset import Dataset, task_from_json
+from offrl.data.containers.guard import FREE, GROWTH, from_json, refuse_growth
+from offrl.data.dataset import Dataset
 from offrl.data.text.dataset import TextBuilder, refuse_settings
 from offrl.data.text.lmrl import Form, form_of, is_step
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.dataset import DatasetConfig
-from offrl.tasks.task import Task, lookup
+from offrl.tasks.task import Task, lookup, task_from_json
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
 HEADER = "offrl"  # the only key of a header line
 _GZIP = b"\x1f\x8b"
+MOST_BLANK = 1_000_000  # lines: each takes time, and packs to almost nothing
+MOST_FAULTS = 1_000  # that are listed
 _DAMAGE = "the file is cut or damaged: copy it again"
 
 
@@ -94,6 +97,9 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
             if not faults:
                 raise
             problems.append(str(error).removeprefix(f"{path}: "))
+            if len(problems) == MOST_FAULTS:
+                problems.append("there are more faults than these; what follows was not looked at")
+                break
         finally:
             begun = True
     if problems and not len(builder):
@@ -164,15 +170,21 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
     """The lines that are not blank, by their numbers from 1; a UserError where one is not UTF-8, or where the file breaks off."""
-    number = 0
+    number, blank = 0, 0
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
             raw.seek(0)
+            if packed:  # before any of it is parsed, which takes a hundred times as long
+                refuse_growth(f"{path}, unpacked,", _unpacked_size(raw), path.stat().st_size)
+                raw.seek(0)
             for number, line in enumerate(_unpacked(raw, path) if packed else raw, 1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if not line.strip():
+                    blank += 1
+                    if blank > MOST_BLANK:
+                        raise UserError(f"{path} has more than {MOST_BLANK:,} blank lines; remove them")
                     continue
                 try:
                     yield number, line.decode()
@@ -183,6 +195,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
         yield number + 1, UserError(f"{path}: cannot be unpacked after line {number} ({error}); {_DAMAGE}")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _unpacked_size(raw: Any) -> int:
+    """The bytes that a gzip file unpacks to, or of a damaged one those before the damage; no more are unpacked than may be."""
+    size, held = 0, raw.seek(0, 2)
+    raw.seek(0)
+    with contextlib.suppress(EOFError, gzip.BadGzipFile, zlib.error), gzip.GzipFile(fileobj=raw) as file:
+        while size <= max(FREE, GROWTH * held) and (block := file.read(1 << 20)):
+            size += len(block)
+    return size
 
 
 def _unpacked(raw: Any, path: Path) -> Iterator[bytes]:
@@ -213,7 +235,7 @@ def _parse(text: str | UserError, where: str) -> Any:
     if isinstance(text, UserError):
         return text
     try:
-        return json.loads(text)
+        return from_json(text)
     except json.JSONDecodeError as error:
         at = f"column {error.colno}" if not where.endswith(":") else f"line {error.lineno}, column {error.colno}"
         return UserError(f"{where} is not JSON ({error.msg} at {at})".replace(": is not", " is not"))
@@ -236,10 +258,12 @@ def named_task(value: Any, where: str) -> Task | None:
         if task is None:
             warn(f"{where}: there is no task '{value}' here, so that nothing can be scored.{nearest(value, _task_names())}")
         return task
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there")
     try:
         return task_from_json(value)
-    except (TypeError, ValueError, KeyError, AttributeError):
-        raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there") from None
+    except UserError as error:
+        raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there ({error})") from None
 
 
 def _task_names() -> list[str]:

@@ -44,6 +44,8 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
     name = str(meta.get("dataset_id") or folder.parent.name)
     refuse_settings(config, name)
     record = meta.get(minari.RECORD, {}).get(RECORD, {}) if isinstance(meta.get(minari.RECORD), dict) else {}
+    if not isinstance(record, dict):
+        raise UserError(f"{folder}: what offrl recorded there is damaged ({str(record)[:40]}); get the dataset again")
     if record and [record.get("episodes"), record.get("turns")] != [meta.get("total_episodes"), meta.get("total_steps")]:
         warn(f"{folder}: the episodes are not those that offrl wrote; the dataset is read by its layout alone")
         record = {}

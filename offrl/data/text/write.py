@@ -108,7 +108,7 @@ def _write_minari(folder: Path, data_id: str, dataset: Dataset, about: dict[str,
     if task is not None and task.env_id:
         spec = minari_layout.env_spec(task)
         if spec is None:
-            warn(f"{name}: environment '{task.env_id}' is not installed here: the metadata get no env_spec (offrl still knows its name)")
+            warn(f"{name}: {minari_layout.without_spec(task)}")
         else:
             meta["env_spec"] = spec
     if task is not None and task.ref_min is not None and task.ref_max is not None:

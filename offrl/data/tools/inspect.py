@@ -12,6 +12,7 @@ from offrl.data.infer import find_ends
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
 from offrl.settings.dataset import DatasetConfig
+from offrl.system import trust
 
 if TYPE_CHECKING:
     from offrl.data.text.inspect import TextReport
@@ -142,7 +143,7 @@ def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
         columns=[_column(name, column) for name, column in raw.columns.items()],
         faults=faults,
         notes=list(raw.notes),
-        environment="" if task is None else (task.env_id or "none").rpartition(":")[2] + (f": {task.note}" if task.note else ""),
+        environment="" if task is None else _environment(task.env_id or "none") + (f": {task.note}" if task.note else ""),
         actions=_actions(raw),
         returns=returns,
         lengths=lengths,
@@ -152,6 +153,11 @@ def report(raw: RawData, config: DatasetConfig | None = None) -> Report:
         duplicates=duplicates,
         first_duplicate=first,
     )
+
+
+def _environment(env_id: str) -> str:
+    """Its id, without a module that is known."""
+    return env_id.rpartition(":")[2] if trust.importable(env_id) else env_id
 
 
 def _actions(raw: RawData) -> str:
@@ -175,6 +181,8 @@ def _actions(raw: RawData) -> str:
 def _column(name: str, column: np.ndarray) -> Column:
     """Statistics in one pass over blocks, so that memory-mapped columns need no copy."""
     width = int(np.prod(column.shape[1:], dtype=int))
+    if not width:
+        return Column(name, str(column.dtype), tuple(column.shape), np.nan, np.nan, np.nan, np.nan)
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
     count, total, squares, shift = 0, 0.0, 0.0, 0.0
     for part in chunks(len(column)):
