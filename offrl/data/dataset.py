@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offrl.errors import UserError
+from offrl.settings.typed import check_types
 from offrl.tasks.task import Task
 
 
@@ -58,19 +60,36 @@ class DataSpec:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DataSpec:
-        """The inverse of `to_json`. Keys it does not know, from a newer version, are ignored."""
+    def from_json(cls, data: Mapping[str, Any], where: str = "the description of the data") -> DataSpec:
+        """The inverse of `to_json`. Keys it does not know, from a newer version, are ignored.
+
+        Raises UserError for values of other types or sizes. where: the file, for that message.
+        """
+        check_types(cls, data, where)
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         for key, value in values.items():
             if isinstance(value, list):
                 values[key] = tuple(value)
         if isinstance(values.get("task"), Mapping):
-            values["task"] = task_from_json(values["task"])
-        return cls(**values)
+            values["task"] = task_from_json(values["task"], where)
+        if missing := [name for name in ("observation_shape", "action_dim") if name not in values]:
+            raise UserError(f"{where} is damaged: it has no {missing[0]}")
+        spec = cls(**values)
+        sizes = {"observation_mean": spec.observation_dim, "observation_std": spec.observation_dim, "action_low": spec.action_dim,
+                 "action_high": spec.action_dim}  # fmt: skip
+        if min(*spec.observation_shape, spec.action_dim, spec.num_actions + 1, spec.goal_dim + 1, 1) < 1:
+            raise UserError(f"{where} is damaged: it is of observations {spec.observation_shape} and {spec.action_dim} action dimensions")
+        for name, size in sizes.items():
+            if (value := getattr(spec, name)) and len(value) != size:
+                raise UserError(f"{where} is damaged: {name} has {len(value)} numbers, where {size} are due")
+        return spec
 
 
-def task_from_json(data: Mapping[str, Any]) -> Task:
-    """A task from what `DataSpec.to_json` makes of one."""
+def task_from_json(data: Mapping[str, Any], where: str = "the task") -> Task:
+    """A task from what `DataSpec.to_json` makes of one. Raises UserError for values of other types; where: the file, for that message."""
+    if not isinstance(data.get("name"), str):
+        raise UserError(f"{where} is damaged: its task has no name")
+    check_types(Task, {**data, "env_factory": None}, f"{where}: task")
     values = {f.name: data[f.name] for f in fields(Task) if f.name in data}
     for name in ("observation_keys", "starts", "ref_envs"):
         values[name] = tuple(values.get(name) or ())

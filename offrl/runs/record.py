@@ -22,6 +22,7 @@ from offrl.settings.replicas import grid_text, replicas
 from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
+from offrl.system import trust
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,8 @@ def _without(algo: dict[str, Any], grid: Collection[str]) -> dict[str, Any]:
 
 def fit(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     """`config` with what its algorithm leaves to be found from the data."""
-    return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset, config.grid))
+    with trust.settings_of_file(bool(config.resume) or not trust.typed_settings()):
+        return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset, config.grid))
 
 
 def directory(config: TrainConfig, dataset: Dataset) -> Path:

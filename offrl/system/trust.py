@@ -12,6 +12,7 @@ import functools
 import os
 import stat
 from collections.abc import Iterator
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,7 @@ from offrl.errors import UserError
 SWITCH = "OFFRL_TRUST"  # "1", or the environment ids that were typed, divided by spaces: child processes inherit it
 # packages whose environments a file may name as package.module:Name-v0; they are what offrl's own extras install
 ENVIRONMENTS = frozenset({"offrl", "gymnasium", "gymnasium_robotics", "minigrid", "ogbench", "mo_gymnasium", "textworld", "gem"})
+_of_file: ContextVar[bool] = ContextVar("of_file", default=False)
 
 
 def granted() -> bool:
@@ -47,6 +49,21 @@ def typed(env_id: str | None) -> None:
     """Note that a person, not a file, named the environment `env_id`, whose module this process and its children may thus import."""
     if env_id and ":" in env_id and not granted() and env_id not in (known := os.environ.get(SWITCH, "").split()):
         os.environ[SWITCH] = " ".join([*known, env_id])
+
+
+@contextlib.contextmanager
+def settings_of_file(yes: bool = True) -> Iterator[None]:
+    """Within it, settings are those of a run's file, not of a person: the model that they name is not downloaded."""
+    token = _of_file.set(yes)
+    try:
+        yield
+    finally:
+        _of_file.reset(token)
+
+
+def typed_settings() -> bool:
+    """Whether settings are a person's; see `settings_of_file`."""
+    return not _of_file.get()
 
 
 def importable(env_id: str) -> bool:

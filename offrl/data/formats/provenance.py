@@ -64,7 +64,7 @@ class Record:
             raise ValueError(f"its '{wrong}' is of another kind than offrl writes")
         try:
             return cls(**plain, spec=DataSpec.from_json(value["spec"]))
-        except (TypeError, AttributeError, KeyError) as error:
+        except (TypeError, AttributeError, KeyError, UserError) as error:
             raise ValueError(f"its 'spec' is of another kind than offrl writes: {error}") from None
 
 

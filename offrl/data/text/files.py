@@ -238,7 +238,7 @@ def named_task(value: Any, where: str) -> Task | None:
         return task
     try:
         return task_from_json(value)
-    except (TypeError, ValueError, KeyError, AttributeError):
+    except (TypeError, ValueError, KeyError, AttributeError, UserError):
         raise UserError(f"{where}: the header's task must be a registered name, or what offrl writes there") from None
 
 
