@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.actor import Actor, bind
 from offrl.algorithm import Algorithm, TrainState, with_settings
-from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.evaluation import policy_file
 from offrl.evaluation.evaluator import DISCOUNT

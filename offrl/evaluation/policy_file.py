@@ -1,5 +1,5 @@
-"""What a policy file holds, as an algorithm and its state. The file may be a stranger's: its settings are data, and nothing is built of them
-before their shapes are those of its tensors."""
+"""What a policy file holds, as an algorithm and its state. The file may be of a stranger: its settings are data, and nothing is built of
+them before their shapes are those of its tensors."""
 
 from __future__ import annotations
 

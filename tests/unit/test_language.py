@@ -22,9 +22,8 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.lm.models import libraries
+from offrl.lm.models import libraries, texts
 from offrl.lm.models import pretrained as languages
-from offrl.lm.models import texts
 from offrl.nn.transformer import visible
 from offrl.system import files as checkpoint
 from offrl.training.step import make_step
