@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl import rng
+from offrl import policy_file, rng
 from offrl.actor import Actor, bind
 from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
-from offrl.evaluation import policy_file
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, desired_goal
 from offrl.settings.field import check, marked
