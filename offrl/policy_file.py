@@ -33,7 +33,7 @@ def read(path: Path) -> tuple[Algorithm, TrainState, int]:
     config = restored(kind.Config, settings, str(path))
     if not kind.traits_for(config).policy_modules:
         raise UserError(f"{path} is of {name}, which trains no policy: {CURE}")
-    with reading(path, f" as a policy of {name}", CURE), of_file(sum(t.numel() * t.element_size() for t in tensors.values())):
+    with reading(path, f" as a policy of {name}", CURE), of_file(tensors):
         data = DataSpec.from_json(spec, str(path))
         assets = {n.removeprefix(ASSETS): tensor for n, tensor in tensors.items() if n.startswith(ASSETS)}
         pretrained = kind.load_assets(assets, about) if about is not None else {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from offrl.data.containers.guard import words
@@ -48,9 +48,9 @@ def outline(where: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def of_file(size: int) -> Iterator[None]:
-    """Within it, `check_memory` compares with a file whose tensors take `size` bytes."""
-    token = _stored.set(size)
+def of_file(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it, `check_memory` compares with what a file holds."""
+    token = _stored.set(sum(t.numel() * t.element_size() for t in tensors.values()))
     try:
         yield
     finally:

@@ -137,8 +137,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()
     if not alive:
         raise UserError(f"{where}: all its replicas diverged")
-    size = sum(t.numel() * t.element_size() for t in tensors.values())
-    with of_file(size), outline(str(run_dir)):
+    with of_file(tensors), outline(str(run_dir)):
         drawn = kind(config, recorded)
         drawn.buffers = dict  # it may be large, and nothing that builds on it needs it
         template = drawn.init(0)._replace(opt={}, buffers={})
