@@ -32,8 +32,8 @@ def bind(algorithm: Algorithm, state: TrainState) -> TrainState:
 
     def bound(name: str, params: Params) -> BoundParams:
         module = copy.deepcopy(algorithm.networks[name]).requires_grad_(False)
-        module.to(state.step.device)  # frozen tensors are no parameters
         module.load_state_dict(params, assign=True)
+        module.to(state.step.device)  # frozen tensors are no parameters
         return BoundParams(module, params)
 
     return state._replace(params={name: bound(name, params) for name, params in state.params.items()})

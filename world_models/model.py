@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,8 +21,10 @@ from torch.func import functional_call
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
+from offrl.data.containers.guard import reading
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
+from offrl.nn.outline import of_file, outline
 from offrl.optim import Params
 from offrl.pretrained import Requirement
 from offrl.settings.replicas import Replica
@@ -292,14 +295,11 @@ class Trained:
         places = [_place(s) for s in (source, spec)]
         if None not in places and places[0] != places[1]:
             raise UserError(f"{where}: trained on {trained_on}, data of {places[0]}; {spec.name} is of {places[1]}: train one on this data")
-        for name, words in (
-            ("action_low", "action range"),
-            ("action_high", "action range"),
-            ("observation_mean", "dataset.normalize_observations"),
-            ("observation_std", "dataset.normalize_observations"),
-            ("reward_scale", "dataset.reward_scale"),
-            ("reward_shift", "dataset.reward_shift"),
-        ):
+        for name, words in {
+            **dict.fromkeys(("action_low", "action_high"), "action range"),
+            **dict.fromkeys(("observation_mean", "observation_std"), "dataset.normalize_observations"),
+            **{name: f"dataset.{name}" for name in ("reward_scale", "reward_shift")},
+        }.items():
             expected, actual = getattr(source, name), getattr(spec, name)
             if not _same(expected, actual):
                 raise UserError(
@@ -368,18 +368,17 @@ def load(path: str | Path) -> Trained:
             )
         path = files[0]
     if not path.exists():
-        candidates = [p.parent.name for p in path.parent.glob(f"*/{FOLDER}")]
-        raise UserError(f"world_model={path} does not exist.{nearest(path.name, candidates)}")
+        raise UserError(f"world_model={path} does not exist.{nearest(path.name, (p.parent.name for p in path.parent.glob(f'*/{FOLDER}')))}")
     tensors, meta = checkpoint.read(path)
     if meta.get("kind") != "world_model":
         raise UserError(f"{path} is no world model; those are under {FOLDER}/ in the directory of a run of algo=dynamics")
     if meta.get("format") != FORMAT:
-        raise UserError(
-            f"{path} was written by another version of offrl (format {meta.get('format')}, this one reads {FORMAT}): train it anew"
-        )
-    make: Callable[..., Any] = registry.get("world_model", meta["model"])
-    model = make(meta["config"], DataSpec.from_json(meta["spec"]))
-    return Trained(model, unflatten(tensors), {k: v for k, v in meta.items() if k not in ("config", "spec")}, path)
+        raise UserError(f"{path} is of another version of offrl (format {meta.get('format')}, this one reads {FORMAT}): train it anew")
+    with reading(path, " as a world model"), of_file(tensors):
+        make = functools.partial(registry.get("world_model", meta["model"]), meta["config"], DataSpec.from_json(meta["spec"], str(path)))
+        with outline(str(path)):
+            checkpoint.unflatten({"params": dict(make().network.named_parameters())}, tensors, str(path))
+        return Trained(make(), unflatten(tensors), {k: v for k, v in meta.items() if k not in ("config", "spec")}, path)
 
 
 def required(settings: Mapping[str, Any] | None = None) -> Requirement:

@@ -11,11 +11,11 @@ from offrl.lm.models import pretrained as languages
 from offrl.lm.models.pretrained import SCRATCH, Language
 
 
-def load_model(config: Any) -> Language:
-    """The language model that the settings name. Raises UserError."""
+def load_model(config: Any, typed: bool = True) -> Language:
+    """The language model that the settings name; typed: a person named it, see `languages.find`. Raises UserError."""
     if config.lm != SCRATCH:
         try:
-            return languages.find(config.lm)
+            return languages.find(config.lm, typed=typed)
         except UserError as error:
             if not config.lm_fallback:
                 raise
@@ -27,7 +27,7 @@ def model_of_run(config: Any) -> Language:
     """The language model of a run or a policy file by its identity; without one, that which the settings name. Raises UserError."""
     language = languages.known(config.lm_id)
     if language is None:
-        language = load_model(config)
+        language = load_model(config, typed=False)
         if config.lm_id and language.identity != config.lm_id:
             raise UserError(
                 f"algo.lm={config.lm} is not the language model that was trained with ({language.identity}, not {config.lm_id})"

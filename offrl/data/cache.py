@@ -98,7 +98,11 @@ def _read_array(path: Path, name: str, memory: Memory) -> np.ndarray:
 
 def write(folder: Path, dataset: Dataset, warnings: Sequence[str], limit: float) -> str:
     """Keep `dataset`, removing the least recently used entries beyond `limit` bytes. "" if it was kept, or the reason why not."""
-    if DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json(), default=str))) != dataset.spec:
+    try:
+        kept = DataSpec.from_json(json.loads(json.dumps(dataset.spec.to_json(), default=str)))
+    except UserError:
+        kept = None
+    if kept != dataset.spec:
         return "its task holds what a file cannot (a function)"
     if folder.parent.is_symlink():
         return f"{folder.parent} is a link, and nothing is written or deleted through it; put a folder in its place"

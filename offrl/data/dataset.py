@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offrl.errors import UserError
-from offrl.settings.kinds import misfit
+from offrl.settings.kinds import check_types
 from offrl.tasks.task import Task, task_from_json
 
 
@@ -60,19 +60,31 @@ class DataSpec:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DataSpec:
-        """The inverse of `to_json`. Keys it does not know, from a newer version, are ignored. Raises UserError for other types."""
+    def from_json(cls, data: Mapping[str, Any], where: str = "the description of the data") -> DataSpec:
+        """The inverse of `to_json`. Keys it does not know, from a newer version, are ignored.
+
+        Raises UserError for values of other types or sizes. where: the file, for that message.
+        """
         if not isinstance(data, Mapping):
-            raise UserError(f"the file has {str(data)[:40]!r} where what offrl writes of its data is due")
+            raise UserError(f"{where} is damaged: it has {str(data)[:40]!r} where what offrl writes of its data is due")
+        check_types(cls, {k: v for k, v in data.items() if k != "task"}, where)
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         for key, value in values.items():
             if isinstance(value, list):
                 values[key] = tuple(value)
-        task = values.pop("task", None)
-        missing = next((f"{k} is missing" for k in ("observation_shape", "action_dim") if k not in values), "")
-        if wrong := missing or misfit(values, cls, ""):
-            raise UserError(f"the file says of its data what offrl does not write: {wrong}")
-        return cls(**values, task=task_from_json(task) if task is not None else None)
+        if values.get("task") is not None:
+            values["task"] = task_from_json(values["task"], where)
+        if missing := [name for name in ("observation_shape", "action_dim") if name not in values]:
+            raise UserError(f"{where} is damaged: it has no {missing[0]}")
+        spec = cls(**values)
+        sizes = {"observation_mean": spec.observation_dim, "observation_std": spec.observation_dim, "action_low": spec.action_dim,
+                 "action_high": spec.action_dim}  # fmt: skip
+        if min(*spec.observation_shape, spec.action_dim, spec.num_actions + 1, spec.goal_dim + 1, 1) < 1:
+            raise UserError(f"{where} is damaged: it is of observations {spec.observation_shape} and {spec.action_dim} action dimensions")
+        for name, size in sizes.items():
+            if (value := getattr(spec, name)) and len(value) != size:
+                raise UserError(f"{where} is damaged: {name} has {len(value)} numbers, where {size} are due")
+        return spec
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl import registry, rng
+from offrl import policy_file, rng
 from offrl.actor import Actor, bind
 from offrl.algorithm import Algorithm, TrainState, with_settings
-from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, desired_goal
 from offrl.settings.field import check, marked
-from offrl.settings.saved import restored
 from offrl.system import files as checkpoint
 
-ASSETS = "luggage/"  # before names of tensors of `Algorithm.assets` in policy files
 KEYS = 1_000  # steps of an episode whose keys are made at once
 
 
@@ -275,24 +272,11 @@ class TrainedPolicy:
         meta = {"kind": "policy", "seed": self.seed, "config": config, "spec": spec}
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})
         tensors, about = algorithm.assets()
-        assets = {ASSETS + name: tensor for name, tensor in tensors.items()}
+        assets = {policy_file.ASSETS + name: tensor for name, tensor in tensors.items()}
         checkpoint.write(Path(path), {**checkpoint.flatten(acting), **assets}, {**meta, **({"luggage": about} if about else {})})
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "auto") -> TrainedPolicy:
         """Read a file by `save`; `device` as for a policy that is made. Raises UserError when it is damaged or no policy."""
-        tensors, meta = checkpoint.read(Path(path))
-        if meta.get("kind") != "policy":
-            raise UserError(f"{path} is not a policy file; policies are under policies/ in a run directory")
-        algorithm_class = registry.get("algo", meta["config"]["name"])
-        pretrained: Mapping[str, Any] = {}
-        if "luggage" in meta:
-            assets = {name.removeprefix(ASSETS): tensor for name, tensor in tensors.items() if name.startswith(ASSETS)}
-            pretrained = algorithm_class.load_assets(assets, meta["luggage"])
-        algorithm = algorithm_class(
-            restored(algorithm_class.Config, meta["config"], str(path)), DataSpec.from_json(meta["spec"]), pretrained
-        )
-        algorithm.buffers = dict  # no policy needs it, and it may be large
-        template = algorithm.init(0)
-        template = template._replace(params={n: template.params[n] for n in algorithm.traits.policy_modules}, target={}, opt={})
-        return cls(algorithm, checkpoint.unflatten(template, tensors, str(path)), meta["seed"], device)
+        algorithm, state, seed = policy_file.read(Path(path))
+        return cls(algorithm, state, seed, device)

@@ -110,13 +110,13 @@ def _load(text: str, low: np.ndarray | None, high: np.ndarray | None) -> dict[st
         return _run_policies(path)
     suffix = path.suffix.lower()
     if path.is_file() and suffix in (".pkl", ".pickle", ".pt", ".pth"):
-        from offrl.interop.sb3 import vecnormalize_error
+        from offrl.interop.sb3_zip import vecnormalize_error
 
         if "vecnorm" in path.name.lower():
             raise vecnormalize_error(path)
         raise UserError(f"{path} may hold a pickle, which is not read; give {FORMS}")
     if path.is_file() and suffix == ".zip":
-        from offrl.interop.sb3 import read_zip
+        from offrl.interop.sb3_zip import read_zip
 
         return {path.stem: read_zip(path, low, high)}
     if path.is_file() and suffix == ".safetensors":

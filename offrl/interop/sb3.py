@@ -1,19 +1,13 @@
-"""Policies of Stable-Baselines3 as plain tensors: read from its zip files without unpickling anything, acting without SB3 installed.
+"""Policies of Stable-Baselines3 as plain tensors, acting without SB3 installed: names and shapes of the tensors say what a policy is.
 
-A zip holds `policy.pth` (tensors, read with `weights_only`) and `data` (JSON, whose values that JSON cannot hold are pickles, which stay
-closed, beside a readable summary). Names and shapes of the tensors say what the policy is; the summary says which activation it has.
+`offrl.interop.sb3_zip` reads SB3's files.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import re
-import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from offrl.data.containers.guard import reading, refuse_growth
-from offrl.errors import UserError, warn
+from offrl.errors import UserError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": F.relu,
@@ -38,10 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 KINDS = ("squashed", "tanh", "gaussian", "categorical", "q")
 KNOWN = "SAC, TQC, TD3, DDPG, PPO, A2C and DQN with MLP policies"
-# arguments of SB3's policies that leave the actor's forward pass as it is (or that the tensors show)
-HARMLESS = ("net_arch", "log_std_init", "optimizer_class", "optimizer_kwargs", "n_critics", "n_quantiles", "ortho_init", "normalize_images",
-            "share_features_extractor", "full_std", "use_sde", "dist_kwargs", "use_expln")  # fmt: skip
-_CURE = "wrap it in a Python function instead: policy=file.py:name, act(observations, rng) -> actions"
+CURE = "wrap it in a Python function instead: policy=file.py:name, act(observations, rng) -> actions"
 
 
 @dataclass(frozen=True)
@@ -159,14 +149,14 @@ def actor_from(
     own = {k: v for k, v in own.items() if not k.startswith("mlp_extractor.value_net.")}
     if strange := [k for k in own if re.search(r"features_extractor|lstm", k)]:
         what = "a recurrent policy" if "lstm" in strange[0] else "a policy for images or dict observations"
-        raise UserError(f"{where} is {what} (it has '{strange[0]}'), which is not read; only {KNOWN} are. To use it, {_CURE}")
+        raise UserError(f"{where} is {what} (it has '{strange[0]}'), which is not read; only {KNOWN} are. To use it, {CURE}")
     prefix, head, spread = _parts(own, where)
     layers, names = _layers(own, prefix, where)
     default = "Tanh" if prefix.startswith("mlp_extractor") else "ReLU"
     heads, unread = [f"{head}.weight", f"{head}.bias"], set(own) - names
     result: dict[str, Any] = {"low": low, "high": high, "where": where, "activation": activation or default}
     if result["activation"] not in ACTIVATIONS:
-        raise UserError(f"{where} has the activation {result['activation']}; known are {', '.join(ACTIVATIONS)}. To use it, {_CURE}")
+        raise UserError(f"{where} has the activation {result['activation']}; known are {', '.join(ACTIVATIONS)}. To use it, {CURE}")
     if head == "":  # the last layer of the stack is the head
         *layers, last = layers
         kind = "q" if prefix.startswith("q_net") else "tanh"
@@ -183,7 +173,7 @@ def actor_from(
             result["clip_mean"] = clip_mean  # gSDE
         unread -= {spread, f"{spread}.weight", f"{spread}.bias"}
     if unread:
-        raise UserError(f"{where} has tensors of a policy that is not known ('{min(unread)}'); only {KNOWN} are read. To use it, {_CURE}")
+        raise UserError(f"{where} has tensors of a policy that is not known ('{min(unread)}'); only {KNOWN} are read. To use it, {CURE}")
     actor = Actor(kind, tuple(layers), last, **result)
     if not actor.discrete:
         for name in ("low", "high"):
@@ -207,7 +197,7 @@ def _parts(own: Mapping[str, Tensor], where: str) -> tuple[str, str, str]:
     if "action_net.weight" in own:
         return "mlp_extractor.policy_net.", "action_net", "log_std"
     first = min(own, default="nothing")
-    raise UserError(f"{where} has no policy that is known (its tensors begin with '{first}'); only {KNOWN} are read. To use it, {_CURE}")
+    raise UserError(f"{where} has no policy that is known (its tensors begin with '{first}'); only {KNOWN} are read. To use it, {CURE}")
 
 
 def _layers(own: Mapping[str, Tensor], prefix: str, where: str) -> tuple[list[tuple[Tensor, Tensor]], set[str]]:
@@ -216,134 +206,5 @@ def _layers(own: Mapping[str, Tensor], prefix: str, where: str) -> tuple[list[tu
     names = {f"{prefix}{i}.{part}" for i in layers for part in ("weight", "bias")}
     regular = layers == list(range(0, 2 * len(layers), 2)) and names <= set(own)
     if not regular or any(own[f"{prefix}{i}.weight"].ndim != 2 for i in layers):
-        raise UserError(f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {layers}). To use it, {_CURE}")
+        raise UserError(f"{where}: '{prefix}*' is not a plain stack of linear layers and activations (layers {layers}). To use it, {CURE}")
     return [(own[f"{prefix}{i}.weight"], own[f"{prefix}{i}.bias"]) for i in layers], names
-
-
-def read_zip(path: Path, low: np.ndarray | None, high: np.ndarray | None) -> Actor:
-    """The policy of a zip that `model.save` of SB3 (or sb3-contrib) wrote. Nothing is unpickled.
-
-    `low`, `high`: the environment's range of actions; used where the file does not say its own. Raises UserError when the file is damaged,
-    or holds a policy that cannot be known without running its code.
-    """
-    with reading(path), zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-        if "policy.pth" not in names:
-            raise UserError(f"{path} is no Stable-Baselines3 model: it has no policy.pth")
-        for member in archive.infolist():
-            refuse_growth(f"{path}: '{member.filename}'", member.file_size, member.compress_size)
-        blob = archive.read("policy.pth")
-        data = json.loads(archive.read("data")) if "data" in names else {}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tensors = torch.load(io.BytesIO(blob), weights_only=True, map_location="cpu")
-    except Exception as error:  # whatever torch's restricted reader objects to
-        reason = str(error).splitlines()[0][:120]
-        raise UserError(f"{path}: policy.pth holds more than tensors, and nothing is unpickled ({reason}). To use it, {_CURE}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(v, Tensor) for v in tensors.values()):
-        raise UserError(f"{path}: policy.pth is no table of tensors")
-    where = str(path)
-    _refuse(data, where)
-    own_low, own_high = (_bounds(data.get("action_space"), key) for key in ("low", "high"))
-    if own_low is not None and own_high is not None:
-        if low is not None and high is not None and not (np.allclose(own_low, low, 1e-3) and np.allclose(own_high, high, 1e-3)):
-            warn(f"{path} was trained for actions in {_range(own_low, own_high)}, and here they are in {_range(low, high)}")
-        low, high = own_low, own_high
-    kwargs = data.get("policy_kwargs") or {}
-    discrete = "discrete" in str((data.get("action_space") or {}).get(":type:", "")).lower()
-    rate = data.get("exploration_rate")
-    clip_mean = _number(kwargs.get("clip_mean"), 2.0)
-    actor = actor_from(
-        tensors, activation=_activation(data, where), low=low, high=high, discrete=discrete,
-        epsilon=_number(rate, 0.05), clip_mean=clip_mean, where=where,
-    )  # fmt: skip
-    return _normalised(actor, path)
-
-
-def _refuse(data: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for what the tensors do not show: custom classes, other spaces."""
-    module = str((data.get("policy_class") or {}).get("__module__", "stable_baselines3"))
-    if module.partition(".")[0] not in ("stable_baselines3", "sb3_contrib"):
-        raise UserError(f"{where} has a policy class of its own ({module}), which only its code knows. To use it, {_CURE}")
-    for name in ("observation_space", "action_space"):
-        kind = str((data.get(name) or {}).get(":type:", "")).rpartition(".")[2].strip("'>")
-        allowed = ("Box", "") if name == "observation_space" else ("Box", "Discrete", "")
-        if kind not in allowed:
-            raise UserError(f"{where} has {name.replace('_', ' ')} {kind}; only {' and '.join(allowed[:-1])} is read. To use it, {_CURE}")
-    kwargs = data.get("policy_kwargs") or {}
-    extractor = str(kwargs.get("features_extractor_class", "FlattenExtractor"))
-    if "FlattenExtractor" not in extractor:
-        raise UserError(f"{where} has the features extractor {extractor}, which is not known here. To use it, {_CURE}")
-    known = (*HARMLESS, "activation_fn", "features_extractor_class", "features_extractor_kwargs", "clip_mean", ":type:", ":serialized:")
-    if strange := [k for k in kwargs if k not in known and (k, str(kwargs[k])) != ("squash_output", "False")]:
-        raise UserError(f"{where}: what its policy_kwargs '{strange[0]}' does is not known here. To use it, {_CURE}")
-
-
-def _activation(data: Mapping[str, Any], where: str) -> str | None:
-    """The name of the activation, None for the algorithm's default."""
-    kwargs = data.get("policy_kwargs")
-    if not data or kwargs is None:
-        warn(f"{where} does not say its activation; taking the default of its algorithm")
-        return None
-    text = str(kwargs.get("activation_fn", ""))
-    if not text:
-        return None
-    match = re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", text)
-    if match is None:
-        raise UserError(f"{where} has the activation {text}, which is not known here. To use it, {_CURE}")
-    return match[1]
-
-
-def _bounds(space: Any, key: str) -> np.ndarray | None:
-    """`low` or `high` of a Box as SB3 writes them for people: '[-1. -1.]', shortened where they are many."""
-    text = str((space or {}).get(key, ""))
-    if "..." in text:
-        numbers = set(re.findall(r"[-+]?\d[\d.e+-]*|inf|nan", text))
-        size = re.findall(r"\d+", str(space.get("_shape", space.get("shape", ""))))
-        text = " ".join(list(numbers) * int(size[0])) if len(numbers) == 1 and len(size) == 1 else ""
-    try:
-        values = np.array([float(v) for v in text.replace("[", " ").replace("]", " ").replace(",", " ").split()], np.float32)
-    except ValueError:
-        return None
-    return values if values.size and np.isfinite(values).all() else None
-
-
-def _range(low: np.ndarray, high: np.ndarray) -> str:
-    return f"[{float(np.min(low)):.4g}, {float(np.max(high)):.4g}]"
-
-
-def _number(value: Any, default: float) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return default
-
-
-def _normalised(actor: Actor, path: Path) -> Actor:
-    """With the statistics of VecNormalize where they lie beside the zip as arrays; a pickle of them is refused."""
-    import dataclasses
-
-    arrays = path.parent / "vecnormalize.npz"
-    if arrays.is_file():
-        try:
-            with np.load(arrays, allow_pickle=False) as file:
-                mean, var = (torch.as_tensor(np.asarray(file[k], np.float64)) for k in ("mean", "var"))
-                epsilon, clip = (float(file[k]) if k in file else d for k, d in (("epsilon", 1e-8), ("clip_obs", 10.0)))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"{arrays} must hold the arrays mean and var of VecNormalize ({' '.join(str(error).split())})") from None
-        if mean.shape != (actor.observation_dim,) or var.shape != mean.shape:
-            raise UserError(f"{arrays} is for observations of {tuple(mean.shape)}, the policy takes {actor.observation_dim} numbers")
-        return dataclasses.replace(actor, mean=mean.float(), std=torch.sqrt(var + epsilon).float(), clip=clip)
-    if (path.parent / "vecnormalize.pkl").exists():
-        raise vecnormalize_error(path.parent / "vecnormalize.pkl")
-    return actor
-
-
-def vecnormalize_error(path: Path) -> UserError:
-    """The error for a pickle of VecNormalize, with the cure."""
-    return UserError(
-        f"{path} holds VecNormalize's statistics as a pickle, which is not read. If you trust it, write them as arrays: "
-        "v = pickle.load(open('vecnormalize.pkl', 'rb')); np.savez('vecnormalize.npz', mean=v.obs_rms.mean, var=v.obs_rms.var, "
-        "epsilon=v.epsilon, clip_obs=v.clip_obs); or move the file away if the policy was trained without it"
-    )

@@ -73,6 +73,8 @@ class Answers:
         self._torn = False
         if self.path is None or not self.path.exists():
             return
+        if not self.path.is_file():
+            raise UserError(f"{self.path} is no plain file, so that no answers can be kept in it; name another with cache=")
         damaged = 0
         try:
             data = self.path.read_bytes()
@@ -83,8 +85,12 @@ class Answers:
                 continue
             try:
                 entry = json.loads(line)
-                self.known[str(entry["key"])] = str(entry["answer"])
-            except (ValueError, KeyError, TypeError):
+                key, answer = entry["key"], entry["answer"]
+            except (ValueError, LookupError, TypeError, RecursionError):
+                key = answer = None
+            if isinstance(key, str) and isinstance(answer, str):
+                self.known[key] = answer
+            else:
                 damaged += 1
         self._torn = bool(data) and not data.endswith(b"\n")
         if damaged:

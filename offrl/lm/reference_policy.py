@@ -100,7 +100,7 @@ def with_reference_weights(params: Params, reference: Params) -> Params:
         result[name] = value
         if weight is not None:
             rows = min(len(weight), len(value))  # only embeddings of positions may be more or fewer
-            result[name] = torch.cat([weight[:rows], value[rows:]])
+            result[name] = torch.cat([weight[:rows].to(value.device), value[rows:]])
     return result
 
 

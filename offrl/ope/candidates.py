@@ -14,6 +14,7 @@ from offrl import registry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
 from offrl.errors import UserError, warn
+from offrl.nn.outline import outline
 from offrl.ope.problem import unique_names
 from offrl.runs.record import RECORD
 from offrl.runs.run import SavedRun
@@ -47,9 +48,10 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
     if "reward_scale" not in run.record["spec"]:
         scale, shift = reward_transform(run)
         spec = dataclasses.replace(spec, reward_scale=scale, reward_shift=shift)
-    algorithm = registry.get("algo", config.algo.name)(config.algo, spec)
-    replicas = run.replicas
-    template = first_state(algorithm, replicas)
+    kind, replicas = registry.get("algo", config.algo.name), run.replicas
+    with outline(str(run.dir)):
+        template = first_state(kind(config.algo, spec), replicas, "meta")
+    algorithm = None
     base = run.dir.resolve().name
     candidates: dict[str, Any] = {}
     steps = set()
@@ -61,6 +63,7 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
         except UserError as error:
             warn(f"{error}; it is left out")
             continue
+        algorithm = algorithm or kind(config.algo, spec)  # whose shapes are those of the checkpoint
         alive = tensors["alive"].tolist()
         for replica, policy, good in zip(replicas, policies_of(algorithm, state, replicas), alive, strict=True):
             if good:

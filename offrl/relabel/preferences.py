@@ -14,15 +14,18 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.data.containers.guard import reading
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.nn import MLP
+from offrl.nn.outline import outline
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.field import check, setting
+from offrl.settings.kinds import check_types
 from offrl.system import files as checkpoint
 
 KIND = "offrl preference model"
@@ -178,12 +181,23 @@ class PreferenceModel:
         tensors, meta = checkpoint.read(Path(path))
         if meta.get("kind") != KIND:
             raise UserError(f"{path} holds no preference model (offrl.relabel.preferences.PreferenceModel.save writes one)")
-        members = [  # cloned: products of tensors that are not aligned in memory, as those of a file, can round differently
-            {k.removeprefix(f"members/{n}/"): v.clone() for k, v in tensors.items() if k.startswith(f"members/{n}/")}
-            for n in range(meta["members"])
-        ]
-        spec = DataSpec.from_json(meta["spec"])
-        return PreferenceModel(spec, meta["hidden"], tensors["mean"], tensors["std"], members, meta["accuracy"], str(path))
+        with reading(path, " as a preference model"):
+            spec, count = DataSpec.from_json(meta["spec"], str(path)), meta["members"]
+            settings = {"hidden": meta["hidden"], "members": count}
+            check_types(PreferenceSettings, settings, str(path))
+            config = PreferenceSettings(**settings)
+            check(config, f"{path}: ")
+            with outline(str(path)):
+                drawn = dict(Preferences(config, spec).networks["reward"].named_parameters())
+            members = []
+            for n in range(count):  # the first that is missing ends it
+                params = checkpoint.unflatten({f"members/{n}": drawn}, tensors, str(path))[f"members/{n}"]
+                # cloned: products of tensors that are not aligned in memory, as those of a file, can round differently
+                members.append({k: v.clone() for k, v in params.items()})
+            mean, std = tensors["mean"], tensors["std"]
+            if not mean.shape == std.shape == (spec.observation_dim + spec.encoded_action_dim,):
+                raise UserError(f"{path} is damaged: its means and standard deviations are not those of its networks' inputs")
+            return PreferenceModel(spec, meta["hidden"], mean, std, members, float(meta["accuracy"]), str(path))
 
     def digest(self) -> str:
         """A hash of the numbers in it."""

@@ -55,7 +55,8 @@ def _without(algo: dict[str, Any], grid: Collection[str]) -> dict[str, Any]:
 
 def fit(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     """`config` with what its algorithm leaves to be found from the data."""
-    return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset, config.grid))
+    with trust.settings_of_file(bool(config.resume) or not trust.typed_settings()):
+        return dataclasses.replace(config, algo=registry.get("algo", config.algo.name).fit_config(config.algo, dataset, config.grid))
 
 
 def directory(config: TrainConfig, dataset: Dataset) -> Path:

@@ -8,24 +8,28 @@ import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from offrl.errors import UserError
+
+MOST = 100_000_000  # no whole number in a file of settings is larger; lists of that many layers still fit in memory
 WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
-def misfit(value: Any, hint: Any, name: str) -> str:
+def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
     """Why `value`, called `name`, is not of the type `hint`, in words; "" where it is.
 
     hint: numbers, str, bool, None, lists, tuples (of JSON: lists), mappings, unions, typed dictionaries and dataclasses of these. Keys that
     a typed dictionary or a dataclass does not know are passed over, and so are annotations of other kinds; none need be there.
+    most: the largest whole number.
     """
     origin, arguments = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, types.UnionType):
-        words = [misfit(value, option, name) for option in arguments if option is not type(None)]
+        words = [misfit(value, option, name, most) for option in arguments if option is not type(None)]
         return "" if "" in words or (value is None and type(None) in arguments) else words[0]
     if is_typeddict(origin) or dataclasses.is_dataclass(origin):
         if not isinstance(value, Mapping):
             return _words(name, value, "entries by name are due")
         known = _known(origin)
-        return next((t for k, kind in known.items() if k in value and (t := misfit(value[k], kind, f"{name}.{k}".strip(".")))), "")
+        return next((t for k, kind in known.items() if k in value and (t := misfit(value[k], kind, f"{name}.{k}".strip("."), most))), "")
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             return _words(name, value, "a list is due")
@@ -35,16 +39,23 @@ def misfit(value: Any, hint: Any, name: str) -> str:
             kinds = arguments
         else:
             kinds = (arguments[0] if arguments else Any,) * len(value)
-        return next((text for i, (v, k) in enumerate(zip(value, kinds, strict=True)) if (text := misfit(v, k, f"{name}[{i}]"))), "")
+        return next((text for i, (v, k) in enumerate(zip(value, kinds, strict=True)) if (text := misfit(v, k, f"{name}[{i}]", most))), "")
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             return _words(name, value, "entries by name are due")
         kind = arguments[1] if len(arguments) > 1 else Any
-        return next((text for k, v in value.items() if (text := misfit(v, kind, f"{name}.{k}"))), "")
+        return next((text for k, v in value.items() if (text := misfit(v, kind, f"{name}.{k}", most))), "")
     number = isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
-    number = number and (isinstance(value, float) or -(2**63) <= value < 2**63)
+    number = number and (isinstance(value, float) or abs(value) <= most)
     fits = number if hint in (float, int) else isinstance(value, hint) if hint in (str, bool) else True
     return "" if fits else _words(name, value, f"{WORDS[hint]} is due")
+
+
+def check_types(kind: Any, values: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for the first of `values`, by names of fields of the dataclass `kind`, that is of another type than its field, or a
+    whole number beyond `MOST`. where: the file, for that message."""
+    if wrong := misfit(values, kind, "", MOST):
+        raise UserError(f"{where} is damaged: {wrong}")
 
 
 def _words(name: str, value: Any, due: str) -> str:

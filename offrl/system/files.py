@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, first_line, warn
 from offrl.system import trust
 
 VERSION = 2  # of the layout of files; since 2 `TrainState.buffers` has this name
@@ -46,7 +47,10 @@ def _name(key: Any) -> str:
 
 
 def unflatten(template: Any, flat: Mapping[str, Tensor], where: str) -> Any:
-    """The inverse of `flatten`; `template` gives the structure. Raises UserError naming the first tensor that is missing or differs."""
+    """The inverse of `flatten`; `template` gives the structure and the devices; tensors stay where they are for those on the meta device.
+
+    Raises UserError naming the first tensor that is missing or differs.
+    """
     names = flatten(template)
     if missing := [n for n in names if n not in flat]:
         raise UserError(f"{where} has no '{missing[0]}': it was written by another version of the algorithm, or for other settings")
@@ -57,7 +61,7 @@ def unflatten(template: Any, flat: Mapping[str, Tensor], where: str) -> Any:
                 f"{leaf.dtype} {tuple(leaf.shape)}"
             )
     _, structure = pytree.tree_flatten(template)
-    return pytree.tree_unflatten([flat[n].to(leaf.device) for n, leaf in names.items()], structure)
+    return pytree.tree_unflatten([flat[n] if leaf.is_meta else flat[n].to(leaf.device) for n, leaf in names.items()], structure)
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], survivor: str = "") -> None:
@@ -73,21 +77,29 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], su
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and meta of a file by `write`. Raises UserError when it is missing, damaged, or from a newer version."""
+    """Tensors and meta of a file by `write`. Raises UserError when it is missing, damaged, from a newer version, or no such file.
+
+    The checksum shows damage, not who wrote the file: meta is a dictionary of whatever JSON can hold.
+    """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path} is not a file that can be read: it is a folder, a pipe or a device")
         with safetensors.safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get("offrl")
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - not a dictionary
         if header is None:
             raise UserError(f"{path} was not written by offrl")
         meta = json.loads(header)
+        digest = _digest(tensors)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise UserError(f"{path} is damaged and cannot be read ({str(error).splitlines()[0]})") from None
+    except (OSError, safetensors.SafetensorError, ValueError, RuntimeError, TypeError, LookupError, MemoryError) as error:
+        raise UserError(f"{path} is damaged and cannot be read ({first_line(error)})") from None
+    if not isinstance(meta, dict) or not isinstance(meta.get("version"), int) or not isinstance(meta.get("sha256"), str):
+        raise UserError(f"{path} is damaged: its header has no version or no checksum, as every file that offrl writes has")
     if meta["version"] > VERSION:
         raise NewerVersion(f"{path} was written by a newer offrl (layout {meta['version']}, this one reads up to {VERSION}); upgrade offrl")
-    if meta["sha256"] != _digest(tensors):
+    if meta["sha256"] != digest:
         raise UserError(f"{path} is damaged: its checksum does not match")
     if meta["version"] < 2:
         tensors = {re.sub(r"^(\w+)/frozen/", r"\1/buffers/", name): tensor for name, tensor in tensors.items()}

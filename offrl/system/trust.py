@@ -15,6 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +30,7 @@ ENVIRONMENTS = frozenset({"offrl", "gymnasium", "gymnasium_robotics", "minigrid"
 _PLAIN = re.compile(r"(?:game:)?\w[\w .,+=()-]*")
 # Arguments of offrl's environments that name a program to start, its options, or a run to read: no file gives them, plain or not.
 _OPENED = frozenset({"engine", "settings", "model"})
+_of_file: ContextVar[bool] = ContextVar("of_file", default=False)
 
 
 def granted() -> bool:
@@ -64,6 +66,21 @@ def typed(env_id: str | None, arguments: Mapping[str, Any] | None = None) -> Non
     words += filter(None, (_token(k, v) for k, v in (arguments or {}).items() if not _plain(k, v)))
     if new := [w for w in words if w not in known]:
         os.environ[SWITCH] = " ".join([*known, *new])
+
+
+@contextlib.contextmanager
+def settings_of_file(yes: bool = True) -> Iterator[None]:
+    """Within it, settings are those of a run's file, not of a person: the model that they name is not downloaded."""
+    token = _of_file.set(yes)
+    try:
+        yield
+    finally:
+        _of_file.reset(token)
+
+
+def typed_settings() -> bool:
+    """Whether settings are a person's; see `settings_of_file`."""
+    return not _of_file.get()
 
 
 def importable(env_id: str) -> bool:

@@ -78,8 +78,13 @@ def recorded_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in arguments.items() if k != "render_mode"}
 
 
-def task_from_json(data: Mapping[str, Any]) -> Task:
-    """A task from what `DataSpec.to_json` makes of one. Keys it does not know are ignored. Raises UserError for values of other types."""
+def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
+    """A task from what `DataSpec.to_json` makes of one. Keys it does not know are ignored. Raises UserError for values of other types.
+
+    where: the file, for that message.
+    """
+    if not isinstance(data, Mapping):
+        raise UserError(f"{where} is damaged: its task is {str(data)[:40]!r}")
     values = {f.name: data[f.name] for f in fields(Task) if f.name in data and f.name != "env_factory"}
     for key in ("observation_keys", "starts", "ref_envs"):
         values[key] = tuple(values[key]) if isinstance(values.get(key), list | tuple) else values.get(key) or ()
@@ -88,7 +93,7 @@ def task_from_json(data: Mapping[str, Any]) -> Task:
     sizes = ("max_episode_steps", "observation_dim", "action_dim")
     wrong = wrong or next((f"{k} is below 1" for k in sizes if (values.get(k) or 1) < 1), "")
     if wrong:
-        raise UserError(f"the task that the file names is none that offrl writes: {wrong}")
+        raise UserError(f"{where} is damaged: its task is none that offrl writes: {wrong}")
     return Task(**values | {"env_kwargs": recorded_arguments(values.get("env_kwargs") or {})})
 
 

@@ -119,9 +119,9 @@ def group_sizes(replicas: int, largest: int) -> list[int]:
     return [small + 1] * more + [small] * (programs - more)
 
 
-def first_state(algorithm: Algorithm, replicas: Sequence[Replica]) -> TrainState:
-    """The replicas' states before the first update, on the CPU."""
-    return stack([with_settings(algorithm, dict(r.values)).init(r.seed) for r in replicas])
+def first_state(algorithm: Algorithm, replicas: Sequence[Replica], device: str = "cpu") -> TrainState:
+    """The replicas' states before the first update."""
+    return stack([with_settings(algorithm, dict(r.values)).init(r.seed) for r in replicas], device)
 
 
 def acting_part(algorithm: Algorithm, state: TrainState) -> TrainState:

@@ -13,6 +13,7 @@ from offrl import registry
 from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, warn
+from offrl.nn.outline import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
@@ -39,7 +40,8 @@ def ready(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[str,
     Raises UserError where the data are no data for it, and for runs that do not suit.
     """
     check_kind(registry.get("algo", config.algo.name), config.algo.name, dataset)
-    config, pretrained = resolve(config, dataset)
+    with trust.settings_of_file(bool(config.resume) or not trust.typed_settings()):
+        config, pretrained = resolve(config, dataset)
     return runs.fit(config, dataset), pretrained
 
 
@@ -130,21 +132,24 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
         config = restored(kind.Config, {**_places(run_dir, kind), **identity["algo"]}, str(run_dir))
     except TypeError as error:
         raise UserError(f"{where} does not fit this version of offrl ({error}); train it again") from None
-    algorithm = kind(config, recorded)
-    if requirement.of_rewards and not algorithm.traits.goal_conditioned:
+    if requirement.of_rewards and not kind.traits_for(config).goal_conditioned:
         _check_rewards(recorded, spec, where)
     tensors, meta = latest
     alive = torch.nonzero(tensors["alive"]).flatten().tolist()
     if not alive:
         raise UserError(f"{where}: all its replicas diverged")
-    algorithm.buffers = dict  # it may be large, and nothing that builds on it needs it
-    template = algorithm.init(0)._replace(opt={}, buffers={})
+    with of_file(tensors), outline(str(run_dir)):
+        drawn = kind(config, recorded)
+        drawn.buffers = dict  # it may be large, and nothing that builds on it needs it
+        template = drawn.init(0)._replace(opt={}, buffers={})
     replicas = expand(grid, identity["seeds"])
-    pairs = []
+    states = []
     for i in alive if requirement.every_replica else alive[:1]:
         flat = {key: value[i] for key, value in tensors.items() if key.startswith("state/")}
-        state = checkpoint.unflatten({"state": template}, flat, str(run_dir))["state"]
-        pairs.append((with_settings(algorithm, dict(replicas[i].values)), state))
+        states.append((i, checkpoint.unflatten({"state": template}, flat, str(run_dir))["state"]))
+    algorithm = kind(config, recorded)
+    algorithm.buffers = dict
+    pairs = [(with_settings(algorithm, dict(replicas[i].values)), state) for i, state in states]
     checksum = meta["sha256"] if requirement.every_replica else _checksum(pairs[0][1])
     return Pretrained(tuple(pairs), dict(identity["algo"]), str(checksum)[:16], record["data"].get("fingerprint", ""))
 

@@ -21,7 +21,7 @@ from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.formats import provenance, read_raw
 from offrl.data.raw import RawData
 from offrl.errors import UserError
-from offrl.interop.sb3 import read_zip
+from offrl.interop.sb3_zip import read_zip
 from tests.support.data_files import (
     N,
     columns,

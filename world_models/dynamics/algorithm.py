@@ -18,6 +18,7 @@ from offrl.errors import UserError, nearest
 from offrl.optim import Params
 from offrl.pretrained import Requirement
 from offrl.registry import register
+from offrl.settings.kinds import check_types
 from offrl.settings.replicas import Replica
 from offrl.world_models import ensemble, quality, starts, value_gradient
 from offrl.world_models.dynamics.data import DynamicsSampler, DynamicsSource, data_range, split, targets
@@ -247,4 +248,5 @@ def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> WorldModel:
     known = {f.name for f in dataclasses.fields(DynamicsSettings)}
     if strange := sorted(set(config) - known):
         raise UserError(f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl")
+    check_types(DynamicsSettings, config, "the model")
     return WorldModel(DynamicsSettings(**config), spec)

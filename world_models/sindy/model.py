@@ -17,6 +17,7 @@ from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.registry import register
 from offrl.settings.field import setting
+from offrl.settings.kinds import check_types
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.world_models import quality, starts
@@ -178,4 +179,5 @@ def rebuilt(config: Mapping[str, Any], spec: DataSpec) -> SindyModel:
     known = {f.name for f in dataclasses.fields(SindySettings)}
     if strange := sorted(set(config) - known):
         raise UserError(f"the model has a setting '{strange[0]}' that this version of offrl does not know; upgrade offrl")
+    check_types(SindySettings, config, "the model")
     return SindyModel(SindySettings(**config), spec)

@@ -63,7 +63,7 @@ class Record:
             raise ValueError("it was damaged or edited: its checksum does not match")
         plain: dict[str, Any] = {k: value.get(k) for k in cls.__dataclass_fields__ if k != "spec"}
         if wrong := misfit(plain, cls, ""):
-            raise ValueError(f"{wrong}: offrl writes no such thing")
+            raise ValueError(f"it is of another kind than offrl writes: {wrong}")
         try:
             return cls(**plain, spec=DataSpec.from_json(value["spec"]))
         except (UserError, KeyError) as error:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from offrl import registry
+from offrl.data.containers.guard import reading
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest
 from offrl.system import files as checkpoint
@@ -169,9 +170,14 @@ class RewardLabels:
         tensors, meta = checkpoint.read(Path(path))
         if meta.get("kind") != KIND:
             raise UserError(f"{path} holds no reward labels (`offrl data label` writes them)")
-        keys = [bytes(row).hex() for row in tensors["keys"].tolist()]
-        values = [v.numpy().copy() for v in tensors["rewards"].split(tensors["lengths"].tolist())]
-        return cls(dict(zip(keys, values, strict=True)), meta["about"], str(path))
+        with reading(path, " as reward labels"):
+            rewards, lengths, keys = (tensors[name] for name in ("rewards", "lengths", "keys"))
+            if rewards.ndim != 1 or not rewards.is_floating_point() or lengths.ndim != 1 or keys.shape != (len(lengths), 32):
+                raise UserError(f"{path} is damaged: its rewards have shape {list(rewards.shape)}, its episodes' keys {list(keys.shape)}")
+            if not isinstance(meta["about"], dict):
+                raise UserError(f"{path} is damaged: it does not say what made its rewards")
+            values = [v.numpy().copy() for v in rewards.split(lengths.tolist())]
+            return cls(dict(zip([bytes(row).hex() for row in keys.tolist()], values, strict=True)), meta["about"], str(path))
 
 
 def load_labels(path: Path) -> Labeller:

@@ -10,6 +10,7 @@ import torch
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, warn
 from offrl.lm.models import pretrained as languages
+from offrl.lm.models import texts
 from offrl.lm.models import tokenizer as tokenizing
 from offrl.lm.models.causal_lm import LM, Size, probe
 from offrl.lm.models.pretrained import SCRATCH, Language
@@ -39,7 +40,7 @@ def tokenizer_of(config: Any) -> Tokenizer:
 def read_tokenizer(config: Any) -> None:
     """Read the tokenizer that lies beside the language model: two models of the same weights may have different ones. Raises UserError."""
     c = config
-    folder, options = languages.tokenizer_place(language_of(c).place)
+    folder, options = texts.tokenizer_place(language_of(c).place)
     _tokenizers[f"{c.lm_id} {c.lm}"] = tokenizing.of_model(folder, f"algo.lm={c.lm}", **options)
 
 
@@ -47,7 +48,7 @@ def language_of(config: Any) -> Language:
     """The language model that a run or a policy file noted; where none did, the one that the settings name. Raises UserError."""
     if config.lm_id:
         return languages.known(config.lm_id) or languages.open_again(config.lm, config.lm_id)
-    return languages.find(config.lm)
+    return languages.find(config.lm, typed=False)
 
 
 def language_model(config: Any, tune: str | None = None) -> LM:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 from torch import Tensor
 
+from offrl.errors import UserError
 from offrl.lm.models import pretrained as languages
 from offrl.lm.models.causal_lm import LM
 from offrl.lm.models.pretrained import SMALL
@@ -32,12 +32,18 @@ def pack(lm: LM, tokenizer: Tokenizer, ship: str) -> tuple[dict[str, Tensor], di
 
 def unpack(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tokenizer:
     """Make what `pack` gave known in this process. Raises UserError where the language model is neither in the file nor in its place."""
-    start, end, size = about["tokens"]
-    tokenizer = dataclasses.replace(from_json(about["tokenizer"], start, end), size=size)
-    identity = about["identity"]
+    identity = find_language(tensors, about, head=True)
+    return from_json(about.get("tokenizer"), about.get("tokens"), f"the language model {identity}")
+
+
+def find_language(tensors: dict[str, Tensor], about: dict[str, Any], head: bool) -> str:
+    """The identity of the language model that a policy file holds or names, which is known in this process then. Raises UserError."""
+    identity, place = about.get("identity"), about.get("place")
+    if not isinstance(identity, str) or not isinstance(place, str):
+        raise UserError("the policy does not say which language model it needs: the file is damaged, or no policy that offrl wrote")
     if languages.known(identity) is None:
         if "architecture" in about:
-            languages.unpack(tensors, about["architecture"], identity, head=True)
+            languages.unpack(tensors, about["architecture"], identity, head=head)
         else:
-            languages.open_elsewhere(about["place"], identity)
-    return tokenizer
+            languages.open_elsewhere(place, identity)
+    return identity

@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 
 from offrl.errors import UserError, first_line
+from offrl.lm.models import described
 from offrl.lm.models.libraries import packages, silent
+from offrl.nn.outline import check_memory, outline
+from offrl.system import trust
 
 SCRATCH = "scratch"
 GGUF = ".gguf"
@@ -38,6 +41,7 @@ FILES = [
 SMALL = 64 * 2**20  # bytes; a language model that is no larger goes into policy files
 ELSEWHERE = "OFFRL_LM"  # names a language model where that of a policy file does not lie where it did
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+REAL = torch.device("cpu")  # as a context: what is read here is used by many, also where others only draw (`offrl.nn.outline`)
 _known: dict[str, Language] = {}  # read in this process, by identity
 
 
@@ -88,13 +92,17 @@ class Language:
 # ---- finding one
 
 
-def find(name: str) -> Language:
-    """The language model in a folder (config.json and *.safetensors), or of that name on the Hugging Face Hub. Raises UserError."""
+def find(name: str, identity: str = "", typed: bool = True) -> Language:
+    """The language model in a folder (config.json and *.safetensors), or of that name on the Hugging Face Hub. Raises UserError.
+
+    identity: that which it must have; nothing but its checksum is looked at otherwise. typed: a person named it; the names in files are
+    of folders, or of what was downloaded before.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _read(folder, str(folder.resolve()))
+        return _read(folder, str(folder.resolve()), identity)
     if folder.suffix == GGUF and folder.is_file():
-        return _read_gguf(folder.resolve())
+        return _read_gguf(folder.resolve(), identity)
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise UserError(f"algo.lm={name}: there is no such folder; name one with config.json and *.safetensors, or algo.lm={SCRATCH}")
     packages()
@@ -103,16 +111,23 @@ def find(name: str) -> Language:
         try:
             snapshot = hub.snapshot_download(name, allow_patterns=FILES, local_files_only=True)
         except Exception:  # not in the cache, or only in part
+            if not (typed and trust.typed_settings()) and not trust.granted():
+                raise UserError(
+                    f"algo.lm={name}: there is no such folder here, and what only a file names is not downloaded: download it yourself "
+                    f"(hf download {name}), or say trust=true"
+                ) from None
             snapshot = hub.snapshot_download(name, allow_patterns=FILES)
+    except UserError:
+        raise
     except Exception as error:  # whatever the network does
         raise UserError(
             f"algo.lm={name}: no such folder here, and the Hugging Face Hub did not give it ({str(error).strip().splitlines()[0]}); "
             f"download it where there is a network and name its folder, or take algo.lm={SCRATCH}"
         ) from None
-    return _read(Path(snapshot), name)
+    return _read(Path(snapshot), name, identity)
 
 
-def _read(folder: Path, place: str) -> Language:
+def _read(folder: Path, place: str, expected: str = "") -> Language:
     config, weights = folder / "config.json", sorted(folder.glob("*.safetensors"))
     if not config.is_file():
         raise UserError(f"algo.lm={folder}: it has no config.json; name a folder that a Hugging Face model was saved in")
@@ -122,7 +137,8 @@ def _read(folder: Path, place: str) -> Language:
         raise UserError(
             f"algo.lm={folder}: it has no *.safetensors{reason}; save the model with model.save_pretrained(FOLDER, safe_serialization=True)"
         )
-    identity = _checksum(folder, [config, *weights])
+    described.check_folder(folder, f"algo.lm={folder}")
+    identity = _checksum(folder, [config, *weights], expected)
     language = _known.get(identity)
     # one that came with a policy has no words; a copy elsewhere may have other files beside it
     if language is None or language.place != place:
@@ -130,18 +146,18 @@ def _read(folder: Path, place: str) -> Language:
     return _known[identity]
 
 
-def _read_gguf(path: Path) -> Language:
+def _read_gguf(path: Path, expected: str = "") -> Language:
     """A model in one file of llama.cpp's format, whose numbers may be quantised there and are float32 here. Raises UserError."""
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"algo.lm={path}: GGUF files need the package gguf: pip install gguf")
-    identity = _checksum(path, [path])
+    identity = _checksum(path, [path], expected)
     if identity in _known and _known[identity].place:
         return _known[identity]
     transformers, _ = packages()
-    with silent(), torch.random.fork_rng(devices=[]):
+    with silent(), described.offline(), REAL, torch.random.fork_rng(devices=[]):
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                path.parent, gguf_file=path.name, local_files_only=True, dtype=torch.float32
+                path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False, dtype=torch.float32
             )
         except Exception as error:
             raise UserError(f"algo.lm={path}: it cannot be read as a GGUF model ({first_line(error)})") from None
@@ -154,7 +170,7 @@ def _read_gguf(path: Path) -> Language:
     return _known[identity]
 
 
-def _checksum(place: Path, files: Sequence[Path]) -> str:
+def _checksum(place: Path, files: Sequence[Path], expected: str = "") -> str:
     digest = hashlib.sha256()
     for path in files:
         try:
@@ -163,18 +179,22 @@ def _checksum(place: Path, files: Sequence[Path]) -> str:
                     digest.update(block)
         except OSError as error:
             raise UserError(f"algo.lm={place}: {path.name} cannot be read ({error.strerror})") from None
-    return digest.hexdigest()[:16]
+    identity = digest.hexdigest()[:16]
+    if expected and identity != expected:
+        raise UserError(f"the language model at {place} is not the one that was trained with ({identity} there, {expected} then)")
+    return identity
 
 
 def _load(folder: Path) -> Any:
     transformers, _ = packages()
-    with silent(), torch.random.fork_rng(devices=[]):
+    if described.quantised(folder):
+        raise UserError(f"algo.lm={folder}: its weights are quantised (quantization_config in config.json); save them as plain numbers")
+    with silent(), described.offline(), REAL, torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # not JSON, or an architecture that transformers does not know
             raise UserError(f"algo.lm={folder}: config.json describes no model known here ({first_line(error)})") from None
-        if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False):
-            raise UserError(f"algo.lm={folder}: a model of type {config.model_type} is no causal language model")
+        described.check_causal(described.scrub(config), f"algo.lm={folder}")
         try:
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
@@ -208,7 +228,9 @@ def scratch(width: int, layers: int, heads: int, activation: str) -> Language:
         vocab_size=1, n_embd=width, n_layer=layers, n_head=heads, activation_function=activation, bos_token_id=None, eos_token_id=None,
         attn_implementation="offrl",
     )  # fmt: skip
-    with silent(), torch.random.fork_rng(devices=[]):
+    with silent(), outline("algo.lm=scratch"):
+        check_memory("algo.lm=scratch", [transformers.GPT2LMHeadModel(config)])
+    with silent(), REAL, torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = _settled(transformers.GPT2LMHeadModel(config))
     digest = hashlib.sha256(json.dumps([width, layers, heads, activation]).encode())
@@ -225,16 +247,14 @@ def known(identity: str) -> Language | None:
 
 def open_again(place: str, identity: str) -> Language:
     """The model at `place`, which must be the one it was. Raises UserError."""
-    language = _known.get(identity) or find(place)
-    if language.identity != identity:
-        raise UserError(f"the language model at {place} is not the one that was trained with ({language.identity} there, {identity} then)")
-    return language
+    return _known.get(identity) or find(place, identity, typed=False)
 
 
 def open_elsewhere(place: str, identity: str) -> Language:
     """The model that a policy file needs and does not hold. Raises UserError."""
     try:
-        return open_again(os.environ.get(ELSEWHERE) or place, identity)
+        typed = os.environ.get(ELSEWHERE)
+        return _known.get(identity) or find(typed or place, identity, typed=bool(typed))
     except UserError as error:
         raise UserError(
             f"this policy needs the language model {identity} that lay at {place} when it was trained ({error}); "
@@ -243,53 +263,25 @@ def open_elsewhere(place: str, identity: str) -> Language:
 
 
 def unpack(tensors: dict[str, Tensor], about: dict[str, Any], identity: str, head: bool = False) -> Language:
-    """A model, with its head or without, from its architecture and those of its tensors that are given."""
+    """A model, with its head or without, from its architecture and those of its tensors that are given. Raises UserError where they do not
+    fit, or ask for more memory than what holds them (`offrl.nn.outline`)."""
     if identity not in _known:
         transformers, _ = packages()
-        config = transformers.AutoConfig.for_model(**about)
+        where = f"the language model {identity}"
+        config = described.config_of(about, where)
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
-        with silent(), torch.random.fork_rng(devices=[]):
-            model = kind.from_config(config, attn_implementation=_implementation(config), dtype=torch.float32)
+        options = {"attn_implementation": _implementation(config), "dtype": torch.float32, "trust_remote_code": False}
+        with silent(), described.offline(), torch.random.fork_rng(devices=[]):
+            with outline(where):
+                drawn = kind.from_config(config, **options)
+            check_memory(where, [drawn])
+            shapes = {name: p.shape for name, p in drawn.named_parameters()}
+            if other := [name for name, value in tensors.items() if shapes.get(name) != value.shape]:
+                raise UserError(f"{where}: '{other[0]}' is not of the shape that its architecture has; the file is damaged")
+            with REAL:
+                model = kind.from_config(config, **options)
         parameters = dict(model.named_parameters())
         for name, value in tensors.items():
             parameters[name].data = value.detach().clone()
         _known[identity] = Language(_settled(model), identity, "")
     return _known[identity]
-
-
-def tokens(language: Language, path: str) -> Tensor:
-    """A text file as the model's tokens, int64 [N]. Raises UserError."""
-    transformers, _ = packages()
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"algo.text={path} cannot be read as UTF-8 text ({error})") from None
-    if not language.place:
-        raise UserError(f"algo.text={path}: a model from scratch has no tokens; leave algo.text out, or name a model that was trained")
-    place, options = tokenizer_place(language.place)
-    with silent():
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False, **options)
-            ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
-        except Exception as error:
-            raise UserError(f"algo.text={path}: no tokenizer could be read in {language.place} ({first_line(error)})") from None
-    if len(ids) and int(ids.max()) >= language.config.vocab_size:
-        raise UserError(f"algo.text={path}: the tokenizer in {language.place} has more tokens than its model")
-    return ids
-
-
-def tokenizer_place(place: str) -> tuple[str, dict[str, str]]:
-    """The location of the tokenizer of the model at `place`: a folder, and transformers' arguments for reading it there."""
-    path = Path(place)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (_folder(place), {})
-
-
-def _folder(place: str) -> str:
-    if Path(place).is_dir():
-        return place
-    return str(importlib.import_module("huggingface_hub").snapshot_download(place, allow_patterns=FILES, local_files_only=True))
-
-
-def digest(values: Tensor) -> str:
-    """A short checksum of tokens."""
-    return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]

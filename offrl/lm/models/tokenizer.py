@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from offrl.errors import UserError, first_line, warn
+from offrl.lm.models import described
 from offrl.lm.models.libraries import packages, silent
 
 KINDS = ("characters", "words", "bytes")
@@ -25,6 +26,7 @@ PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 OWN = (PAD, START, END, UNKNOWN)  # of tokenizers made here, in this order
 PIECES = {"characters": r"[\s\S]", "words": r" ?\w+|\s|[^\w\s]"}  # every character is in exactly one piece, so nothing is lost
 MOST_WORDS = 20_000
+SPARE = 1_000  # numbers of tokens that a vocabulary may leave out
 ENDS_TURN = "\n"
 FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # one of them is there where a tokenizer is
 CURE = "save one with tokenizer.save_pretrained(FOLDER), or take algo.lm=scratch with algo.tokenizer=characters, words or bytes"
@@ -104,10 +106,23 @@ def make(kind: str, words: Sequence[str]) -> Tokenizer:
     return Tokenizer(backend, len(entries), OWN.index(START), OWN.index(END), OWN.index(PAD))
 
 
-def from_json(text: str, start: int, end: int | None) -> Tokenizer:
-    """A tokenizer from what `backend.to_str()` gave, as policy files hold it."""
-    backend = package().Tokenizer.from_str(text)
-    return Tokenizer(backend, backend.get_vocab_size(), start, end, start)
+def from_json(text: Any, numbers: Any, where: str) -> Tokenizer:
+    """A tokenizer from what `backend.to_str()` gave, and (start, end, size), as policy files hold them. Raises UserError for others."""
+    problem = f"{where}: its tokenizer is damaged"
+    if not (isinstance(text, str) and isinstance(numbers, list) and len(numbers) == 3):
+        raise UserError(problem)
+    start, end, size = numbers
+    try:
+        backend = package().Tokenizer.from_str(text)
+    except BaseException as error:  # a panic of its Rust code is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | UserError):
+            raise
+        raise UserError(f"{problem} ({first_line(error)})") from None
+    if not all(type(n) is int and 0 <= n < 2**31 for n in (start, size, 0 if end is None else end)):
+        raise UserError(problem)
+    if max(start, end or 0) >= size or size > 2 * backend.get_vocab_size() + SPARE:
+        raise UserError(f"{problem}: it is said to have {size:,} tokens")
+    return Tokenizer(backend, size, start, end, start)
 
 
 def of_model(folder: str | Path, source: str, **options: Any) -> Tokenizer:
@@ -118,7 +133,7 @@ def of_model(folder: str | Path, source: str, **options: Any) -> Tokenizer:
     transformers, _ = packages()
     if not options and not any((Path(folder) / name).is_file() for name in FILES):  # transformers would make one without a vocabulary
         raise UserError(f"{source}: no tokenizer could be read there (none of {', '.join(FILES)}); {CURE}")
-    with silent():
+    with silent(), described.offline():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
         except Exception as error:  # no files, damaged ones, a kind that transformers does not know

@@ -275,5 +275,5 @@ def test_a_record_names_files_of_its_own_folder(home: Path, old: str, new: str) 
     record["identity"] = {"grid": [], **record["identity"]}
     text = json.dumps(record).replace(old, new)
     Path("run/run.json").write_text(text.replace("], ]", "]]"))
-    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+    with pytest.raises(UserError, match=r"run\.json is not what offrl writes"):
         SavedRun("run")
