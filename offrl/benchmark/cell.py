@@ -17,11 +17,29 @@ from typing import Any
 
 from offrl.benchmark import plan
 from offrl.errors import UserError
-from offrl.system import children
+from offrl.system import children, secrets
+from offrl.system.files import write_private
 from offrl.system.signals import terminable
 
-PASSED_ON = ("OFFRL_", "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # to jobs on other machines
 STOP_SECONDS = 1.0  # between two looks for a request to stop
+
+
+def write_orders(folder: Path, orders: Mapping[str, Any]) -> None:
+    """Write what the jobs read that a launcher starts, perhaps on other machines: the settings of the cells and some of this environment.
+
+    No other user can read it, and it holds no key and no login. A login in dataset.mirror goes to the jobs by $OFFRL_MIRROR, where the
+    launcher hands the environment on.
+    """
+    mirrors = (cell["values"].get("dataset.mirror") for cell in orders["cells"].values())
+    if mirror := next((m for m in mirrors if m and secrets.split_login(m)[1]), None):
+        os.environ["OFFRL_MIRROR"] = mirror
+    content = {**secrets.without_logins(orders), "environment": secrets.passed_on()}
+    write_private(folder / plan.CELLS / plan.PLAN, json.dumps(content, indent=1, default=str) + "\n")
+
+
+def remove_orders(folder: Path) -> None:
+    """Remove those of an earlier command: older versions wrote keys into them."""
+    (folder / plan.CELLS / plan.PLAN).unlink(missing_ok=True)
 
 
 def job(config: Any) -> None:

@@ -14,6 +14,7 @@ from offrl.finetuning.setup import KIND, Start, identity
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
 from offrl.system import files as checkpoint
+from offrl.system.secrets import without_logins
 
 
 def directory(start: Start) -> Path:
@@ -83,7 +84,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
     saved |= {"algo": dataclasses.asdict(start.algorithm.config), "dataset": None, "given": start.given}
     if start.data is not None:
         saved["dataset"] = dataclasses.asdict(start.data)
-    checkpoint.write_text(run_dir / runs.CONFIG, OmegaConf.to_yaml(OmegaConf.create(saved)))
+    checkpoint.write_text(run_dir / runs.CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
     return mode
 
 

@@ -22,6 +22,7 @@ from offrl.settings.replicas import grid_text, replicas
 from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
+from offrl.system.secrets import without_logins
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +118,7 @@ def prepare(
 
     saved = dataclasses.asdict(dataclasses.replace(config, name=run_dir.name, resume=None, config=None))
     saved["algo"] = _without(saved["algo"], config.grid)
-    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(saved)))
+    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
     return mode, group
 
 

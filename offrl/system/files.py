@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
+from offrl.system import trust
 
 VERSION = 2  # of the layout of files; since 2 `TrainState.buffers` has this name
 FOLDER = "checkpoints"
@@ -168,6 +169,17 @@ def write_bytes(path: Path, data: bytes, survivor: str = "") -> None:
         with contextlib.suppress(OSError):  # the folder itself may be missing
             part.unlink(missing_ok=True)
         raise UserError(f"could not write {path}: {error.strerror}.{survivor or ELSEWHERE}") from None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a small text file by one that no other user can read. Raises UserError when it cannot be written."""
+    try:
+        file, part = trust.open_part(path, 0o600)
+        with file:
+            file.write(text.encode())
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"could not write {path}: {error.strerror}.{ELSEWHERE}") from None
 
 
 def _sync_folder(folder: Path) -> None:
