@@ -76,9 +76,9 @@ def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, s
             cell.train(folder, c.run, orders[c.run], token, apart=False)
             progress.ends(c.run)
         return
-    cell.write_orders(folder, {"token": token, "command": children.address(), "cwd": os.getcwd(), "cells": orders})
     bar = sys.stdout.isatty() and not quiet
-    with watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):
+    about = {"token": token, "command": children.address(), "cwd": os.getcwd(), "cells": orders}
+    with cell.ordered(folder, about), watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):
         jobs.run([c.run for c in todo], token)
     if (folder / plan.CELLS / plan.STOP).exists():
         raise KeyboardInterrupt

@@ -9,12 +9,12 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from offrl.data.addresses import without_logins
 from offrl.errors import UserError
 from offrl.finetuning.setup import KIND, Start, identity
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
 from offrl.system import files as checkpoint
-from offrl.system.secrets import without_logins
 
 
 def directory(start: Start) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
+from offrl.data.addresses import without_logins
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
@@ -22,7 +23,6 @@ from offrl.settings.replicas import grid_text, replicas
 from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
-from offrl.system.secrets import without_logins
 
 if TYPE_CHECKING:
     import torch

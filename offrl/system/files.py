@@ -22,6 +22,7 @@ from offrl.system import trust
 
 VERSION = 2  # of the layout of files; since 2 `TrainState.buffers` has this name
 FOLDER = "checkpoints"
+HOME = Path("~/.cache/offrl")  # of downloads, arrays and compiled code
 ELSEWHERE = " Free some space, or choose another place with runs_dir=."
 
 
@@ -31,7 +32,7 @@ class NewerVersion(UserError):
 
 def cache_dir(configured: str | None = None) -> Path:
     """The folder for downloads and memory-mapped columns: the setting, $OFFRL_CACHE, or ~/.cache/offrl."""
-    return Path(configured or os.environ.get("OFFRL_CACHE") or "~/.cache/offrl").expanduser()
+    return Path(configured or os.environ.get("OFFRL_CACHE") or HOME).expanduser()
 
 
 def flatten(tree: Any) -> dict[str, Tensor]:

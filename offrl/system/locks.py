@@ -90,9 +90,11 @@ class TemporaryFolder:
     def __init__(self, prefix: str, place: Path) -> None:
         """Raises OSError."""
         for left in glob.glob(f"{glob.escape(str(place / prefix))}*/{OWNED}"):
-            with contextlib.suppress(OSError), open(left, "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(os.path.dirname(left), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if os.lstat(os.path.dirname(left)).st_uid == os.getuid():  # in /tmp there may be others'
+                    with open(left, "a") as lock:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(os.path.dirname(left), ignore_errors=True)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             self._lock = open(self.path / OWNED, "w")  # noqa: SIM115 - held until `close`, or the end of this process

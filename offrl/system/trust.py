@@ -127,6 +127,63 @@ def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
     return os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w+b"), part
 
 
+def exposed(folder: Path) -> str:
+    """Which other users than root could put files into `folder`, or another folder in its place, in words; "" where none could.
+
+    A folder above it that only its owner may pass protects what is below, and the sticky bit (/tmp) protects what others own. A user's
+    own group, of the user's name and with nobody else in it, is no other user.
+    """
+    if not hasattr(os, "getuid"):
+        return ""
+    reasons = (_exposed(Path(path)) for path in dict.fromkeys([os.path.abspath(folder), os.path.realpath(folder)]))
+    return next(filter(None, reasons), "")
+
+
+def _exposed(folder: Path) -> str:
+    me = os.getuid()
+    for part in [*reversed(folder.parents), folder]:
+        try:
+            info = part.lstat()
+            if info.st_uid not in (0, me) and (part == folder or info.st_uid not in _unmapped()):
+                return f"{part} belongs to {_name(info.st_uid)}"
+            info = part.stat()
+        except OSError:
+            return ""  # what is not there yet will be this user's
+        mode = info.st_mode & ~(stat.S_IRWXG if _of_one(info.st_gid) else 0)
+        if not mode & (stat.S_IXGRP | stat.S_IXOTH):
+            return ""
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and (part == folder or not mode & stat.S_ISVTX):
+            return f"{part} can be written to by {'everybody' if mode & stat.S_IWOTH else f'its group (number {info.st_gid})'}"
+    return ""
+
+
+def _of_one(gid: int) -> bool:
+    import grp
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+        return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
+    return False
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"user {uid}"
+
+
+@functools.cache
+def _unmapped() -> tuple[int, ...]:
+    """The number that stands for root, among others, in a container which knows few users of its host."""
+    with contextlib.suppress(OSError, ValueError):
+        if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+            return (int(Path("/proc/sys/kernel/overflowuid").read_text()),)
+    return ()
+
+
 def cell(value: Any) -> Any:
     """A value for a CSV file: spreadsheets take a text that begins with = + - @ (or a tab) for a formula, so it gets an apostrophe."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and not _number(value):

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from offrl.data.formats.transfer import BLOCK, GB, Different, Limits, candidates, download, remove
+from offrl.data.addresses import split_login, unprotected
+from offrl.data.transfer import BLOCK, GB, Different, Limits, candidates, download, remove
 from offrl.errors import UserError, warn
-from offrl.system import secrets
 
 Known = tuple[int, str]  # bytes of a file, and its SHA-256 in hexadecimal digits
 
@@ -51,15 +51,15 @@ def fetch(
                 return target
             part = folder / f"{name}.part"
             own = mirror is not None and "://" not in mirror  # a folder of the user's
-            origin, login = (mirror, None) if own or mirror is None else secrets.split_login(mirror, os.environ.get("OFFRL_MIRROR"))
+            origin, login = (mirror, None) if own or mirror is None else split_login(mirror, os.environ.get("OFFRL_MIRROR"))
             if own:
                 shutil.copyfile(_in_folder(Path(str(mirror)).expanduser(), url, what), part)
             else:
                 most = known[0] if known else int(limit_gb * GB)
                 download(candidates(url, origin), part, what, target, Limits(timeout, most, known is not None, login))
-            found = part.stat().st_size, _sha256(part)
+            size, digest = part.stat().st_size, _sha256(part)
             try:
-                _compare(found, known, target, f"{what} from {origin or url}", own)
+                _compare(digest, known, target, f"{what} from {origin or url}", own)
                 check(part)
             except Different:
                 remove(part)
@@ -69,9 +69,9 @@ def fetch(
                 raise UserError(
                     f"the {what} downloaded from {origin or url} is damaged and was removed ({error}); try again or use dataset.mirror"
                 ) from None
-            if not known and secrets.unprotected(origin or url) and not _record(target).exists():
-                warn(f"{origin or url} is not encrypted, and on the way anybody could change the {what}; its SHA-256 is {found[1]}")
-            _record(target).write_text(json.dumps({"url": url, "size": found[0], "sha256": found[1]}))
+            if not known and unprotected(origin or url) and not _record(target).exists():
+                warn(f"{origin or url} is not encrypted, and on the way anybody could change the {what}; its SHA-256 is {digest}")
+            _record(target).write_text(json.dumps({"url": url, "size": size, "sha256": digest}))
             os.replace(part, target)
             remove(part)
     except OSError as error:
@@ -99,21 +99,21 @@ def _intact(target: Path) -> bool:
     return False
 
 
-def _compare(found: Known, known: Known | None, target: Path, what: str, own: bool) -> None:
-    """Raises Different for bytes that are not the `known` ones, or, where none are, those of the last download of the same file. What a
+def _compare(digest: str, known: Known | None, target: Path, what: str, own: bool) -> None:
+    """Raises Different for a file with another SHA-256 than the `known` one, or, where none is, the last download of the same file. What a
     folder of the user's `own` gives is only warned of."""
     before: dict[str, Any] = {}
     if known is None:
         with contextlib.suppress(OSError, ValueError, TypeError):
             before = dict(json.loads(_record(target).read_text()))
-    digest = known[1] if known else before.get("sha256")
-    if not digest or digest == found[1]:
+    expected = known[1] if known else before.get("sha256")
+    if not expected or expected == digest:
         return
     if known:
-        text = f"the {what} is not the known one: its SHA-256 is {found[1]}, that of the known one {digest}"
+        text = f"the {what} is not the known one: its SHA-256 is {digest}, that of the known one {expected}"
         cure = "if you trust that file, name the file itself: dataset=FILE"
     else:
-        text = f"the {what} is another one than was downloaded before: its SHA-256 is {found[1]}, then it was {digest}"
+        text = f"the {what} is another one than was downloaded before: its SHA-256 is {digest}, then it was {expected}"
         cure = f"if it was replaced for good reason, remove {_record(target)} and try again"
     if not own:
         raise Different(f"{text}; it was removed; {cure}")

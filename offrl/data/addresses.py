@@ -1,25 +1,15 @@
-"""What no file may hold: keys, and the logins that addresses carry (https://NAME:PASSWORD@HOST)."""
+"""Web addresses and the logins that they may carry (https://NAME:PASSWORD@HOST), which no file and no message may hold."""
 
 from __future__ import annotations
 
 import base64
-import os
 import re
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-# The variables that a job on another machine is told of, each without the logins in it. A key is never among them: a job that needs one
-# has it from the environment that its launcher gives it.
-PASSED_ON = ("OFFRL_CACHE", "OFFRL_SHARED_CACHE", "OFFRL_MIRROR", "OFFRL_LM", "OFFRL_NEORL2", "OFFRL_TRUST", "MINARI_DATASETS_PATH",
-             "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # fmt: skip
 HERE = ("localhost", "127.0.0.1", "::1")
 _LOGIN = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s\"']*@")
-
-
-def passed_on() -> dict[str, str]:
-    """Environment variables for jobs on other machines, as they may stand in a file."""
-    return {name: without_logins(os.environ[name]) for name in PASSED_ON if name in os.environ}
 
 
 def without_logins(value: Any, shown: str = "") -> Any:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offrl.data.addresses import unprotected, without_logins
 from offrl.errors import UserError, warn
-from offrl.system import secrets
 from offrl.system.progress import Progress
 
 BLOCK = 1 << 20
@@ -69,7 +69,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         scheme, host = urllib.parse.urlsplit(newurl)[:2]
         if scheme not in ("http", "https") or (scheme == "http" and req.type == "https"):
-            place = secrets.without_logins(f"{scheme}://{host}")
+            place = without_logins(f"{scheme}://{host}")
             raise UserError(
                 f"{req.full_url} redirects to {place}, where nothing protects the download; set dataset.mirror to a place that you trust"
             )
@@ -79,7 +79,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def download(urls: list[str], part: Path, what: str, target: Path, limits: Limits) -> None:
     """Bytes of the first address that has the file into `part`, continuing where an earlier attempt stopped. Raises UserError."""
     reason = ""
-    if limits.login and secrets.unprotected(urls[0]):
+    if limits.login and unprotected(urls[0]):
         warn(f"the login of the mirror goes unencrypted to {urllib.parse.urlsplit(urls[0]).hostname}: use https://")
     for url in urls:
         attempt = 0
