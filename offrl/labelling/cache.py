@@ -83,7 +83,7 @@ class Answers:
             try:
                 entry = json.loads(line)
                 self.known[str(entry["key"])] = str(entry["answer"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 damaged += 1
         self._torn = bool(data) and not data.endswith(b"\n")
         if damaged:
