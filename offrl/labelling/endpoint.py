@@ -214,7 +214,7 @@ class Endpoint:
 
         def work() -> None:
             try:
-                done.put(self._request(prompt, time.monotonic() + most))
+                done.put(self._request(prompt, time.monotonic() + most + 1.0))  # after that nobody waits for it any more
             except BaseException as error:
                 done.put(error)
 

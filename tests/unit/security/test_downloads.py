@@ -189,13 +189,13 @@ def test_no_redirect_leads_to_where_nothing_protects(start: str, target: str, al
             redirects.redirect_request(request, None, 302, "", {}, target)
 
 
-def test_a_redirect_to_a_file_is_refused(server: Server, tmp_path: Path) -> None:
-    """Row 22 (it was refused before): a whole download, through the opener that is used."""
-    (tmp_path / "private").write_text("private")
-    server.answer = send(b"", 302, Location=f"file://{tmp_path}/private")
-    with pytest.raises(UserError):
-        get(server, tmp_path / "cache")
-    assert leftovers(tmp_path / "cache") == []
+@pytest.mark.parametrize(("target", "words"), [("ftp://127.0.0.1:1/a.bin", "redirects to ftp://"), ("file:///etc/hostname", "302")])
+def test_a_download_that_is_led_away_leaves_nothing(server: Server, tmp_path: Path, target: str, words: str) -> None:
+    """Row 22 (to files it was refused before)."""
+    server.answer = send(b"", 302, Location=target)
+    with pytest.raises(UserError, match=words):
+        get(server, tmp_path)
+    assert leftovers(tmp_path) == []
 
 
 def test_a_mirror_with_a_login(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
