@@ -57,7 +57,7 @@ def fetch(
             else:
                 most = known[0] if known else int(limit_gb * GB)
                 download(candidates(url, origin), part, what, target, Limits(timeout, most, known is not None, login))
-            size, digest = part.stat().st_size, _sha256(part)
+            size, digest = part.stat().st_size, checksum(part)
             try:
                 _compare(digest, known, target, f"{what} from {origin or url}", own)
                 check(part)
@@ -120,8 +120,9 @@ def _compare(digest: str, known: Known | None, target: Path, what: str, own: boo
     warn(text)
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+def checksum(path: Path, kind: str = "sha256") -> str:
+    """The checksum of a file in hexadecimal digits. Raises OSError."""
+    digest = hashlib.new(kind, usedforsecurity=kind != "md5")
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from offrl.data import DatasetConfig, addresses, transfer
-from offrl.data.formats import d4rl, download, ogbench
+from offrl.data.formats import d4rl, ogbench
 from offrl.data.formats.download import fetch
 from offrl.data.transfer import GB
 from offrl.envs import d4rl as table
+from offrl.envs import neorl2
 from offrl.errors import UserError
 from offrl.tasks.task import Task, lookup
 
@@ -254,4 +255,21 @@ def test_the_tables_of_known_datasets(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len({digest for _, digest in table.files().values()}) == 97
     gym = [n for n, row in table.table().items() if n.endswith("-v2") and "gym_mujoco_v2" in row[0]]
     assert len(gym) == 24 and all(lookup(n).file for n in gym)  # type: ignore[union-attr]
-    assert download.Known == tuple[int, str]
+
+
+def test_a_neorl2_file_is_compared_with_the_published_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 22: its host is plain http; the package publishes MD5s, which the message with the address and the loader now have."""
+    monkeypatch.setenv("OFFRL_NEORL2", str(tmp_path))
+    monkeypatch.setattr(neorl2, "read", lambda name, path, config: path)
+    with pytest.raises(
+        UserError, match=r"http://datasets\.polixir\.site/neorl2/DMSD/DMSD-train\.npz \(MD5 88dfa39aa18904e809056b51c2e6319b\)"
+    ):
+        neorl2._loader("DMSD")(DatasetConfig())
+    (tmp_path / "DMSD-train.npz").write_bytes(DATA)
+    neorl2._loader("DMSD")(DatasetConfig())
+    assert "is not the file that NeoRL-2 published" in capsys.readouterr().err
+    monkeypatch.setitem(neorl2.MD5, "DMSD", hashlib.md5(DATA).hexdigest())
+    neorl2._loader("DMSD")(DatasetConfig())
+    assert capsys.readouterr().err == "" and set(neorl2.MD5) == set(neorl2.TASKS)
