@@ -58,8 +58,19 @@ _ONE_SCALE = ("hopper", "halfcheetah", "walker2d", "ant", "pen", "hammer", "door
 @functools.cache
 def table() -> dict[str, tuple[str, float, float, int | None]]:
     """name -> (URL, return that scores 0, return that scores 100, steps of an episode), for every D4RL dataset."""
-    data = json.loads((Path(__file__).parent / "d4rl.json").read_text())
-    return {name: (data["root"] + path, low, high, steps) for name, (path, low, high, steps) in data["tasks"].items()}
+    root = _data()["root"]
+    return {name: (root + path, low, high, steps) for name, (path, low, high, steps) in _data()["tasks"].items()}
+
+
+@functools.cache
+def files() -> dict[str, tuple[int, str]]:
+    """URL -> (bytes, SHA-256 in hexadecimal digits), for the files of which both are known."""
+    return {_data()["root"] + path: (size, digest) for path, (size, digest) in _data()["files"].items()}
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    return json.loads((Path(__file__).parent / "d4rl.json").read_text())
 
 
 @register("task", "d4rl")
@@ -81,6 +92,7 @@ def lookup(name: str) -> Task | None:
         observation_dim=family.observations,
         action_dim=family.actions,
         url=url,
+        file=files().get(url),
         note=family.note,
     )
 

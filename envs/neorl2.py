@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.registry import register
 from offrl.tasks.task import Task
 
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from offrl.data.raw import RawData
     from offrl.settings.dataset import DatasetConfig
 
-URL = "http://datasets.polixir.site/neorl2"
+URL = "http://datasets.polixir.site/neorl2"  # no https is known there: the checksums are what protects a download
+MD5 = {  # of the training files (neorl2/envs/info.py)
+    "Pipeline": "59902b333be6edb9252acfc2302cc1ed",
+    "Simglucose": "6195a3634379f576958440b7e0c8fc53",
+    "RocketRecovery": "b1a7bf1ec16cfef390b6b1cec2b13ddc",
+    "RandomFrictionHopper": "3ef2c41483689729d3b5a3aef3b7b8f7",
+    "DMSD": "88dfa39aa18904e809056b51c2e6319b",
+    "Fusion": "98979f97e0b59dd46bbb9237176a68ab",
+    "SafetyHalfCheetah": "c35efec4a25fb45837487ba00f74e1ed",
+}
 FIELDS = {  # as neorl2_dataset's get_data.py writes them
     "observations": "obs",
     "next_observations": "next_obs",
@@ -76,14 +85,19 @@ def locate(name: str) -> Path:
         if path.is_file():
             return path
     raise UserError(
-        f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from {URL}/{name}/{file} or with "
-        f"the neorl2 package and {'put it there' if directory else 'set $OFFRL_NEORL2 to its folder'}"
+        f"NeoRL-2's {name} is not here: there is no {file} in {' or '.join(map(str, folders))}; get it from {URL}/{name}/{file} "
+        f"(MD5 {MD5[name]}) or with the neorl2 package and {'put it there' if directory else 'set $OFFRL_NEORL2 to its folder'}"
     )
 
 
 def _loader(name: str) -> Callable[[DatasetConfig], RawData]:
     def load(config: DatasetConfig) -> RawData:
-        return read(name, locate(name), config)
+        from offrl.data.formats.download import checksum
+
+        path = locate(name)
+        if (digest := checksum(path, "md5")) != MD5[name]:
+            warn(f"{path} is not the file that NeoRL-2 published: its MD5 is {digest}, that of the published one {MD5[name]}")
+        return read(name, path, config)
 
     load.__qualname__ = f"neorl2.{name}"
     return load

@@ -16,13 +16,52 @@ from pathlib import Path
 from typing import Any
 
 from offrl.benchmark import plan
+from offrl.data.addresses import split_login, without_logins
 from offrl.errors import UserError
 from offrl.system import children
-from offrl.system.files import open_to_append
+from offrl.system.files import open_to_append, write_private
 from offrl.system.signals import terminable
 
-PASSED_ON = ("OFFRL_", "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # to jobs on other machines
+# The variables that a job on another machine is told of, each without the logins in it. A key is never among them: a job that needs one
+# has it from the environment that its launcher gives it.
+PASSED_ON = ("OFFRL_CACHE", "OFFRL_SHARED_CACHE", "OFFRL_MIRROR", "OFFRL_LM", "OFFRL_NEORL2", "OFFRL_TRUST", "MINARI_DATASETS_PATH",
+             "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # fmt: skip
 STOP_SECONDS = 1.0  # between two looks for a request to stop
+
+
+@contextlib.contextmanager
+def ordered(folder: Path, orders: Mapping[str, Any]) -> Iterator[None]:
+    """Write what the jobs read that a launcher starts, perhaps on other machines: the settings of the cells and some of this environment.
+
+    No other user can read it, and it holds no key and no login. Meanwhile a login in dataset.mirror is in $OFFRL_MIRROR: jobs have it where
+    their launcher hands the environment on.
+    """
+    mirrors = (cell["values"].get("dataset.mirror") for cell in orders["cells"].values())
+    mirror = next((m for m in mirrors if m and split_login(m)[1]), None)
+    with _variable("OFFRL_MIRROR", mirror):
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        content = without_logins({**orders, "environment": environment})
+        write_private(folder / plan.CELLS / plan.PLAN, json.dumps(content, indent=1, default=str) + "\n")
+        yield
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """Within it, the environment variable `name` is `value`; None leaves it as it is."""
+    before = os.environ.get(name)
+    try:
+        if value is not None:
+            os.environ[name] = value
+        yield
+    finally:
+        if value is not None:
+            os.environ.pop(name)
+            os.environ.update({} if before is None else {name: before})
+
+
+def remove_orders(folder: Path) -> None:
+    """Remove those of an earlier command: older versions wrote keys into them."""
+    (folder / plan.CELLS / plan.PLAN).unlink(missing_ok=True)
 
 
 def job(config: Any) -> None:

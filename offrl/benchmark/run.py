@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import uuid
@@ -42,6 +41,7 @@ def benchmark(values: Mapping[str, Any]) -> int:
             print(text, flush=True)
 
     with _alone(folder):
+        cell.remove_orders(folder)
         record = plan.begin(folder, command, suite, cells)
         if suite.note:
             say(f"{suite.name}: {suite.note}")
@@ -77,18 +77,9 @@ def _train(folder: Path, todo: Sequence[Cell], jobs: Jobs | None, quiet: bool, s
             cell.train(folder, c.run, orders[c.run], token, apart=False)
             progress.ends(c.run)
         return
-    passed = {k: v for k, v in os.environ.items() if k.startswith(cell.PASSED_ON)}
-    plan.write_text(
-        folder / plan.CELLS / plan.PLAN,
-        json.dumps(
-            {"token": token, "command": children.address(), "cwd": os.getcwd(), "environment": passed, "cells": orders},
-            indent=1,
-            default=str,
-        )
-        + "\n",
-    )
     bar = sys.stdout.isatty() and not quiet
-    with watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):
+    about = {"token": token, "command": children.address(), "cwd": os.getcwd(), "cells": orders}
+    with cell.ordered(folder, about), watching(GridProgress(folder, todo, min(jobs.at_once, len(todo)), say), token, bar):
         jobs.run([c.run for c in todo], token)
     if (folder / plan.CELLS / plan.STOP).exists():
         raise KeyboardInterrupt

@@ -53,10 +53,11 @@ class DataSpec:
         return (actions.unsqueeze(-1) == torch.arange(self.num_actions, device=actions.device)).to(torch.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for a JSON file. The task's `env_factory`, a function, is left out."""
+        """A plain dictionary for a JSON file, less the task's `env_factory`, a function, and `file`, which only a download needs."""
         data = asdict(replace(self, task=None))
         if self.task is not None:
             data["task"] = asdict(replace(self.task, env_factory=None))
+            del data["task"]["file"]
         return data
 
     @classmethod

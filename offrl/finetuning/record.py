@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from offrl.data.addresses import without_logins
 from offrl.errors import UserError
 from offrl.finetuning.setup import KIND, Start, identity
 from offrl.runs import record as runs
@@ -84,7 +85,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
     saved |= {"algo": dataclasses.asdict(start.algorithm.config), "dataset": None, "given": start.given}
     if start.data is not None:
         saved["dataset"] = dataclasses.asdict(start.data)
-    checkpoint.write_text(run_dir / runs.CONFIG, OmegaConf.to_yaml(OmegaConf.create(saved)))
+    checkpoint.write_text(run_dir / runs.CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
     return mode
 
 

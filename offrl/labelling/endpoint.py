@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import email.utils
 import http.client
 import json
 import os
@@ -19,15 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from offrl.data.addresses import HERE, unprotected
 from offrl.errors import UserError, warn
+from offrl.labelling import replies
 from offrl.system.signals import handled
 
 KEYS = ("OFFRL_LLM_KEY", "OPENAI_API_KEY")
 URLS = ("OFFRL_LLM_URL", "OPENAI_BASE_URL")
 OPENAI = "api.openai.com"
-HERE = ("localhost", "127.0.0.1", "::1")
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529)  # worth another attempt
-LARGEST = 16 << 20  # bytes of an answer
 
 
 class _Stopped(Exception):
@@ -69,6 +67,7 @@ class Endpoint:
     retries: int = 6  # further attempts of a request
     backoff: float = 1.0  # seconds before the second attempt; doubled each time
     longest_wait: float = 120.0  # a server that asks for a longer pause ends the work
+    longest_answer: float = 600.0  # seconds of a request in all, however often there is a sign of life; at least `timeout`
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -86,6 +85,7 @@ class Endpoint:
         if parts.hostname in HERE:
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
+        self._warned = not unprotected(self.url)
 
     @property
     def identity(self) -> str:
@@ -103,7 +103,11 @@ class Endpoint:
         After an error, or the first Ctrl-C, no more requests are begun, those on their way are waited for and given, and then it is
         raised. A second Ctrl-C does not wait.
         """
-        self._key()  # says at once what is wrong with it
+        key, name = self._key()  # says at once what is wrong with it
+        if prompts and not self._warned:
+            self._warned = True
+            what = f"the key in ${name}, questions" if key else "questions"
+            warn(f"{self._place} is not encrypted: {what} and answers can be read on the way; use https://")
         done: queue.Queue[tuple[int, str | None, BaseException | None]] = queue.Queue()
         lock, stop = threading.Lock(), threading.Event()
         todo, taken = iter(enumerate(prompts)), 0
@@ -203,6 +207,28 @@ class Endpoint:
         raise UserError(f"{self._place} gave no answer in {self.retries + 1} attempts ({spent:.1f} s): {why}")
 
     def _once(self, prompt: str) -> str:
+        """One request. One that takes too long is left to a thread of its own: nothing else ends a reply that comes in drips, whose head
+        may do so too."""
+        done: queue.Queue[str | BaseException] = queue.Queue()
+        most = max(self.longest_answer, self.timeout)
+
+        def work() -> None:
+            try:
+                done.put(self._request(prompt, time.monotonic() + most + 1.0))  # after that nobody waits for it any more
+            except BaseException as error:
+                done.put(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            result = done.get(timeout=most)
+        except queue.Empty:
+            raise _Retry(f"no whole answer in {most:g} s (longest_answer=)") from None
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _request(self, prompt: str, end: float) -> str:
+        """The answer, by the time `end`."""
         key, name = self._key()
         messages = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self.model, "messages": [*messages, {"role": "user", "content": prompt}], **self._settings()}
@@ -212,10 +238,10 @@ class Endpoint:
         request = urllib.request.Request(self._target, json.dumps(body).encode(), headers, method="POST")
         try:
             with self._opener.open(request, timeout=self.timeout) as reply:
-                data = reply.read(LARGEST)
+                data = replies.read(reply, end)
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error, key, name) from None
+                raise self._refused(error, key, name, end) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
@@ -226,13 +252,13 @@ class Endpoint:
             raise _Retry(self._clean(words, key)) from None
         return self._text(data, key)
 
-    def _refused(self, error: urllib.error.HTTPError, key: str, name: str) -> Exception:
+    def _refused(self, error: urllib.error.HTTPError, key: str, name: str, end: float) -> Exception:
         """The error to raise at a status other than 200."""
         try:
-            data = error.read(LARGEST)
+            data = replies.read(error, end)
         except (OSError, http.client.HTTPException):
             data = b""
-        text, code = _message(data)
+        text, code = replies.message(data)
         text = self._clean(text, key)
         tail = f" ({text})" if text else ""
         status = error.code
@@ -246,47 +272,19 @@ class Endpoint:
         if status == 404:
             return UserError(f"{self._place} knows no model '{self.model}', or url= is not the address of an API: status 404{tail}")
         if status in AGAIN and code != "insufficient_quota":
-            return _Retry(f"status {status}{tail}", _wait(error.headers.get("Retry-After")))
+            return _Retry(f"status {status}{tail}", replies.wait(error.headers.get("Retry-After")))
         return UserError(f"{self._place} refuses the request: status {status}{tail}")
 
     def _text(self, data: bytes, key: str) -> str:
         """The answer in a reply. Raises _Retry for what is none."""
         try:
-            content = json.loads(data)["choices"][0]["message"].get("content")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            text, _ = _message(data)
+            text = replies.answer(data)
+        except ValueError:
+            text, _ = replies.message(data)
             raise _Retry(f"what it gave is no chat completion: {self._clean(text, key) or 'nothing'}") from None
-        if isinstance(content, list):  # parts
-            content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-        return str(content) if content is not None else ""
+        return replies.without_key(text, key)
 
     @staticmethod
     def _clean(text: str, key: str) -> str:
-        """Without the key, which some servers repeat."""
+        """In one line, without the key."""
         return " ".join((text.replace(key, "***") if key else text).split())[:200]
-
-
-def _message(data: bytes) -> tuple[str, str]:
-    """(what an error's body says, its code)."""
-    text = data.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, AttributeError):
-        body = json.loads(text)
-        error = body.get("error", body)
-        if isinstance(error, Mapping):
-            return str(error.get("message") or error.get("detail") or text), str(error.get("code") or error.get("type") or "")
-        return str(error), ""
-    return text, ""
-
-
-def _wait(value: str | None) -> float | None:
-    """Seconds of a Retry-After header: a number or a date."""
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None

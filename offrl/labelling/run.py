@@ -228,7 +228,7 @@ def _labeller(own: LabelSettings, extra: dict[str, Any]) -> Labeller:
         )
     return Endpoint(
         url, own.model, own.temperature, own.max_tokens, SYSTEM, extra, own.key_env, own.parallel, own.timeout, own.retries, own.backoff,
-        own.longest_wait,
+        own.longest_wait, own.longest_answer,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
+from offrl.data.addresses import without_logins
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.runs.schema import check_entries, check_record
@@ -122,7 +123,7 @@ def prepare(
 
     saved = dataclasses.asdict(dataclasses.replace(config, name=run_dir.name, resume=None, config=None))
     saved["algo"] = _without(saved["algo"], config.grid)
-    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(saved)))
+    checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
     return mode, group
 
 

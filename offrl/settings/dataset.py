@@ -123,6 +123,7 @@ class DatasetConfig:
     memory_limit_gb: float = setting(0.0, "0: half of the free memory", low=0.0, place=True)
     cache_dir: str | None = setting(None, "downloads and memory-mapped columns; null: $OFFRL_CACHE or ~/.cache/offrl", place=True)
     mirror: str | None = setting(None, "URL prefix or folder to take datasets from, not their own address; null: $OFFRL_MIRROR", place=True)
+    download_limit_gb: float = setting(100.0, "the most that is downloaded of one file whose size is not known", low=0.0, place=True)
     cache: str = setting(
         "auto", "keep the read data in cache_dir for the next load; auto: if reading took over 0.5 s", choices=CACHE, place=True
     )

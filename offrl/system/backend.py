@@ -23,8 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
-from offrl.system import children
-from offrl.system.files import cache_dir, write_text
+from offrl.system import children, code_cache
+from offrl.system.files import write_text
 
 SEAL = ".sha256"  # beside compiled code
 WRITING = 300.0  # seconds for which another process may be writing some
@@ -116,9 +116,10 @@ def cache_compiled() -> None:
     home, nor by the number of threads. So there is a folder for each of these. To be called after `configure`.
     """
     children.end_compilers_with_me()
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ and not _is_own(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is not None and not code_cache.is_own(folder):
         return
-    base = cache_dir(None) / "compiled"
+    base = code_cache.folder() if folder is None else Path(folder).parent
     # Inductor tries the compiler out to know the vectors, and keeps that too
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / f"probe-{_digest(_machine())}")
     folder = _digest([*_machine(), _vectors(), f"{torch.get_num_threads()} threads"])
@@ -135,7 +136,7 @@ def cache_compiled() -> None:
 def seal_compiled() -> None:
     """Note the checksums of the code that Inductor has kept, which has just run: damaged code ends a process without a word."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    for code in Path(folder).glob("*/*.so") if _is_own(folder) else ():
+    for code in Path(folder).glob("*/*.so") if code_cache.is_own(folder) else ():
         with contextlib.suppress(OSError):
             content, seal = code.read_bytes(), code.with_suffix(SEAL)
             if not seal.exists() and _whole(content):  # another process may be writing its own
@@ -162,11 +163,6 @@ def _whole(library: bytes) -> bool:
         return False
     table, size, count = *struct.unpack_from("<Q", library, 40), *struct.unpack_from("<HH", library, 58)
     return table + size * count <= len(library)
-
-
-def _is_own(folder: str) -> bool:
-    """True where `cache_compiled` chose this folder, here or in the process that started this one."""
-    return Path(folder).parent == cache_dir(None) / "compiled"
 
 
 def _digest(facts: list[str]) -> str:
@@ -202,7 +198,7 @@ def _machine() -> list[str]:
 def set_aside_compiled() -> str:
     """Move what Inductor has kept out of its way; words that say where to, or what to do where the folder is not ours to move."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    if not _is_own(folder):
+    if not code_cache.is_own(folder):
         return f"remove {folder or 'the cache of torch.compile'}"
     for number in range(1000):
         aside = Path(f"{folder}.aside{number}")

@@ -24,6 +24,7 @@ from offrl.system import trust
 
 VERSION = 2  # of the layout of files; since 2 `TrainState.buffers` has this name
 FOLDER = "checkpoints"
+HOME = Path("~/.cache/offrl")  # of downloads, arrays and compiled code
 ELSEWHERE = " Free some space, or choose another place with runs_dir=."
 
 
@@ -33,7 +34,7 @@ class NewerVersion(UserError):
 
 def cache_dir(configured: str | None = None) -> Path:
     """The folder for downloads and memory-mapped columns: the setting, $OFFRL_CACHE, or ~/.cache/offrl."""
-    return Path(configured or os.environ.get("OFFRL_CACHE") or "~/.cache/offrl").expanduser()
+    return Path(configured or os.environ.get("OFFRL_CACHE") or HOME).expanduser()
 
 
 def flatten(tree: Any) -> dict[str, Tensor]:
@@ -220,6 +221,17 @@ def discard(folder: Path, names: str) -> None:
             path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a small text file by one that no other user can read. Raises UserError when it cannot be written."""
+    try:
+        file, part = trust.open_part(path, 0o600)
+        with file:
+            file.write(text.encode())
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"could not write {path}: {error.strerror}.{ELSEWHERE}") from None
 
 
 def _sync_folder(folder: Path) -> None:

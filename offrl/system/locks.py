@@ -7,6 +7,7 @@ import fcntl
 import glob
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -93,11 +94,13 @@ class TemporaryFolder:
         """Raises OSError."""
         for left in glob.glob(f"{glob.escape(str(place / prefix))}*/{OWNED}"):
             folder = os.path.dirname(left)
-            if os.path.islink(folder):  # not made by `mkdtemp`
-                continue
-            with contextlib.suppress(OSError, UserError), trust.open_to_write(left, "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError, UserError):
+                about = os.lstat(folder)
+                if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():  # a link, or another user's in /tmp
+                    continue
+                with trust.open_to_write(left, "a") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             self._lock = trust.open_to_write(self.path / OWNED, "a")  # held until `close`, or the end of this process

@@ -228,13 +228,13 @@ def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO
         raise
 
 
-def open_part(path: Path) -> tuple[IO[bytes], Path]:
+def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
     """A new file `.NAME.part` beside `path`, open for writing and reading, to be renamed to it. What lies there under that name is removed,
-    not opened: it may be a link. `offrl.system.files.replacing` is for users. Raises OSError."""
+    not opened: it may be a link. `offrl.system.files.replacing` is for users. mode: its permissions, less the umask. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     with contextlib.suppress(FileNotFoundError):
         part.unlink()
-    return open(part, "x+b"), part
+    return os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w+b"), part
 
 
 def cell(value: Any) -> Any:

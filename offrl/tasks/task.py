@@ -31,6 +31,7 @@ class Task:
     observation_dim: int | None = None  # of the flat observation, to check data against
     action_dim: int | None = None
     url: str | None = None  # where the dataset is downloaded from
+    file: tuple[int, str] | None = field(default=None, compare=False)  # its bytes and SHA-256, where known: another one is refused
     starts: tuple[dict[str, Any], ...] = ()  # options of `reset`, taken in turn by the episodes: tasks within the task, such as goals
     scored_by: str = "return"  # what a score is made of: the return, or "success": 100 times the share of episodes that succeed
     note: str = ""  # how the environment differs from the one the data or the reference scores come from

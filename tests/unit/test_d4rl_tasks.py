@@ -80,7 +80,7 @@ def test_reference_scores_of_spec_e1(name: str) -> None:
     assert task is not None
     assert (task.ref_min, task.ref_max, task.max_episode_steps) == ROWS[name]
     assert task.ref_label == "D4RL" and task.note
-    assert task.url is not None and task.url.startswith("http://rail.eecs.berkeley.edu/datasets/offline_rl/")
+    assert task.url is not None and task.url.startswith("https://rail.eecs.berkeley.edu/datasets/offline_rl/")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def locate(task: Task, config: DatasetConfig) -> Path:
     for folder in (os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"):
         if folder and (Path(folder).expanduser() / name).is_file():
             return Path(folder).expanduser() / name
-    return fetch(str(task.url), cache_dir(config.cache_dir) / "d4rl", verify, config.mirror, f"D4RL dataset {task.name}")
+    what, target = f"D4RL dataset {task.name}", cache_dir(config.cache_dir) / "d4rl"
+    return fetch(str(task.url), target, verify, config.mirror, what, known=task.file, limit_gb=config.download_limit_gb)
 
 
 def verify(path: Path) -> None:

@@ -1,38 +1,45 @@
-"""Downloads that survive broken connections: resumed, checked, and visible under their name only when whole."""
+"""Downloads that survive broken connections: resumed, checked, bounded, and visible under their name only when whole.
+
+The bytes of a file are checked before anything reads them: against its known size and SHA-256 where there are any (`Task.file`), else
+against those of the first download, which are noted beside it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import json
-import math
 import os
 import shutil
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from offrl.data.addresses import split_login, unprotected
+from offrl.data.transfer import BLOCK, GB, Different, Limits, candidates, download, note, remove
 from offrl.errors import UserError, warn
 from offrl.system import trust
-from offrl.system.files import open_to_append, replacing
-from offrl.system.progress import Progress
+from offrl.system.files import replacing
 
-BLOCK = 1 << 20
-MB = 1_000_000
-ATTEMPTS = 4
+Known = tuple[int, str]  # bytes of a file, and its SHA-256 in hexadecimal digits
 
 
 def fetch(
-    url: str, folder: Path, check: Callable[[Path], None], mirror: str | None = None, what: str = "dataset", timeout: float = 30.0
+    url: str,
+    folder: Path,
+    check: Callable[[Path], None],
+    mirror: str | None = None,
+    what: str = "dataset",
+    timeout: float = 30.0,
+    known: Known | None = None,
+    limit_gb: float = 100.0,
 ) -> Path:
     """The file of `url` in `folder`, downloaded unless it is there.
 
     check: raises UserError when the file is not what it should be. mirror: a URL prefix or a folder that serves instead of `url`'s server
-    (default $OFFRL_MIRROR). Raises UserError when the file cannot be had; what was downloaded so far stays, and the next call continues.
+    (default $OFFRL_MIRROR), with NAME:PASSWORD@ before its host where it wants a login. limit_gb: the most that is downloaded of a file
+    whose size is not `known`. Raises UserError when the file cannot be had, or is another one than it should be; what was downloaded of it
+    when a connection broke stays, and the next call continues.
     """
     name = url.rsplit("/", 1)[1]
     target = folder / name
@@ -45,22 +52,31 @@ def fetch(
             if _intact(target):  # another process downloaded it while this one waited
                 return target
             part = folder / f"{name}.part"
-            if mirror and "://" not in mirror:
-                with _in_folder(Path(mirror).expanduser(), url, what).open("rb") as source, replacing(part) as copy:
+            own = mirror is not None and "://" not in mirror  # a folder of the user's
+            origin, login = (mirror, None) if own or mirror is None else split_login(mirror, os.environ.get("OFFRL_MIRROR"))
+            if own:
+                with _in_folder(Path(str(mirror)).expanduser(), url, what).open("rb") as source, replacing(part) as copy:
                     shutil.copyfileobj(source, copy)
             else:
-                _download(_candidates(url, mirror), part, what, target, timeout)
+                most = known[0] if known else int(limit_gb * GB)
+                download(candidates(url, origin), part, what, target, Limits(timeout, most, known is not None, login))
+            size, digest = part.stat().st_size, checksum(part)
             try:
+                _compare(digest, known, target, f"{what} from {origin or url}", own)
                 check(part)
+            except Different:
+                remove(part)
+                raise
             except UserError as error:
-                _remove(part)
+                remove(part)
                 raise UserError(
-                    f"the {what} downloaded from {mirror or url} is damaged and was removed ({error}); try again or use dataset.mirror"
+                    f"the {what} downloaded from {origin or url} is damaged and was removed ({error}); try again or use dataset.mirror"
                 ) from None
-            record = {"url": url, "size": part.stat().st_size, "sha256": _sha256(part)}
-            _note(_record(target), record)
+            if not known and unprotected(origin or url) and not _record(target).exists():
+                warn(f"{origin or url} is not encrypted, and on the way anybody could change the {what}; its SHA-256 is {digest}")
+            note(_record(target), {"url": url, "size": size, "sha256": digest})
             os.replace(part, target)
-            _remove(part)
+            remove(part)
     except OSError as error:
         raise UserError(
             f"cannot store {target}: {error.strerror or error}; set dataset.cache_dir or $OFFRL_CACHE to another folder"
@@ -72,18 +88,13 @@ def _record(target: Path) -> Path:
     return target.with_name(target.name + ".json")
 
 
-def _note(path: Path, values: dict[str, Any]) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps(values).encode())
-
-
 def _intact(target: Path) -> bool:
     """True if the file is there, with the size it had when it was checked. A file put there by hand has no record and is trusted."""
     if not target.is_file():
         return False
     try:
         size = json.loads(_record(target).read_text())["size"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return True
     if target.stat().st_size == size:
         return True
@@ -91,17 +102,34 @@ def _intact(target: Path) -> bool:
     return False
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+def _compare(digest: str, known: Known | None, target: Path, what: str, own: bool) -> None:
+    """Raises Different for a file with another SHA-256 than the `known` one, or, where none is, the last download of the same file. What a
+    folder of the user's `own` gives is only warned of."""
+    before: dict[str, Any] = {}
+    if known is None:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            before = dict(json.loads(_record(target).read_text()))
+    expected = known[1] if known else before.get("sha256")
+    if not expected or expected == digest:
+        return
+    if known:
+        text = f"the {what} is not the known one: its SHA-256 is {digest}, that of the known one {expected}"
+        cure = "if you trust that file, name the file itself: dataset=FILE"
+    else:
+        text = f"the {what} is another one than was downloaded before: its SHA-256 is {digest}, then it was {expected}"
+        cure = f"if it was replaced for good reason, remove {_record(target)} and try again"
+    if not own:
+        raise Different(f"{text}; it was removed; {cure}")
+    warn(text)
+
+
+def checksum(path: Path, kind: str = "sha256") -> str:
+    """The checksum of a file in hexadecimal digits. Raises OSError."""
+    digest = hashlib.new(kind, usedforsecurity=kind != "md5")
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _remove(part: Path) -> None:
-    for path in (part, part.with_name(part.name + ".json")):
-        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -124,99 +152,3 @@ def _in_folder(mirror: Path, url: str, what: str) -> Path:
         if candidate.is_file():
             return candidate
     raise UserError(f"the mirror folder {mirror} has no {parts[-1]}; put the {what} from {url} there")
-
-
-def _candidates(url: str, mirror: str | None) -> list[str]:
-    if not mirror:
-        return [url]
-    parts = url.split("/")
-    return [f"{mirror.rstrip('/')}/{parts[-2]}/{parts[-1]}", f"{mirror.rstrip('/')}/{parts[-1]}"]
-
-
-def _download(urls: list[str], part: Path, what: str, target: Path, timeout: float) -> None:
-    """Bytes of the first address that has the file into `part`, continuing where an earlier attempt stopped."""
-    reason = ""
-    for url in urls:
-        attempt = 0
-        while attempt < ATTEMPTS:
-            offset = part.stat().st_size if part.exists() else 0
-            try:
-                _attempt(url, part, timeout)
-                return
-            except urllib.error.HTTPError as error:
-                reason = f"the server answered {error.code} {error.reason}"
-                if error.code in (400, 401, 403, 404, 410):
-                    break
-            except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-                reason = str(getattr(error, "reason", "") or error or type(error).__name__)
-                if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError) and offset == 0 and not part.exists():
-                    break  # no route to the server at all: waiting does not help
-            progressed = part.exists() and part.stat().st_size > offset
-            attempt = 0 if progressed else attempt + 1
-            time.sleep(min(0.2 * 2**attempt, 2.0))
-    have = f"; {part.stat().st_size} bytes are kept and the next attempt continues" if part.exists() and part.stat().st_size else ""
-    raise UserError(
-        f"cannot download the {what} {urls[0]} ({reason}){have}. "
-        f"Without a network: put the file at {target}, or set dataset.mirror (or $OFFRL_MIRROR) to a folder or URL that has it"
-    )
-
-
-def _attempt(url: str, part: Path, timeout: float) -> None:
-    """One request. Returns when the file is whole; raises what the connection raises otherwise."""
-    state = part.with_name(part.name + ".json")
-    have = part.stat().st_size if part.exists() else 0
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(state.read_text())
-    if have and known.get("url") != url:
-        _remove(part)  # the start of another file
-        have, known = 0, {}
-    request = urllib.request.Request(url, headers={"User-Agent": "offrl", "Accept-Encoding": "identity"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-        if known.get("version"):
-            request.add_header("If-Range", known["version"])
-    try:
-        response = urllib.request.urlopen(request, timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing after what we have: whole, or the file on the server became shorter
-            remote_size = error.headers.get("Content-Range", "").rpartition("/")[2]
-            if remote_size == str(have):
-                return
-            _remove(part)
-            raise ConnectionError("the file on the server has changed") from None
-        raise
-    with response:
-        length = response.headers.get("Content-Length")
-        if response.status == 206:
-            span = response.headers.get("Content-Range", "")
-            if not span.startswith(f"bytes {have}-"):
-                _remove(part)
-                raise ConnectionError("the server sent another part of the file than was asked for")
-            total = int(span.rpartition("/")[2]) if span.rpartition("/")[2].isdigit() else have + int(length or 0)
-        else:
-            have = 0
-            total = int(length) if length else 0
-        etag = response.headers.get("ETag", "")
-        version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
-        _note(state, {"url": url, "version": version, "total": total})
-        if not have:
-            part.unlink(missing_ok=True)
-        title, megabytes = f"downloading {part.name.removesuffix('.part')}", math.ceil(total / MB) or None
-        with open_to_append(part) as file, Progress(title, megabytes, "MB", False, have // MB, stderr=True) as progress:
-            while True:
-                try:
-                    block = response.read(BLOCK)
-                except http.client.IncompleteRead as error:
-                    file.write(error.partial)
-                    raise
-                if not block:
-                    break
-                file.write(block)
-                progress.update(file.tell() // MB)
-    size = part.stat().st_size
-    if total and size < total:
-        raise ConnectionError(f"the connection closed after {size} of {total} bytes")
-    if total and size > total:
-        _remove(part)
-        raise ConnectionError("more bytes arrived than were announced")
