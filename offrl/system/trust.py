@@ -234,7 +234,7 @@ def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
     part = path.with_name(f".{path.name}.part")
     with contextlib.suppress(FileNotFoundError):
         part.unlink()
-    return os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w+b"), part
+    return open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode)), part
 
 
 def cell(value: Any) -> Any:
