@@ -37,7 +37,7 @@ ALLOWED = {
     "offrl/benchmark/cell.py": {"(folder / plan.CELLS / plan.PLAN).unlink": OWN},
     "offrl/data/transfer.py": {"part.unlink": OWN, "path.unlink": OWN},
     "offrl/data/formats/place.py": {"os.replace": "`placing`: moves from a TemporaryFolder into place", "folder.rmdir": "that it has made"},
-    "offrl/data/formats/download.py": {"os.replace": "the part into place", "path.unlink": OWN, "part.unlink": OWN},
+    "offrl/data/formats/download.py": {"os.replace": "the part into place"},
     "offrl/data/formats/minari.py": {"path.rmdir": "empty ones", "folder.rmdir": "empty ones"},
     "offrl/data/formats/write_minari.py": {"path.write_text": "within `placing`", "file.write_text": "where nothing is"},
     "offrl/system/processes.py": {"obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tofile": FRESH},
