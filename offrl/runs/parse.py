@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.runs.log import SENTENCE
+from offrl.system.csv_text import rows_of
 from offrl.tasks.provenance import Provenance
 
 Damage = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # from reading a record that another program or a crash wrote
@@ -38,7 +39,7 @@ def whole_rows(path: Path, say: Callable[[str], None], trace: Sequence[str] = ()
         if not text:
             say(f"{path} is empty")
         return
-    reader = csv.reader(complete.replace("\0", "").split("\n"))
+    reader = rows_of(complete)
     try:
         header = next(reader, [])
         thinned = reader if every == 1 or not {*trace} <= {*header} else _thinned(reader, header, trace, every)

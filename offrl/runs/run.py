@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from offrl.runs.log import SENTENCE
 from offrl.runs.record import SCORES, read_record
 from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
+from offrl.system import csv_text
 from offrl.system import files as checkpoint
 from offrl.tasks.provenance import Provenance
 
@@ -58,8 +58,7 @@ class SavedRun:
         path = self.dir / SCORES
         if not path.exists():
             return []
-        with open(path, newline="", encoding="utf-8") as file:
-            return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        return [{k: _number(v) for k, v in row.items()} for row in csv_text.read(path)]
 
     @property
     def final_scores(self) -> list[dict[str, Any]]:
