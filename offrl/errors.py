@@ -6,12 +6,20 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable
+from typing import TextIO
 
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # C0, C1, separators, bidirectional marks
+# C0, C1, separators, bidirectional marks, and halves of pairs, which no terminal and no file in UTF-8 can be given
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(Exception):
-    """A mistake in the input. The command line prints it as one line and exits with status 2; the message must stand on its own."""
+    """A mistake in the input. The command line prints it as one line and exits with status 2; the message must stand on its own.
+
+    The names in it may be those of a stranger's files: its control characters are made `printable`, also for a notebook.
+    """
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*(printable(part) if isinstance(part, str) else part for part in message))
 
 
 class Interrupted(Exception):
@@ -37,6 +45,20 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(text: str) -> str:
+    """As `printable`, and a newline is shown as \\n: a name with one in it begins no line that looks like ours ("no faults found")."""
+    return printable(text).replace("\n", "\\n")
+
+
+def say(*lines: str, file: TextIO | None = None) -> None:
+    """Print lines, each of which stays one; offrl prints in no other way, for any text may hold names from files of strangers.
+
+    file: a stream; None: standard output.
+    """
+    if lines:
+        print(*map(one_line, lines), sep="\n", file=file, flush=True)
+
+
 def warn(message: str) -> None:
     """One line on standard error; for what a person should know but that does not stop the work."""
-    print(f"offrl: warning: {printable(message)}", file=sys.stderr, flush=True)
+    say(f"offrl: warning: {message}", file=sys.stderr)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import drawn_episodes
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 from offrl.pretrained import Pretrained
 from offrl.system.devices import pick_device
 from offrl.system.locks import once
@@ -62,7 +62,7 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
             columns, about = imagined.collect(
                 model.model, tree, act, data, rng.make_key(SEED, device),
                 threshold=float(dataset.raw_returns[drawn_episodes(dataset).cpu()].max()), horizon=horizon, batch=c.rollout_batch,
-                accepted=c.accepted_episodes, most=c.rollouts, tell=None if config.quiet else lambda text: print(text, flush=True),
+                accepted=c.accepted_episodes, most=c.rollouts, tell=None if config.quiet else say,
             )  # fmt: skip
         origin = {"world_model": world_model.identity, "behaviour": behaviour.identity, "data": dataset.fingerprint}
         about |= {"kind": imagined.KIND, "format": imagined.FORMAT, "spec": spec.to_json(), **origin}
@@ -73,5 +73,5 @@ def play(config: TrainConfig, dataset: Dataset, world_model: Trained, behaviour:
         raise UserError(f"{path} could not be written; choose another runs_dir=")
     summary = imagined.say(about, c.name)
     if not config.quiet:
-        print(summary, flush=True)
+        say(summary)
     return path

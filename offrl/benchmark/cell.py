@@ -17,7 +17,7 @@ from typing import Any
 
 from offrl.benchmark import plan
 from offrl.data.addresses import split_login, without_logins
-from offrl.errors import UserError
+from offrl.errors import UserError, printable
 from offrl.system import children
 from offrl.system.files import open_to_append, write_private
 from offrl.system.signals import terminable
@@ -126,7 +126,7 @@ def train(folder: Path, run: str, settings: Mapping[str, Any], token: str, apart
             write("failed", " ".join(str(error).split()))
         except Exception as error:  # whatever it was, the other cells go on
             with open_to_append(folder / plan.CELLS / f"{run}.log", "a", encoding="utf-8") as log:
-                log.write(traceback.format_exc())
+                log.write(printable(traceback.format_exc()))
             write("failed", f"{_words(error)} (traceback in {plan.CELLS}/{run}.log)")
         else:
             seeds = f"{len(lost[0])} of {lost[1]} replicas diverged: {', '.join(lost[0])}" if lost[0] else ""

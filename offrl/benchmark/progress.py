@@ -15,6 +15,7 @@ from typing import Any
 
 from offrl.benchmark import plan, table
 from offrl.benchmark.plan import Cell
+from offrl.errors import say
 from offrl.system.files import open_to_append
 from offrl.system.progress import Display, duration
 
@@ -96,7 +97,7 @@ def watching(progress: GridProgress, token: str, bar: bool) -> Iterator[None]:
         if stop.exists():
             os._exit(128 + number)
         open_to_append(stop).close()
-        print("offrl: stopping: the cells at work save first (once more quits without)", file=sys.stderr, flush=True)
+        say("offrl: stopping: the cells at work save first (once more quits without)", file=sys.stderr)
 
     def show() -> None:
         eta = progress.left() if progress.ended else ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offrl import errors
 from offrl.benchmark import cell, plan, suites, table
 from offrl.benchmark.launch import Jobs, jobs_of
 from offrl.benchmark.launch import load as load_launcher
@@ -38,7 +39,7 @@ def benchmark(values: Mapping[str, Any]) -> int:
 
     def say(text: str) -> None:
         if not command.config.quiet:
-            print(text, flush=True)
+            errors.say(text)
 
     with _alone(folder):
         cell.remove_orders(folder)
@@ -59,7 +60,7 @@ def benchmark(values: Mapping[str, Any]) -> int:
         bad = table.show(folder, record)
         _results(folder, say)
         for run, reason in bad.items():
-            print(f"offrl: {'' if run in requested else '(of an earlier command) '}{run}: {reason}", file=sys.stderr)
+            errors.say(f"offrl: {'' if run in requested else '(of an earlier command) '}{run}: {reason}", file=sys.stderr)
         return 1 if requested & set(bad) else 0
 
 

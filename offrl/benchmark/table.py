@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.benchmark import plan
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import Result, interval_text, print_table
 from offrl.settings.replicas import cell_name
@@ -66,7 +66,7 @@ def show(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     rows = [[d, *(column.get(d, "") for column in columns.values())] for d in datasets]
     print_table(["dataset", *columns], rows, title)
     for why, which in notes.items():
-        print(f"{why}: {', '.join(which)}")
+        say(f"{why}: {', '.join(which)}")
     return bad
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 from offrl.settings.field import describe, setting
 
 
@@ -111,7 +111,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
         rows,
         f"{what}: mean over {len(numbers)} tasks, 95% interval over them",
     )
-    print(f"{out / 'in_context.csv'}\n{out / 'in_context.png'}")
+    say(f"{out / 'in_context.csv'}", f"{out / 'in_context.png'}")
     return results
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from offrl.errors import say
+
 
 def run(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
-        print(_help(), end="")
+        say(*_help().splitlines())
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.benchmark.run import benchmark
@@ -19,7 +21,7 @@ def run(arguments: list[str]) -> int:
         with terminable():
             return benchmark(values)
     except KeyboardInterrupt:
-        print("offrl: the benchmark was stopped and all is saved: the same command continues it", file=sys.stderr)
+        say("offrl: the benchmark was stopped and all is saved: the same command continues it", file=sys.stderr)
         return 130
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, say
 
 
 def run(arguments: list[str]) -> int:
     if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(_help(), end="")
+        say(*_help().splitlines())
         return 0
     from offrl.collect.config import FORMATS, RECIPES, CollectConfig
     from offrl.settings.compose import fill, parse
@@ -49,15 +49,15 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
                 place.check_free(config.sets or list(SETS) if way is d4rl else [policies.SET])
             way.collect(config, folder, place, stop)
     except Stopped:
-        print(f"offrl: stopped; everything recorded so far is in {folder}: the same command continues", file=sys.stderr)
+        say(f"offrl: stopped; everything recorded so far is in {folder}: the same command continues", file=sys.stderr)
         return 130
     headers, rows = table(place)
     if rows:
         print_table(headers, rows, f"{world.label}, {folder}")
     for forms in place.record["written"].values():
         for form, target in forms.items():
-            print(f"{form}: {target}")
-    print(f"card: {folder / 'card.md'}")
+            say(f"{form}: {target}")
+    say(f"card: {folder / 'card.md'}")
     return 0
 
 

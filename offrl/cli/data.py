@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, say
 from offrl.settings.field import setting
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def _inspect(action: str, names: list[str], settings: list[str]) -> int:
     _expect(action, names, 1, "DATASET")
     config = _dataset(names[0], settings)[0]
     report = inspect_dataset(config)
-    print(report.render())
+    say(*report.render().split("\n"))
     if config.weighting != "none" and not report.corrupting:
         from offrl.data.load import load_dataset
 
-        print("", *(f"  {note}" for note in load_dataset(config).notes if note.startswith("weighting")), sep="\n")
+        say("", *(f"  {note}" for note in load_dataset(config).notes if note.startswith("weighting")))
     return 1 if report.corrupting else 0
 
 
@@ -131,7 +131,7 @@ def _doctor(action: str, names: list[str], settings: list[str]) -> int:
     out = Path(str(values.get("out", default))).expanduser()
     report = doctor(config, out)
     faults = f"{len(report.corrupting)} fault(s)" if report.corrupting else "no fault"
-    print(f"{report.name}: {faults} that would corrupt training; see {out / 'index.html'}")
+    say(f"{report.name}: {faults} that would corrupt training; see {out / 'index.html'}")
     return 1 if report.corrupting else 0
 
 
@@ -193,9 +193,8 @@ def _report(written: Written, quiet: bool) -> None:
         return
     files = [written.path] if written.path.is_file() else [p for p in written.path.rglob("*") if p.is_file()]
     size = sum(p.stat().st_size for p in files) / 1e6
-    for note in written.notes:
-        print(f"note: {note}")
-    print(
+    say(*(f"note: {note}" for note in written.notes))
+    say(
         f"wrote {written.path} ({written.form}): {written.rows:,} rows, {written.episodes:,} episodes, {size:,.1f} MB; "
         f"verified: read back, it is the same bit for bit (fingerprint {written.fingerprint[:16]})"
     )

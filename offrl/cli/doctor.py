@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, first_line, nearest
+from offrl.errors import UserError, first_line, nearest, say
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ class _Doctor:
             self.look("speed", partial(self.speed, check))
             self.look("memory", partial(self.memory, check))
         if self.failed:
-            print(f"verdict    NOT RIGHT: {', '.join(dict.fromkeys(self.failed))}")
+            say(f"verdict    NOT RIGHT: {', '.join(dict.fromkeys(self.failed))}")
             return 1
-        print(f"verdict    right: offrl trains on {self.device} as it should")
+        say(f"verdict    right: offrl trains on {self.device} as it should")
         return 0
 
     def look(self, name: str, check: Callable[[], str]) -> None:
@@ -109,7 +109,7 @@ class _Doctor:
             line = f"FAILED: {'' if plain else f'{type(error).__name__}: '}{first_line(error)}"
             if "out of memory" in line:
                 line += "; another program may hold the memory"
-        print(f"{name:<10} {line}", flush=True)
+        say(f"{name:<10} {line}")
 
     def find_device(self) -> str:
         from offrl.data.memory import free_bytes

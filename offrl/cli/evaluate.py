@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, say, warn
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
     means, unit = result.per_seed(), "score" if result.scores is not None else "return"
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell
-        print(f"{unit} over seeds{cell and f', {cell}'}: {interval_text(mean_interval(means[where]))}")
+        say(f"{unit} over seeds{cell and f', {cell}'}: {interval_text(mean_interval(means[where]))}")
     # where MuJoCo's back end failed to load it was said, and set to "disable" (see offrl.tasks.environments.import_mujoco)
     if video and os.environ.get("MUJOCO_GL") == drawing:
         _film(trained, config, result)
@@ -121,7 +121,7 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig) -> int:
     table, picture = trained.dir / "target_returns.csv", trained.dir / "target_returns.png"
     write(achieved, table)
     draw(achieved, picture, f"{trained.algorithm} on {trained.dataset}", trained.record["data"].get("return_max"))
-    print(f"{table}\n{picture}")
+    say(str(table), str(picture))
     return 0
 
 
@@ -147,7 +147,7 @@ def _evaluate_on_rewards(trained: Run, config: EvaluateConfig) -> int:
         ]
         headers = ["reward", "its return [95% interval]", "the data's", "the environment's return"]
         print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {evaluations[0].evaluation.label}")
-    print(write(evaluations, trained.dir))
+    say(str(write(evaluations, trained.dir)))
     return 0
 
 
@@ -175,4 +175,4 @@ def _film(trained: Run, config: EvaluateConfig, result: Evaluation) -> None:
         warn(f"no video: {error}")
         return
     for path in paths:
-        print(f"{path} ({path.stat().st_size / 1e3:,.0f} kB)")
+        say(f"{path} ({path.stat().st_size / 1e3:,.0f} kB)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, say
 from offrl.export import ExportConfig
 from offrl.settings.field import describe
 
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
     from offrl.export.write import export_run
 
     result = export_run(trained, config.format, config.seed, cell, config.out, config.stochastic, config.opset)
-    print("\n".join(_report(result)))
+    say(*_report(result))
     return 0
 
 

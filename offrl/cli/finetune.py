@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from offrl.errors import UserError
+from offrl.errors import UserError, say, warn
 
 
 def run(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
-        print(_help(), end="")
+        say(*_help().splitlines())
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     paths = [a for a in arguments if "=" not in a]
@@ -33,16 +33,16 @@ def run(arguments: list[str]) -> int:
         with terminable():
             saved_run = finetune_from(paths[0] if paths else None, values)
     except Interrupted as stop:
-        print(f"offrl: {stop}", file=sys.stderr)
+        say(f"offrl: {stop}", file=sys.stderr)
         return 130
     from offrl.settings.presets import read_yaml
 
     report(saved_run, outcomes(saved_run, int(read_yaml(saved_run.dir / CONFIG)["steps"])))
     files = ("scores.csv", "metrics.jsonl", PICTURE, FILE, "policies", "tensorboard")
-    print(f"{saved_run.algorithm}: {saved_run.dir}{os.sep} ({', '.join(n for n in files if (saved_run.dir / n).exists())})")
+    say(f"{saved_run.algorithm}: {saved_run.dir}{os.sep} ({', '.join(n for n in files if (saved_run.dir / n).exists())})")
     lost = saved_run.diverged
     if lost:
-        print(f"offrl: warning: diverged and frozen: {', '.join(map(str, lost))}", file=sys.stderr)
+        warn(f"diverged and frozen: {', '.join(map(str, lost))}")
     return 1 if len(lost) == len(saved_run.replicas) else 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 
 USAGE = "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME dataset=NAME (the published settings for it)"
 
@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     if not requests.get("algo") or not set(requests) <= {"algo", "dataset"} or not requests.get("dataset", "-"):
         raise UserError(USAGE)
     if "dataset" in requests:
-        print(experiment_text(requests["algo"], requests["dataset"]))
+        say(experiment_text(requests["algo"], requests["dataset"]))
     else:
         print_algorithm(requests["algo"])
     return 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from offrl import registry
+from offrl.errors import say
 from offrl.runs.tables import print_table
 from offrl.settings.compose import compose
 from offrl.settings.field import describe, marked, shown_value
@@ -26,12 +27,12 @@ def print_all() -> None:
     print_table(["algorithm", "what it is"], rows)
     variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in registry.names("algo")]
     if variants:
-        print(f"\nwith other settings: {', '.join(variants)}")
-    print("\nexperiments (published settings, found by the dataset's name; `tuned` and the like only with experiment=NAME):")
+        say("", f"with other settings: {', '.join(variants)}")
+    say("", "experiments (published settings, found by the dataset's name; `tuned` and the like only with experiment=NAME):")
     for name in registry.names("algo"):
         if experiments := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
-            print(f"  {', '.join(experiments)}")
-    print("datasets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a dataset: offrl list algo=NAME dataset=NAME")
+            say(f"  {', '.join(experiments)}")
+    say("datasets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a dataset: offrl list algo=NAME dataset=NAME")
 
 
 def algorithm_settings(name: str) -> list[str]:
@@ -61,7 +62,7 @@ def _values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def print_algorithm(name: str) -> None:
     """An algorithm's settings with their defaults. Raises UserError for an unknown name."""
-    print("\n".join(algorithm_settings(name)))
+    say(*algorithm_settings(name))
 
 
 def experiment_text(name: str, dataset: str) -> str:
@@ -89,6 +90,5 @@ def data_sets() -> dict[str, list[str]]:
 def print_data_sets() -> None:
     """Print `data_sets`, and what else `dataset=` takes."""
     for family, names in data_sets().items():
-        print(f"{family}:")
-        print(textwrap.fill("  ".join(names), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
-    print("also: a path to a file or folder, any Minari id (D4RL/door/human-v2), OGBench names (pointmaze-medium-navigate-v0)")
+        say(f"{family}:", *textwrap.wrap("  ".join(names), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    say("also: a path to a file or folder, any Minari id (D4RL/door/human-v2), OGBench names (pointmaze-medium-navigate-v0)")

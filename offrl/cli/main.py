@@ -7,9 +7,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 from offrl.cli import NAMES
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, say
 from offrl.system.trust import trusted
 
 HELP = """\
@@ -53,6 +54,8 @@ _OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 1 faults found or training failed, 2 a mistake in the input, 130 interrupted."""
+    if arguments is None:  # a command, not a call from Python
+        sys.excepthook = _show_traceback
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         arguments, trust = _trust(arguments)
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with trusted(trust):
             status = command(rest)
         if any(a in ("-h", "--help") for a in arguments[1:]) and arguments[0] not in UNTRUSTING:
-            print(TRUST)
+            say(TRUST)
         return status
     except UserError as error:
         return _fail(str(error))
@@ -76,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail("out of memory; a smaller algo.batch_size, fewer replicas at once (group=N), or dataset.memory=mmap needs less")
     except KeyboardInterrupt:
-        print("offrl: interrupted", file=sys.stderr)
+        say("offrl: interrupted", file=sys.stderr)
         return 130
 
 
@@ -92,8 +95,16 @@ def _trust(arguments: list[str]) -> tuple[list[str], bool | None]:
 
 
 def _fail(message: str) -> int:
-    print(f"offrl: error: {' '.join(message.split())}", file=sys.stderr)
+    say(f"offrl: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Of a bug; its message may quote a stranger's file."""
+    import traceback
+
+    text = "".join(traceback.format_exception(kind, error, trace))
+    say(*text.rstrip("\n").split("\n"), file=sys.stderr)
 
 
 def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str]]:
@@ -115,5 +126,5 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
 
 
 def _show(lines: list[str]) -> int:
-    print("\n".join(lines))
+    say(*(line for text in lines for line in text.split("\n")))
     return 0

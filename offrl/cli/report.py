@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 
 HEAD = """\
 usage: offrl report RUNS... [name=value ...]
@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
         text = HEAD + "\n" + "\n".join(describe(ReportConfig()))
         if not arguments:
             raise UserError("which runs? offrl report RUNS..., such as offrl report runs; see offrl report --help")
-        print(text)
+        say(*text.split("\n"))
         return 0
     from offrl.settings.compose import fill, parse
 
@@ -41,12 +41,12 @@ def run(arguments: list[str]) -> int:
         raise UserError("which runs? offrl report RUNS..., such as offrl report runs; see offrl report --help")
     from offrl.report.build import report
 
-    def say(line: str) -> None:
+    def tell(line: str) -> None:
         if not config.quiet:
-            print(f"{line} ...", file=sys.stderr, flush=True)
+            say(f"{line} ...", file=sys.stderr)
 
-    page = report(paths, config, say)
+    page = report(paths, config, tell)
     if not config.quiet:
         size = page.stat().st_size
-        print(f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)")
+        say(f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)")
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, one_line, say, warn
 from offrl.ope.config import METHOD_NAMES, OPEConfig
 from offrl.settings.field import describe, setting
 
@@ -51,7 +51,7 @@ def usage() -> str:
 
 def run(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
-        print(usage(), end="")
+        say(*usage().splitlines())
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     paths = [a for a in arguments if "=" not in a]
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> int:
         show.stop()
     report(result)
     result.write(target)
-    print(f"table: {target}")
+    say(f"table: {target}")
     if config.method not in ("wis", "model") and config.updates < (due := round(2.0 / max(1e-9, config.polyak * (1.0 - config.discount)))):
         warn(f"updates={config.updates:,} is too few: values grow from 0 over the first {due:,}, and before that their order says little")
     return 0
@@ -136,12 +136,12 @@ class Show:
         from offrl.system.progress import TrainingProgress
 
         self.stop()
-        bar = self.bar = TrainingProgress(f"{title}; {total:,} updates\n{self.arithmetic}", total, quiet=self.quiet)
+        bar = self.bar = TrainingProgress(f"{one_line(title)}; {total:,} updates\n{self.arithmetic}", total, quiet=self.quiet)
         return bar.update
 
     def tell(self, message: str) -> None:
         if not self.quiet:
-            print(message, flush=True)
+            say(message)
 
     def stop(self) -> None:
         if self.bar is not None:
@@ -170,18 +170,18 @@ def report(result: Selection) -> None:
         ["own Q"] * has_estimate + ["from data"] + [f"true {'' if result.truth_kind == 'discounted' else 'undiscounted '}value"] * has_truth
     )
     print_table(headers, rows, f"{result.data}: return discounted by {result.discount:g} from the data's {result.episodes:,} starts")
-    print(f"the data's own episodes: {interval_text(result.behavior)}")
+    say(f"the data's own episodes: {interval_text(result.behavior)}")
     for method, estimate in result.estimates.items():
         if "effective_episodes" in estimate.details:
             typical = float(np.median(estimate.details["effective_episodes"]))
-            print(f"{method}: the weight of {result.episodes:,} episodes lies on {typical:.1f} of them (median over candidates)")
+            say(f"{method}: the weight of {result.episodes:,} episodes lies on {typical:.1f} of them (median over candidates)")
         if "clipped" in estimate.details:
             cut, steps = (float(np.median(estimate.details[name])) for name in ("clipped", "steps"))
-            print(f"{method}: rollouts of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
-                  f"{estimate.details['world_model']}")  # fmt: skip
+            say(f"{method}: rollouts of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
+                f"{estimate.details['world_model']}")  # fmt: skip
     quality = result.quality()
     if quality:
         names = [n for n in next(iter(quality.values())) if any(np.isfinite(q[n]) for q in quality.values())]
         table = [[method, *(f"{q[n]:.2f}" for n in names)] for method, q in quality.items()]
         print_table(["method", *names], table, f"against the true {'discounted ' * (result.truth_kind == 'discounted')}returns")
-    print(f"ranked by {first}. Policies far from the data are mostly overestimated: use the order, not the numbers.")
+    say(f"ranked by {first}. Policies far from the data are mostly overestimated: use the order, not the numbers.")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from offrl.errors import say, warn
+
 PICTURES = ("learning_curve.png", "grid.png", "goal_map.png", "model.png")
 WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tensorboard")
 
 
 def run(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
-        print(_settings_help(arguments), end="")
+        say(*_settings_help(arguments).splitlines())
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.settings.compose import parse
@@ -27,7 +29,7 @@ def run(arguments: list[str]) -> int:
         with terminable():
             runs = train_from(values)
     except Interrupted as stop:
-        print(f"offrl: {stop}", file=sys.stderr)
+        say(f"offrl: {stop}", file=sys.stderr)
         return 130
     if not world().first:  # the first of torchrun's processes reports for all
         return 0
@@ -37,9 +39,9 @@ def run(arguments: list[str]) -> int:
         final_table(results, main_run.scored_in)
     for run in runs:
         files = ", ".join(n for n in WRITTEN if (run.dir / n).exists())
-        print(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
+        say(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
     if lost:
-        print(f"offrl: warning: diverged and frozen: {', '.join(map(str, lost))}", file=sys.stderr)
+        warn(f"diverged and frozen: {', '.join(map(str, lost))}")
     return 1 if len(main_run.diverged) == len(main_run.replicas) else 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from offrl import errors
 from offrl.collect.config import SETS, CollectConfig
 from offrl.collect.environment import World, spec_fact
 from offrl.collect.episodes import Episode, columns_of, statistics
@@ -42,7 +43,7 @@ class Collection:
 
     def say(self, text: str) -> None:
         if not self.config.quiet:
-            print(text, flush=True)
+            errors.say(text)
 
     def save(self) -> None:
         save_record(self.folder, self.record)

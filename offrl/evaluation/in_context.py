@@ -6,8 +6,6 @@ All tasks are played side by side, each in an environment of its own that takes 
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from offrl.errors import UserError
+from offrl.system.csv_text import text_of
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 from offrl.tasks.episodes import ENDLESS, reset_seed
 from offrl.tasks.task import Task
@@ -174,12 +173,10 @@ class Arena:
 
 def table(played: Mapping[str, Sequence[Played]]) -> str:
     """The curves as CSV: for each learner, each of its policies and each point the means over tasks and their standard deviations."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("learner", "policy", "tasks", "what", "x", "mean", "std_over_tasks"))
+    lines: list[tuple[Any, ...]] = [("learner", "policy", "tasks", "what", "x", "mean", "std_over_tasks")]
     for name, policies in played.items():
         for index, one in enumerate(policies):
             x, values, what = one.curve()
             for i, column in zip(x.tolist(), values.T, strict=True):
-                writer.writerow((name, index, len(one.tasks), what, i, f"{column.mean():.6g}", f"{column.std():.6g}"))
-    return out.getvalue()
+                lines.append((name, index, len(one.tasks), what, i, f"{column.mean():.6g}", f"{column.std():.6g}"))
+    return text_of(lines)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica
+from offrl.system.csv_text import text_of
 from offrl.system.files import write_text
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import Task
@@ -126,13 +125,12 @@ def name_of(rewards: str | Labeller) -> str:
 
 def write(earned: Sequence[RewardEvaluation], folder: Path) -> Path:
     """The table. Raises UserError where it cannot be written."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     fields = [name for name, _ in earned[0].replicas[0].values]
-    table.writerow(["rewards", *fields, "seed", "return_mean", "return_std", "environment_return_mean", "data_return_mean", "length_mean"])
+    means = ("return_mean", "return_std", "environment_return_mean", "data_return_mean", "length_mean")
+    lines: list[list[Any]] = [["rewards", *fields, "seed", *means]]
     for one in earned:
         for n, (replica, row) in enumerate(zip(one.replicas, one.evaluation.rows(), strict=True)):
             values = [one.returns[n].mean(), one.returns[n].std(), row["return"], one.data, row["length"]]
-            table.writerow([one.name, *(v for _, v in replica.values), replica.seed, *values])
-    write_text(folder / TABLE, text.getvalue())
+            lines.append([one.name, *(v for _, v in replica.values), replica.seed, *values])
+    write_text(folder / TABLE, text_of(lines))
     return folder / TABLE

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.result import Evaluation
 from offrl.settings.replicas import Replica, Values, by_cell
 from offrl.statistics.intervals import mean_interval
+from offrl.system.csv_text import text_of
 from offrl.system.files import write_text
 
 BEYOND = 0.2  # from the data's best return to the highest target, as a share of the range of the data's
@@ -70,13 +70,11 @@ def sweep(
 
 def write(achieved: AchievedReturns, path: Path) -> None:
     """Write the table as CSV. Raises UserError."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     names = [name for name, _ in achieved.replicas[0].values]
-    table.writerow([*names, "seed", "target_return", "return_mean", "return_std", "score", "length_mean"])
+    lines: list[list[Any]] = [[*names, "seed", "target_return", "return_mean", "return_std", "score", "length_mean"]]
     for target, evaluation in zip(achieved.targets, achieved.evaluations, strict=True):
         for replica, row in zip(achieved.replicas, evaluation.rows(), strict=True):
             values = [v for _, v in replica.values]
             score = "" if row["score"] is None else row["score"]
-            table.writerow([*values, replica.seed, target, row["return"], row["return_std"], score, row["length"]])
-    write_text(path, text.getvalue())
+            lines.append([*values, replica.seed, target, row["return"], row["return_std"], score, row["length"]])
+    write_text(path, text_of(lines))

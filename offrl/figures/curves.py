@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.figures.style import COLOURS, GREY, clip_height, label_ends, new_figure, ordered_colours, plain_axes, save, short, thousands
+from offrl.figures.style import (
+    COLOURS,
+    GREY,
+    clip_height,
+    label_ends,
+    new_figure,
+    ordered_colours,
+    own_settings,
+    plain_axes,
+    save,
+    short,
+    thousands,
+)
 from offrl.runs.log import SCORE_COLUMNS, SENTENCE
 from offrl.runs.record import CURVE, GRID, SCORES
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import Result
 from offrl.settings.replicas import Values, number
+from offrl.system.csv_text import read
 
 MOST_LINES = 12  # with more grid points than this a grid is drawn as a heat map of grid points and steps
 MOST_SPREADS = 3  # with more lines than this the seeds and the intervals are left out
@@ -27,12 +39,10 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
     A seed without a value at a step has no entry there, and a grid point without any value none at all.
     """
     try:
-        with open(path, newline="") as file:
-            reader = csv.DictReader(file)
-            fields = [name for name in reader.fieldnames or () if name not in (*SCORE_COLUMNS, SENTENCE)]
-            rows = list(reader)
+        rows = read(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    fields = [name for name in rows[0] if name not in (*SCORE_COLUMNS, SENTENCE)] if rows else []
     points: dict[Values, Curves] = {}
     for row in rows:
         if row.get(column):
@@ -41,6 +51,7 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
     return points
 
 
+@own_settings()
 def learning_curve(
     scores_csvs: Mapping[str, Path],
     out: Path,
@@ -123,6 +134,7 @@ def draw_lines(
     return ends
 
 
+@own_settings()
 def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bool:
     """Draw the final means of a grid's points, 900 x 550: over the values of its one field with their 95% intervals, or as a heat map
     of its two fields with the numbers in the cells.

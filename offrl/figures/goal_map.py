@@ -244,6 +244,7 @@ def _raw(spec: DataSpec, observation: np.ndarray) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
+@style.own_settings()
 def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     from matplotlib.colors import Normalize
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from offrl.evaluation.in_context import Played
 from offrl.figures.curves import draw_lines
-from offrl.figures.style import COLOURS, label_ends, new_figure, save
+from offrl.figures.style import COLOURS, label_ends, new_figure, own_settings, save
 
 
+@own_settings()
 def draw(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> None:
     """The curves as a picture: the mean over tasks with its 95% interval; of several policies of a learner their mean."""
     figure, axes = new_figure(title)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from offrl.evaluation.target_returns import AchievedReturns
-from offrl.figures.style import COLOURS, GREY, new_figure, plain_axes, save
+from offrl.figures.style import COLOURS, GREY, new_figure, own_settings, plain_axes, save
 
 
+@own_settings()
 def draw(achieved: AchievedReturns, out: Path, title: str, best: float | None) -> None:
     """Draw achieved returns over target returns: the mean over seeds with its interval, every seed as a point, and the line where both are
     equal. best: the best return in the data. Raises UserError where `out` cannot be written."""

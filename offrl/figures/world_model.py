@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from offrl.figures.style import COLOURS, GREY, new_figure, plain_axes, save
+from offrl.figures.style import COLOURS, GREY, new_figure, own_settings, plain_axes, save
 
 INK = "#333333"
 MOST_NAMES = 24  # dimensions whose names are written
 FLOOR = -0.5  # of the axis of R2
 
 
+@own_settings()
 def draw(result: Mapping[str, Any], out: Path) -> None:
     """Four panels, of all models of `result` (see quality_report.measure): R2 of each dimension, coverage, errors many steps ahead, and
     those of each dimension. Raises UserError where the file cannot be written."""

@@ -101,6 +101,7 @@ def report(run: SavedRun, results: Sequence[Outcome]) -> None:
     print_table(list(columns), list(zip(*columns.values(), strict=True)), run.scored_in)
 
 
+@style.own_settings()
 def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str | None = None) -> bool:
     """Draw scores over environment steps: mean over seeds and 95% interval, a dashed line at the score of step 0 ("offline").
 

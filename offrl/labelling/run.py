@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, say
 from offrl.labelling.config import LabelSettings
 from offrl.system.user_code import python_object
 
@@ -48,7 +48,7 @@ def usage() -> str:
 def run(names: list[str], settings: list[str]) -> int:
     """The command. Raises UserError; Ctrl-C leaves every answer that came in the cache."""
     if not names and not settings:
-        print(usage())
+        say(*usage().split("\n"))
         return 0
     if len(names) != 1:
         raise UserError(f"usage: offrl data label DATASET [name=value ...]; {len(names)} names were given, 1 is needed")
@@ -252,5 +252,4 @@ def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[t
     if counts.swapped:
         rows.append(("same answer in both orders", f"{counts.agreed / counts.swapped:.0%} of {counts.swapped:,} pairs"))
     print_table(["labelled by a language model", ""], [list(row) for row in rows + more], "")
-    print(f"answers: {cache}")
-    print(f"labels: {target}; train with dataset.reward_labels={target}")
+    say(f"answers: {cache}", f"labels: {target}; train with dataset.reward_labels={target}")

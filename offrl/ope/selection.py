@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_pro
 from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import files as checkpoint
+from offrl.system.csv_text import read, text_of
 from offrl.training.fit import Progress
 
 Interval = tuple[float, float, float]
@@ -115,18 +115,16 @@ class Selection:
 
     def write(self, path: Path) -> None:
         """One CSV row for each candidate, the best first."""
-        text = io.StringIO()
-        out = csv.writer(text, lineterminator="\n")
         columns = [f"{m}{end}" for m in self.estimates for end in ("", "_low", "_high")]
         about = [(m, name) for m, e in self.estimates.items() for name in DETAILS if name in e.details]
         columns += [f"{m}_{name}" for m, name in about]
-        out.writerow(["rank", "candidate", *columns, "own_q", "distance", "discount", "truth"])
+        lines: list[list[Any]] = [["rank", "candidate", *columns, "own_q", "distance", "discount", "truth"]]
         for rank, k in enumerate(self.order, 1):
             numbers = [x[k] for e in self.estimates.values() for x in (e.value, e.low, e.high)]
             numbers += [self.estimates[m].details[name][k] for m, name in about]
             numbers += [self.own[k], self.distance[k], self.discount, self.truth[k] if len(self.truth) else math.nan]
-            out.writerow([rank, self.names[k], *("" if math.isnan(x) else repr(float(x)) for x in numbers)])
-        checkpoint.write_text(path, text.getvalue())
+            lines.append([rank, self.names[k], *("" if math.isnan(x) else repr(float(x)) for x in numbers)])
+        checkpoint.write_text(path, text_of(lines))
 
 
 def evaluate_policies(
@@ -238,8 +236,7 @@ def read_returns(path: str | Path) -> dict[str, tuple[float, float]]:
     Raises UserError for a file that is missing or damaged, or a line that cannot be read.
     """
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = read(Path(path))
     except FileNotFoundError:
         raise UserError(f"returns={path} does not exist") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from offrl.figures.style import own_settings
 from offrl.report import appendix as behind
 from offrl.report import diagnostics as details
 from offrl.report import figures, scores
@@ -29,6 +30,7 @@ THINNED = (
 )
 
 
+@own_settings()
 def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
     """Write the report on run directories, benchmark directories, folders above them and results.csv files. Returns the page's path.
 

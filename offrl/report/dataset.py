@@ -13,6 +13,7 @@ from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report, report
 from offrl.errors import UserError
 from offrl.figures import dataset as draw
+from offrl.figures.style import own_settings
 from offrl.report.page import Cell, Page
 from offrl.settings.dataset import DatasetConfig
 
@@ -56,6 +57,7 @@ def doctor(config: DatasetConfig, out: Path) -> Report:
     return findings
 
 
+@own_settings()
 def write_page(raw: RawData, findings: Report, out: Path) -> Path:
     """The page and pictures of `doctor` about columns that were already read."""
     sample = _sample(raw, findings)

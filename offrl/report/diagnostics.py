@@ -20,6 +20,7 @@ from offrl.runs.record import SCORES, complete
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import behaviour as own_behaviour
 from offrl.settings.diff import ABSENT, difference, flatten, meaning, value_text
+from offrl.system.csv_text import read
 from offrl.system.progress import duration
 
 POINTS = 150  # of a line in a picture; longer logs are thinned evenly
@@ -207,9 +208,8 @@ def _extra(run: SavedRun) -> dict[str, Curves]:
     if too_long(run.dir / SCORES):
         return {}
     try:
-        with open(run.dir / SCORES, newline="", encoding="utf-8", errors="replace") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, csv.Error):
+        rows = read(run.dir / SCORES)
+    except (OSError, ValueError, csv.Error):
         return {}
     usual = {*SCORE_COLUMNS, SENTENCE, *run.grid} - EXTRA
     curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))

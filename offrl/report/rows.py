@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from offrl import registry
 from offrl.report.page import Cell as Shown
 from offrl.runs.comparable import group
 from offrl.runs.results import Cell, Results
+from offrl.system.csv_text import text_of
 
 Interval = tuple[float, float, float]
 UNSCORED, RAW = "not scored", "raw returns"  # in place of a group's name
@@ -184,28 +183,24 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
 
 def table(rows: Sequence[Entry]) -> str:
     """table.csv: one line for each entry; numbers in full."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(TABLE)
+    lines: list[Sequence[object]] = [TABLE]
     for e in rows:
         best = e.cell.best() if e.seeds else None
         unit = "return" if e.group in (RAW, UNSCORED) else "score"
         p = e.published
-        writer.writerow(
-            _plain(v)
-            for v in (
-                e.group, e.dataset, e.label, e.cell.settings, unit if e.seeds else "", e.seeds, e.asked or "", e.step, *e.mean, *e.returns,
-                *(e.success or (None, None, None)), *((p.mean, p.std, p.source) if p else (None, None, None)),
-                best[1] if best else None, best[0] if best else None, e.lost,
-            )
+        cells = (
+            e.group, e.dataset, e.label, e.cell.settings, unit if e.seeds else "", e.seeds, e.asked or "", e.step, *e.mean, *e.returns,
+            *(e.success or (None, None, None)), *((p.mean, p.std, p.source) if p else (None, None, None)),
+            best[1] if best else None, best[0] if best else None, e.lost,
         )  # fmt: skip
-    return text.getvalue()
+        lines.append([_plain(v) for v in cells])
+    return text_of(lines)
 
 
 def _plain(value: object) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
-    return repr(value) if isinstance(value, float) else " ".join(str(value).split("\n"))
+    return repr(value) if isinstance(value, float) else str(value)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.load import load_dataset
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
 from offrl.ope.candidates import recorded
 from offrl.registry import register
@@ -54,7 +54,7 @@ def report(
     write(run_dir, result)
     if not quiet and models:
         show(result)
-        print(f"{run_dir / PICTURE}", flush=True)
+        say(f"{run_dir / PICTURE}")
     return result
 
 
@@ -177,7 +177,7 @@ def report_again(name: str, dataset: str | None, reading: Mapping[str, Any], out
     words = ["model", *([] if path.is_dir() else [path.stem]), *([] if other is None else [_file_name(other.spec.name)])]
     folder = Path(out) if out else run_dir / "-".join(words) if words[1:] else run_dir
     write(folder, result)
-    print(f"{folder / PICTURE}, {folder / NUMBERS}")
+    say(f"{folder / PICTURE}, {folder / NUMBERS}")
 
 
 def _file_name(name: str) -> str:
@@ -277,8 +277,7 @@ def show(result: Mapping[str, Any]) -> None:
         headers, rows = headers[:6], [[*row[:5], row[6]] for row in rows]
     print_table(headers, rows, title)
     _show_steps(result, several)
-    for line in sorted({_ending_line(m["termination"]) for m in models}):
-        print(line)
+    say(*sorted({_ending_line(m["termination"]) for m in models}))
 
 
 def show_ood(scores: Sequence[Mapping[str, float]], inside: str, outside: str) -> None:

@@ -6,9 +6,7 @@ bytes as one that was not. Times and speeds go to `timing.jsonl`.
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import json
 import math
 import os
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
 from offrl.settings.replicas import Replica
+from offrl.system.csv_text import text_of
 from offrl.system.files import open_to_append, replacing
 from offrl.system.progress import TrainingProgress
 
@@ -111,7 +110,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, (str, Integral)) and not isinstance(value, bool):  # NumPy's integers are Integral, not int
-        return " ".join(str(value).split("\n"))
+        return str(value)
     number = float(value)
     return repr(number) if math.isfinite(number) else ""
 
@@ -188,14 +187,13 @@ class RunLog:
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None:
         """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and SENTENCE (`step` and the
         grid's values are filled in, the rest stays empty). `returns` [N, E]: of the single episodes, for TensorBoard."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        lines = []
         for replica, row in zip(self.replicas, rows, strict=True):
             if unknown := set(row) - {*SCORE_COLUMNS, SENTENCE}:
                 raise ValueError(f"scores.csv has no column {sorted(unknown)}")
             full = {**row, "step": int(step), **dict(replica.values)}
-            writer.writerow([_cell(full.get(name)) for name in self._columns])
-        self._scores.write(text.getvalue())
+            lines.append([_cell(full.get(name)) for name in self._columns])
+        self._scores.write(text_of(lines))
         columns = {tag: [row.get(key) for row in rows] for tag, key in BOARD.items()}
         shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
         self._final = step, shown

@@ -15,6 +15,7 @@ from typing import Any
 from offrl.errors import UserError
 from offrl.runs.log import SENTENCE
 from offrl.settings.presets import bounded_tree
+from offrl.system.csv_text import rows_of
 from offrl.system.trust import read_text
 from offrl.tasks.provenance import Provenance
 
@@ -49,7 +50,7 @@ def whole_rows(path: Path, say: Callable[[str], None], trace: Sequence[str] = ()
         if not text:
             say(f"{path} is empty")
         return
-    reader = csv.reader(complete.replace("\0", "").split("\n"))
+    reader = rows_of(complete)
     try:
         header = next(reader, [])
         thinned = reader if every == 1 or not {*trace} <= {*header} else _thinned(reader, header, trace, every)

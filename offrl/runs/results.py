@@ -10,9 +10,7 @@ The headline is always the last evaluation of a run that reached its `steps`; a 
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -276,15 +274,12 @@ def write(results: Results, path: str | Path) -> list[Path]:
     Returns the files. Raises UserError where they cannot be written.
     """
     from offrl.runs.log import write_error
+    from offrl.system.csv_text import text_of
     from offrl.system.files import replacing, write_text
 
     target = Path(path) if Path(path).suffix == ".csv" else Path(path) / RESULTS
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
     columns = [[getattr(s, name) for s in results.scores] for name in COLUMNS]
-    writer.writerows(zip(*map(_texts, columns), strict=True))
-    write_text(target, text.getvalue())
+    write_text(target, text_of([COLUMNS, *zip(*map(_texts, columns), strict=True)]))
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet
@@ -305,8 +300,5 @@ def write(results: Results, path: str | Path) -> list[Path]:
 
 
 def _texts(column: list[Any]) -> list[Any]:
-    """A column for csv, which writes None as nothing and floats so that reading them back gives the same bits."""
-    if column and isinstance(column[0], str):
-        lines = {text: " ".join(text.split("\n")) for text in set(column)}
-        return [lines[text] for text in column]
+    """A column for csv, whose words for yes and no are those of JSON."""
     return ["true" if value else "false" for value in column] if column and isinstance(column[0], bool) else column

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,8 @@ from offrl.runs.record import SCORES, read_record, spec_of
 from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
 from offrl.settings.saved import restored
+from offrl.system import csv_text, trust
 from offrl.system import files as checkpoint
-from offrl.system import trust
 from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -68,8 +67,7 @@ class SavedRun:
         path = self.dir / SCORES
         if not path.exists():
             return []
-        with open(path, newline="", encoding="utf-8") as file:
-            return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        return [{k: _number(v) for k, v in row.items()} for row in csv_text.read(path)]
 
     @property
     def final_scores(self) -> list[dict[str, Any]]:

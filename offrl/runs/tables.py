@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offrl.errors import one_line, say
 from offrl.settings.replicas import Replica, Values, by_cell, number
 from offrl.statistics.intervals import mean_interval
 
@@ -38,7 +39,8 @@ def score_text(unit: str, values: Sequence[float], replicas: Sequence[Replica]) 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """A table on standard output: ruled on a terminal, aligned plain text elsewhere. Columns of numbers stand to the right."""
-    cells = [["" if c is None else str(c) for c in row] for row in rows]
+    headers, title = [*map(one_line, headers)], one_line(title)
+    cells = [["" if c is None else one_line(str(c)) for c in row] for row in rows]
     right = [all(not row[i] or row[i][0] in "+-.0123456789" for row in cells) and any(row[i] for row in cells) for i in range(len(headers))]
     if sys.stdout.isatty():
         from rich import box
@@ -61,7 +63,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title:
 
     text = [title] if title else []
     text += [line(headers), "  ".join("-" * w for w in widths), *map(line, cells)]
-    print("\n".join(text), flush=True)
+    say(*text)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
     columns = {name: column for name, column in columns.items() if any(column)}
     print_table(list(columns), list(zip(*columns.values(), strict=True)), title)
     if sum(bool(r.values) for r in results) > 1:
-        print(CHOICE)
+        say(CHOICE)
 
 
 def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any], values: Values = ()) -> Result:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, say, warn
 from offrl.system import files as checkpoint
 from offrl.system import trust
 
@@ -60,7 +60,7 @@ def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if not quiet:
-                print(f"waiting for another process, which makes {what}", flush=True)
+                say(f"waiting for another process, which makes {what}")
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TypeVar
 
+from offrl.errors import one_line, say
+
 INTERVAL = 10.0  # seconds between lines when the output is not a terminal
 FIRST = INTERVAL / 5  # seconds before the first
 D = TypeVar("D", bound="Display")
@@ -65,13 +67,13 @@ class Display:
                 refresh_per_second=4,
                 transient=stderr,
             )
-            self.task = self.bar.add_task(title, total=total, completed=done, text="", extra="")
+            self.task = self.bar.add_task(one_line(title), total=total, completed=done, text="", extra="")
             self.bar.start()
 
     def show(self, done: int, text: str = "", extra: str = "", line: str = "", now: bool = False) -> bool:
         """Set the bar; elsewhere print `line`, at once if `now`, else when one is due. Returns whether it was shown."""
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, text=text, extra=extra)
+            self.bar.update(self.task, completed=done, text=one_line(text), extra=one_line(extra))
         elif self.quiet or not (now or time.monotonic() >= self.next_line):
             return False
         else:
@@ -82,9 +84,9 @@ class Display:
     def say(self, message: str) -> None:
         """Print a line that stays, above the bar."""
         if self.bar is not None:
-            self.bar.console.print(message, markup=False)
+            self.bar.console.print(one_line(message), markup=False)
         elif message and not self.quiet:
-            print(message, file=sys.stderr if self.stderr else None, flush=True)
+            say(message, file=sys.stderr if self.stderr else None)
 
     def stop(self) -> None:
         """Take the bar down."""
@@ -129,7 +131,7 @@ class TrainingProgress(Display):
 
     def __init__(self, title: str, total: int, replicas: int = 1, count: str = "", start: int = 0, quiet: bool = False) -> None:
         if title and not quiet:
-            print(title, flush=True)
+            say(*title.split("\n"))
         super().__init__(total, done=start, quiet=quiet)
         self.updates, self.replicas, self.count = total, replicas, count
         self.extra, self.last_step = "", -1

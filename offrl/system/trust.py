@@ -237,11 +237,20 @@ def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
     return open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode)), part
 
 
-def cell(value: Any) -> Any:
-    """A value for a CSV file: spreadsheets take a text that begins with = + - @ (or a tab) for a formula, so it gets an apostrophe."""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and not _number(value):
-        return f"'{value}"
-    return value
+def cell(text: str) -> str:
+    """A text for a CSV file (`offrl.system.csv_text`). Spreadsheets take one that begins with = + - @ (or a tab) for a formula. It gets an
+    apostrophe, also behind a semicolon, which parts cells where the comma is decimal, and before apostrophes that are there already, so
+    that `cell_text` gives the same text again. Numbers stay numbers."""
+    return text if _number(text) else _FORMULA.sub(r"'\1", text)
+
+
+def cell_text(text: str) -> str:
+    """The text behind what `cell` wrote."""
+    return _SHIELDED.sub(r"\1", text)
+
+
+_SIGN = "'*[=+@\t\r\uff1d\uff0b\uff0d\uff20-]"  # also as wide letters
+_FORMULA, _SHIELDED = (re.compile(f"(?:^|(?<=[;\t])){before}({_SIGN})") for before in ("", "'"))
 
 
 def _number(text: str) -> bool:

@@ -20,7 +20,7 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset
 from offrl.data.fit import check_fit
 from offrl.data.samplers.prefetch import Prefetcher
-from offrl.errors import UserError, first_line, warn
+from offrl.errors import UserError, first_line, one_line, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.runs import record as runs
 from offrl.settings.evaluation import cores
@@ -58,10 +58,12 @@ class Setup:
         seeds = len({r.seed for r in self.replicas})
         count = f"{seeds} seed{'s' if seeds > 1 else ''}" + (f" of {len(self.replicas) // seeds} settings" if config.grid else "")
         row = f" ({config.match[0]})" if len(config.match) == 1 else ""  # of the experiment's table
-        return (
+        lines = (
             f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, {count}, "
-            f"{config.steps:,} updates\n{self.arithmetic}; step {self.plan.mode}{processes}; settings {config.experiment}{row}; {run_dir}"
+            f"{config.steps:,} updates",
+            f"{self.arithmetic}; step {self.plan.mode}{processes}; settings {config.experiment}{row}; {run_dir}",
         )
+        return "\n".join(map(one_line, lines))
 
 
 def set_up(

@@ -12,7 +12,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, say, warn
 from offrl.nn.outline import of_file, outline
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
@@ -84,7 +84,7 @@ def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: R
     with alone(run_dir / ".part", f"the run {run_dir}", config.quiet):
         if not _finished(run_dir, requirement):
             if not config.quiet:
-                print(f"{config.algo.name} needs {requirement.algo}: training it in {run_dir} (algo.{name}=RUN takes another)", flush=True)
+                say(f"{config.algo.name} needs {requirement.algo}: training it in {run_dir} (algo.{name}=RUN takes another)")
             train(run_config, dataset, run_dir, pretrained)
     if requirement.artifact and not _finished(run_dir, requirement):
         raise UserError(

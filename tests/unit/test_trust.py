@@ -84,14 +84,15 @@ def test_a_part_is_a_new_file(tmp_path: Path) -> None:
     assert target.read_text() == "mine" and part.read_text() == "new" and not part.is_symlink()
 
 
-def test_formulas_are_text_in_tables() -> None:
-    assert [trust.cell(x) for x in ("=1+1", "+a", "-cmd", "@x", "\tx")] == ["'=1+1", "'+a", "'-cmd", "'@x", "'\tx"]
-    assert [trust.cell(x) for x in ("-1.5", "+3", "-inf", "hopper-medium-v2", 3, None, "")] == [
-        "-1.5",
-        "+3",
-        "-inf",
-        "hopper-medium-v2",
-        3,
-        None,
-        "",
-    ]
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        *((x, f"'{x}") for x in ("=1+1", "+a", "-cmd", "@x", "\tx", "\uff1dx", "'=x", "''-x", "-", "--1")),
+        ("a;=x", "a;'=x"),  # German Excel parts cells at semicolons
+        ("a;'=x", "a;''=x"),
+        *((x, x) for x in ("-1.5", "+3", "-inf", "-1e-05", "hopper-medium-v2", "", "'x", "it's", "a;b", "a; -b", "a'=b")),
+    ],
+)
+def test_formulas_are_text_in_tables_and_read_back_as_they_were(text: str, written: str) -> None:
+    assert trust.cell(text) == written
+    assert trust.cell_text(written) == text

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 from offrl.registry import register
 from offrl.settings.field import setting
 from offrl.settings.kinds import check_types
@@ -150,7 +150,7 @@ class Sindy(Algorithm):
             lines += [f"seed {replica.seed}", *report, ""]
         checkpoint.write_text(run_dir / EQUATIONS, "\n".join(lines))
         if not quiet:
-            print("\n".join(lines), flush=True)
+            say(*lines)
 
     def write(self, path: Path, replica: Replica, dataset: Dataset, parts: Split) -> None:
         """Fit the model of one seed and keep it."""

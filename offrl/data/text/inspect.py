@@ -10,6 +10,7 @@ from offrl.data.checks import Fault
 from offrl.data.dataset import Dataset
 from offrl.data.text.files import TextFile
 from offrl.data.tools.inspect import histogram
+from offrl.errors import one_line
 
 FREQUENT = 10  # actions shown
 LONG = 20_000  # characters of a text above which it is pointed out: some 5,000 tokens
@@ -76,7 +77,7 @@ class TextReport:
         lines += [f"  {'FAULT' if f.severity == 'corrupting' else 'warning'} [{f.kind}] {f}" for f in self.faults]
         if self.corrupting:
             lines.append(f"  {len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as it is")
-        return "\n".join(lines)
+        return "\n".join(map(one_line, lines))
 
     __str__ = render
 

@@ -11,6 +11,7 @@ from offrl.data.checks import Fault, find_faults
 from offrl.data.infer import find_ends
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
+from offrl.errors import one_line
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 
@@ -96,7 +97,7 @@ class Report:
             lines.append(f"  {'FAULT' if fault.severity == 'corrupting' else 'warning'} [{fault.kind}] {fault}")
         if self.corrupting:
             lines.append(f"  {len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is")
-        return "\n".join(lines)
+        return "\n".join(map(one_line, lines))
 
     __str__ = render
 
