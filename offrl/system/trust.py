@@ -92,7 +92,7 @@ def check_folder(folder: Path) -> None:
                         )
                 elif entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
-                elif not entry.is_file(follow_symlinks=False):
+                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):  # not removed meanwhile
                     raise UserError(f"{entry.path} is neither a file nor a folder, and no part of a run; remove it")
 
 
