@@ -182,10 +182,10 @@ def _plugins() -> frozenset[str]:
     return frozenset(modules) | {module.partition(".")[0] for module in modules}
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, skip: str = "") -> None:
     """Raises UserError, naming it, for a link anywhere in a run's `folder` that leads out of it, and for what is neither file nor folder.
 
-    The folder itself may be a link: a person typed its name.
+    The folder itself may be a link: a person typed its name. skip: the name of folders that are not looked into.
     """
     root = os.path.realpath(folder)
     pending = [root]
@@ -200,8 +200,8 @@ def check_folder(folder: Path) -> None:
                             "are not the run's; put the file or folder itself in its place"
                         )
                 elif entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-                elif not entry.is_file(follow_symlinks=False):
+                    pending += [entry.path] * (entry.name != skip)
+                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):  # not removed meanwhile
                     raise UserError(f"{entry.path} is neither a file nor a folder, and no part of a run; remove it")
 
 

@@ -217,7 +217,11 @@ def test_a_prepared_collection_or_benchmark_is_not_continued(home: Path, capsys:
     Path("out/collect.json").symlink_to(home / "bashrc")
     with pytest.raises(UserError, match=r"collect\.json is a link that leads out"):
         claim(Path("out"), CollectConfig(), {})
-    Path("runs/own").mkdir(parents=True)
+    Path("runs/own/cells/.submitit").mkdir(parents=True)
+    Path("runs/own/cells/.submitit/job.sh").symlink_to("/cluster/runs/own/cells/.submitit/1/job.sh")  # of a folder that has moved
+    dry = "benchmark suite=own datasets=[builtin] algos=[bc] steps=5 dry_run=true"
+    assert main(dry.split()) == 0
+    shutil.rmtree("runs/own/cells")
     Path("runs/own/parts").symlink_to(home / "thesis")
     for more in ("dry_run=true", "dry_run=false"):
         assert main(f"benchmark suite=own datasets=[builtin] algos=[bc] steps=5 {more}".split()) == 2

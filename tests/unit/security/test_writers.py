@@ -52,8 +52,9 @@ ALWAYS = {  # whatever their arguments
     "np": ("save", "savez", "savez_compressed"),
 }
 METHODS = ("write_text", "write_bytes", "touch", "unlink", "rename", "rmdir", "symlink_to", "hardlink_to", "savefig", "tofile")
-NAMES = sorted({*OPENS, *METHODS, *(name for names in ALWAYS.values() for name in names)} - {"replace", "copy"})
-CALLS = rf"\b({'|'.join(NAMES)}|os\.replace|shutil\.copy)\("
+QUALIFIED = [rf"\b{module}\.{name}\(" for module, names in ALWAYS.items() for name in names]
+MODE = r"""["'](w|a|x|r\+|w\+|a\+|x\+)[bt]?\+?["']"""
+CALLS = re.compile("|".join([MODE, r"\bos\.open\(", rf"\.({'|'.join(METHODS)})\(", *QUALIFIED]))  # only files with one are parsed
 OWN_MODULES = ("checkpoint", "files", "plan")  # whose write_text is that of offrl.system.files
 
 
@@ -81,7 +82,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
     for top in ("offrl", "algorithms", "world_models", "envs"):
         for folder, _, names in os.walk(ROOT / top):  # which does not follow links
             for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
-                if re.search(CALLS, text := path.read_text(encoding="utf-8")):
+                if CALLS.search(text := path.read_text(encoding="utf-8")):
                     yield str(path.relative_to(ROOT)), ast.parse(text)
 
 
