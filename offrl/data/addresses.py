@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 HERE = ("localhost", "127.0.0.1", "::1")
-_LOGIN = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s\"']*@")
+# the second form: a password with characters that should be written as %2F and the like, after a colon that begins no port
+_LOGIN = re.compile(r"""(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#\s"']*@|[^/?#\s"':@]*:(?!\d*(?:[/?#]|$))[^\s"']*@)""")
 
 
 def without_logins(value: Any, shown: str = "") -> Any:

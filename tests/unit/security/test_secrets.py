@@ -125,6 +125,8 @@ def test_a_fine_tuning_run_saves_its_mirror_without_the_login(tmp_path: Path, mo
         (MIRROR, "https://mirror.example/sets"),
         ("cannot reach http://a:b@h/x and ftp://c@d.", "cannot reach http://h/x and ftp://d."),
         ("https://h/path@2x?q=a@b", "https://h/path@2x?q=a@b"),
+        ("https://user:pa/s?s#@h:8443/x", "https://h:8443/x"),
+        ("http://h:8080/x@2 and http://h:8080/?q=a@b", "http://h:8080/x@2 and http://h:8080/?q=a@b"),
         ("me@h.example", "me@h.example"),
         ("https://us%40er:p%2Fw@h:8443", "https://h:8443"),
     ],
