@@ -145,7 +145,7 @@ def test_a_runs_cache_folder_is_not_emptied(run: Any, tmp_path: Path) -> None:
     """Row 2: a cache folder in the run whose `flat` is a link to the home; the run's data are read."""
     thesis = tmp_path / "home" / "thesis"
     thesis.mkdir(parents=True)
-    places = {"cache": "always", "cache_dir": str(tmp_path / "runs" / "stranger" / "cache"), "cache_limit_gb": 1e-9}
+    places = {"cache": "always", "cache_dir": str(tmp_path / "runs" / "stranger" / "cache")}
     folder = run(lambda v: v["dataset"].update(places))
     (folder / "cache").mkdir()
     (folder / "cache" / "flat").symlink_to(tmp_path / "home")
