@@ -134,7 +134,7 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
     notes = []
     if meta["step"] < parent.steps:
         notes.append(f"{path} was stopped at step {meta['step']:,} of {parent.steps:,}: going on from there")
-    dead = [str(r) for r, ok in zip(run.replicas, tensors["alive"].tolist(), strict=True) if not ok]
+    dead = [str(r) for r, ok in zip(run.replicas, run.alive(tensors), strict=True) if not ok]
     if dead:
         warn(f"{', '.join(dead)} of {path} had diverged: going on from the last finite parameters")
     came = {"run": str(path), "step": int(meta["step"]), "sha256": str(meta["sha256"])}

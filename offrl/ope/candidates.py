@@ -60,11 +60,11 @@ def run_candidates(run: SavedRun) -> dict[str, Any]:
         try:
             tensors, _ = checkpoint.read(path)
             state = checkpoint.unflatten({"state": template}, tensors, str(path))["state"]
+            alive = run.alive(tensors)
         except UserError as error:
             warn(f"{error}; it is left out")
             continue
         algorithm = algorithm or kind(config.algo, spec)  # whose shapes are those of the checkpoint
-        alive = tensors["alive"].tolist()
         for replica, policy, good in zip(replicas, policies_of(algorithm, state, replicas), alive, strict=True):
             if good:
                 candidates[f"{base}/{replica.name}@{step}"] = policy

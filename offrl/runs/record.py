@@ -201,7 +201,7 @@ def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:
     """The specification of the data in a run's record. Raises UserError where it lacks something."""
     task = (record.get("spec") or {}).get("task")
     try:
-        check_entries(record, ("spec.observation_shape", "spec.action_dim", *(("spec.task.name",) if task else ())))
+        check_entries(record, ("spec.observation_shape", "spec.action_dim", *(("spec.task.name",) if task is not None else ())))
     except UserError as error:
         raise UserError(f"{run_dir / RECORD} is not what offrl writes ({error}); {RESTORE}") from None
     return DataSpec.from_json(record["spec"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
 from offrl.errors import UserError, nearest
 from offrl.runs.log import SENTENCE
-from offrl.runs.record import SCORES, read_record, spec_of
+from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
 from offrl.runs.tables import Result, summarise
 from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
 from offrl.settings.saved import restored
@@ -89,7 +89,14 @@ class SavedRun:
     def diverged(self) -> list[Replica]:
         """Replicas that were frozen because a loss was not finite, or beyond all measure."""
         latest = checkpoint.load_latest(self.dir)
-        return [] if latest is None else [r for r, ok in zip(self.replicas, latest[0]["alive"].tolist(), strict=True) if not ok]
+        return [] if latest is None else [r for r, ok in zip(self.replicas, self.alive(latest[0]), strict=True) if not ok]
+
+    def alive(self, tensors: Mapping[str, Any]) -> list[bool]:
+        """Whether each replica had finite losses, in a checkpoint of this run. Raises UserError for one of other replicas."""
+        flags = [bool(ok) for ok in tensors["alive"].flatten().tolist()] if "alive" in tensors else []
+        if len(flags) != len(self.replicas):
+            raise UserError(f"{self.dir}: its checkpoint has {len(flags)} replicas, and its run.json {len(self.replicas)}; {RESTORE}")
+        return flags
 
     def policy(self, seed: int | None = None, **values: float) -> TrainedPolicy:
         """The policy of one seed, the first by default, and of one grid point: `policy(seed=0, temperature=3.0)`.
