@@ -27,11 +27,11 @@ from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import without_places
-from offrl.settings.kinds import misfit
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
 from offrl.settings.replicas import Replica, expand
 from offrl.settings.saved import restored
 from offrl.settings.train import TrainConfig, seed_list
+from offrl.settings.typed import check_types
 from offrl.settings.untrusted import check_code, literal, read_settings
 from offrl.system import files as checkpoint
 from offrl.system import trust
@@ -241,8 +241,7 @@ def _resumed(
         kind = registry.get("algo", identity["algo"]["name"])
         algo = restored(kind.Config, saved["algo"], str(path))
         settings = None if saved.get("dataset") is None else DatasetConfig(**saved["dataset"])
-        if wrong := misfit(saved.get("dataset"), DatasetConfig | None, "dataset"):
-            raise TypeError(wrong)
+        check_types(DatasetConfig, saved.get("dataset") or {}, f"{path / runs.CONFIG}: dataset")
         own = {k: saved[k] for k in (f.name for f in dataclasses.fields(FinetuneConfig)) if k in saved and k != "resume"}
     except (KeyError, TypeError) as error:
         raise UserError(

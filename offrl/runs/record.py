@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
-from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
-from offrl.runs.schema import check_entries, check_record
+from offrl.runs import schema
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
 from offrl.settings.field import without_places
@@ -29,7 +28,7 @@ from offrl.system import trust
 if TYPE_CHECKING:
     import torch
 
-    from offrl.data.dataset import Dataset
+    from offrl.data.dataset import Dataset, DataSpec
 
 CONFIG, RECORD, SCORES, CURVE, GRID = "config.yaml", "run.json", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
@@ -186,7 +185,7 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); {RESTORE}") from None
     try:
-        check_record(record, ("identity.algo.name", "identity.seeds", *needed))
+        schema.check_record(record, ("identity.algo.name", "identity.seeds", *needed))
     except UserError as error:
         raise UserError(f"{path} is not what offrl writes ({error}); {RESTORE}") from None
     record["identity"]["algo"] = current(record["identity"]["algo"])
@@ -194,10 +193,8 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:
-    """The specification of the data in a run's record. Raises UserError where it lacks something."""
-    task = (record.get("spec") or {}).get("task")
+    """The specification of the data in a run's record. Raises UserError where it is damaged."""
     try:
-        check_entries(record, ("spec.observation_shape", "spec.action_dim", *(("spec.task.name",) if task is not None else ())))
+        return schema.spec_of(record, f"{run_dir / RECORD}")
     except UserError as error:
         raise UserError(f"{run_dir / RECORD} is not what offrl writes ({error}); {RESTORE}") from None
-    return DataSpec.from_json(record["spec"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from offrl.errors import UserError
-from offrl.settings.kinds import misfit
+from offrl.settings.field import check
+from offrl.settings.typed import check_types
 
 # names of version 0.1 -> today's; its runs and policies are read with these
 RENAMED = {
@@ -51,12 +52,13 @@ def current(settings: Mapping[str, Any]) -> dict[str, Any]:
 def restored(kind: type, settings: Mapping[str, Any], where: str) -> Any:
     """The config of class `kind` that was saved as `settings`; what an older version did not have is at what it did.
 
-    Raises UserError for a setting that this version does not have, and for a value of another kind. where: the file, for that message.
+    Raises UserError for a setting that this version does not have, and for values of another type or out of range. where: the file, for
+    messages.
     """
     values, known = current(settings), {f.name for f in dataclasses.fields(kind)}
     if unknown := sorted(values.keys() - known):
         raise UserError(f"{where} was written by another version of offrl: it has the setting {unknown[0]}, which this one does not know")
-    hints = get_type_hints(kind)
-    if wrong := next((text for name, value in values.items() if (text := misfit(value, hints[name], name))), ""):
-        raise UserError(f"{where} has a setting that is none of offrl's: {wrong}")
-    return kind(**values)
+    check_types(kind, values, where)
+    config = kind(**values)
+    check(config, f"{where}: ")
+    return config

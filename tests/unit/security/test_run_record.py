@@ -18,7 +18,6 @@ from offrl.ope.candidates import reward_transform
 from offrl.pretrained import Requirement
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
-from offrl.settings.kinds import misfit
 from offrl.training.stages import load_run
 from offrl.world_models.model import load
 
@@ -130,13 +129,3 @@ def test_a_record_and_a_checkpoint_of_other_replicas(run: Any) -> None:
     record["identity"]["seeds"] = [0]
     with pytest.raises(UserError, match=r"its checkpoint has 2 replicas, and its run\.json 1"):
         _ = SavedRun(run(record)).diverged
-
-
-def test_types() -> None:
-    """Values held against annotations."""
-    assert misfit({"a": [1, 2.5]}, dict[str, list[float]], "x") == ""
-    assert misfit({"a": [1, "b"]}, dict[str, list[float]], "x") == "x.a[1] is 'b', where a number is due"
-    assert misfit(True, int, "x") and misfit(1.0, int, "x") and not misfit(None, int | None, "x") and misfit("1", int | None, "x")
-    assert misfit([["a", [1]], ["b"]], list[tuple[str, list[float]]], "x") == "x[1] has 1 entries, where 2 are due"
-    assert misfit({"observation_shape": 3}, DataSpec, "spec") == "spec.observation_shape is 3, where a list is due"
-    assert misfit([1], DataSpec | None, "spec") == "spec is [1], where entries by name are due" and not misfit(lambda: 1, Any, "x")
