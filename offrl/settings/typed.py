@@ -12,6 +12,7 @@ from typing import Any
 from offrl.errors import UserError
 
 MOST = 100_000_000  # no whole number in a file of settings is larger; lists of that many layers still fit in memory
+LONGEST = 10_000  # entries of a list of whole numbers, such as layers
 
 
 @functools.cache
@@ -41,7 +42,8 @@ def fits(value: Any, expected: Any) -> bool:
         return any(fits(value, a) for a in arguments)
     if origin in (list, tuple):
         items = arguments[0] if arguments else Any
-        return isinstance(value, list | tuple) and all(fits(item, items) for item in value)
+        listed = isinstance(value, list | tuple) and all(fits(item, items) for item in value)
+        return listed and not (items is int and len(value) > LONGEST)
     if dataclasses.is_dataclass(expected) or origin is dict or expected is dict:
         return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     if expected in (int, float) and isinstance(value, int):
