@@ -28,7 +28,7 @@ class DiffusionBCConfig:
     weight_decay: float = setting(1e-6, "AdamW's decay of all parameters", low=0.0, structural=True)
     batch_size: int = setting(256, "transitions in a batch", low=1)
     hidden: list[int] = setting([512, 512, 512], "widths of the residual blocks", low=1)
-    denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1)
+    denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1, high=1000)
     embedding: int = setting(256, "width of the embedding of a denoising step", low=4)
     polyak: float = setting(
         1e-4, "rate at which the averaged network, which acts, follows the trained one; at first 9 / (10 + updates), where that is more",

@@ -27,6 +27,10 @@ Returns = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(observations [B, O], plans [B, P, H, A], key []) -> the return of each plan, [B, P]. Those that are not finite lose to all that are."""
 
 PLANNERS = ("cem", "mppi")
+PLAN_LIMITS = (  # settings, the largest product, what it counts: a policy file of a stranger may ask for any
+    (("plan_population", "plan_horizon"), 10_000_000, "actions of plans"),
+    (("plan_population", "plan_horizon", "plan_particles", "plan_iterations"), 1_000_000_000, "questions to the model before each action"),
+)
 _EDGE = math.erf(math.sqrt(2.0))  # probability that a normal number is within 2 standard deviations
 
 
@@ -64,6 +68,9 @@ def check_plan(config: Any, prefix: str = "algo.") -> None:
             f"{prefix}plan_elites={config.plan_elites} is more than {prefix}plan_population={config.plan_population}: "
             "lower the first or raise the second"
         )
+    for names, most, words in PLAN_LIMITS:
+        if (product := math.prod(getattr(config, name) for name in names)) > most:
+            raise UserError(f"{' times '.join(prefix + name for name in names)} is {product:,} {words}; at most {most:,} are tried")
     if config.planner == "mppi" and config.plan_std_min > config.plan_std_max:
         raise UserError(
             f"{prefix}plan_std_min={config.plan_std_min} is above {prefix}plan_std_max={config.plan_std_max}; equal ones fix the noise"

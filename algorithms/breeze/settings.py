@@ -24,7 +24,7 @@ class BreezeConfig(ZeroShotSettings):
     feed_forward: int = setting(2048, "attention=true: width inside B's layers", low=1)
     value_hidden: list[int] = setting([512, 512], "widths of V's hidden layers", low=1)
     actor_hidden: list[int] = setting([1024, 1024, 1024], "widths of the actor's residual blocks", low=1)
-    denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1)
+    denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1, high=1000)
     embedding: int = setting(64, "width of the embedding of a denoising step", low=4)
     actor_polyak: float = setting(
         1e-3, "rate at which the averaged actor, which acts, follows the trained one; at first 9 / (10 + updates), where that is more",
@@ -39,4 +39,6 @@ class BreezeConfig(ZeroShotSettings):
     data_share: float = setting(
         0.0, "rho: share of the next actions that are the data's own (walker 0.1)", low=0.0, high=1.0, structural=True
     )
-    acting_samples: int = setting(64, "K_eval: actions drawn when acting, of which the one of the largest Q is taken", low=1, acting=True)
+    acting_samples: int = setting(
+        64, "K_eval: actions drawn when acting, of which the one of the largest Q is taken", low=1, high=100_000, acting=True
+    )

@@ -30,6 +30,7 @@ from offrl.registry import register
 from offrl.settings.field import setting
 
 KINDS = ("observation", "action", "reward", "value")
+MOST_PLANS = 100_000  # of an episode at once, in the settings of a policy file too
 
 
 @dataclass
@@ -67,7 +68,7 @@ class TTConfig:
     action_weight: float = setting(5.0, "weight of the actions' tokens in the loss; observations have 1", low=0.0)
     reward_weight: float = setting(1.0, "weight of the rewards' tokens", low=0.0)
     value_weight: float = setting(1.0, "weight of the values' tokens", low=0.0)
-    plan_horizon: int = setting(5, "steps of a plan (the authors: 5 to 20)", low=1)
+    plan_horizon: int = setting(5, "steps of a plan (the authors: 5 to 20)", low=1, high=1000)
     plan_every: int = setting(1, "steps of a plan that are taken before the next one is made", low=1)
     beam_width: int = setting(
         16, "plans that are kept at each step (the authors: 32 or 128); 1 with beam_expand=1: none is compared with another", low=1
@@ -111,6 +112,8 @@ class TT(Algorithm):
         c, s = self.config, self.spec
         if s.discrete and s.num_actions > c.bins:
             raise UserError(f"{s.name} has {s.num_actions} actions, which do not fit into algo.bins={c.bins} tokens: raise it")
+        if c.beam_width * c.beam_expand > MOST_PLANS:
+            raise UserError(f"algo.beam_width={c.beam_width} times algo.beam_expand={c.beam_expand} plans are more than {MOST_PLANS:,}")
         if c.plan_every > c.plan_horizon:
             raise UserError(f"algo.plan_every={c.plan_every} is more than the steps of a plan, algo.plan_horizon={c.plan_horizon}")
         if c.width % c.heads:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,13 @@ from typing import Any
 import torch
 
 from offrl.errors import UserError, first_line
+from offrl.lm.models import described
 from offrl.lm.models.libraries import packages, silent
 from offrl.lm.models.pretrained import FILES, GGUF
 from offrl.lm.models.tokenizer import FILES as TOKENIZERS
+
+STEPS = 5_000_000  # lines of Python, which take seconds; a chat template of a thousand lines takes 200,000, read and rendered
+MOST_TEXT = 1_000_000  # characters that a chat template may add
 
 
 class LocalModel:
@@ -39,7 +45,10 @@ class LocalModel:
             except Exception as error:  # whatever its files do to transformers
                 raise UserError(f"local={name}: no tokenizer can be read in it ({first_line(error)})") from None
             try:
-                model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options, **({} if more else {"use_safetensors": True}))
+                if not more:
+                    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                    options |= {"config": described.scrub(config, keep=("quantization_config",)), "use_safetensors": True}
+                model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
             except Exception as error:
                 raise UserError(f"local={name}: it cannot be read as a causal language model ({first_line(error)})") from None
         self.model = model.eval().requires_grad_(False).to(self.device)
@@ -89,6 +98,8 @@ class LocalModel:
             messages = [{"role": "system", "content": self.system}] if self.system else []
             try:
                 text = self._chat([*messages, {"role": "user", "content": prompt}])
+            except UserError:
+                raise
             except Exception:  # a template without a place for system messages
                 text = self._chat([{"role": "user", "content": f"{self.system}\n\n{prompt}" if self.system else prompt}])
             tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -97,7 +108,32 @@ class LocalModel:
         return [int(token) for token in tokens] or [int(self.tokenizer.pad_token_id)]
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        with bounded(f"local={self.name}: its chat template"):
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        if len(text) > MOST_TEXT + 2 * sum(len(m["content"]) for m in messages):
+            raise UserError(f"local={self.name}: its chat template makes {len(text):,} characters of a question; it is damaged, or hostile")
+        return text
+
+
+@contextlib.contextmanager
+def bounded(where: str) -> Iterator[None]:
+    """Raises UserError when Python has run `STEPS` lines within it: a chat template is a program, which transformers runs in Jinja's
+    sandbox, where it can do nothing but go on for ever."""
+    count = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > STEPS:
+            raise UserError(f"{where} does not come to an end; it is damaged, or hostile")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _place(name: str) -> tuple[Path, dict[str, str]]:
@@ -127,6 +163,7 @@ def _place(name: str) -> tuple[Path, dict[str, str]]:
         raise UserError(
             f"local={name}: it has no {lacking}; save a model there with model.save_pretrained(FOLDER, safe_serialization=True)"
         )
+    described.check_folder(folder, f"local={name}")
     return folder, {}
 
 

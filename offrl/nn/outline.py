@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from offrl.data.containers.guard import words
 from offrl.errors import UserError
 
-OPERATIONS = 300_000  # that drawing networks may take; 500 critics of two layers take 12,000
+OPERATIONS = 100_000  # calls that drawing networks may take; 500 critics of two layers take 12,000
 FREE = 1_000_000_000  # bytes that networks may take which no file holds, such as the critics beside a policy
 GROWTH = 20  # times what the file holds, that networks larger than this may take
 _stored: ContextVar[int | None] = ContextVar("stored", default=None)

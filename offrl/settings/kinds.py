@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 from offrl.errors import UserError
 
 MOST = 100_000_000  # no whole number in a file of settings is larger; lists of that many layers still fit in memory
+LONGEST = 10_000  # entries of a list of whole numbers, such as the widths of layers
 WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
@@ -33,6 +34,8 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             return _words(name, value, "a list is due")
+        if arguments[:1] == (int,) and len(value) > LONGEST:
+            return f"{name} has {len(value):,} entries, where {LONGEST:,} at most are due"
         if origin is tuple and arguments and arguments[-1] is not Ellipsis:
             if len(value) != len(arguments):
                 return f"{name} has {len(value)} entries, where {len(arguments)} are due"

@@ -91,6 +91,8 @@ class Dynamics(Algorithm):
         return dataclasses.replace(config, termination=termination, reward=reward, epoch=epoch, elites=elites)
 
     def modules(self) -> dict[str, nn.Module]:
+        if self.config.elites > self.config.members:  # `fit_config` has seen to it, and files need not
+            raise UserError(f"algo.elites={self.config.elites} is more than algo.members={self.config.members}")
         self.model = WorldModel(self.config, self.spec)
         if self.config.termination == "learned":
             self.runtime.notes = (

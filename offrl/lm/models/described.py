@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,10 @@ def plain(value: Any, where: str, key: str = "") -> Any:
     return value
 
 
-def scrub(config: Any) -> Any:
-    """A configuration that transformers read, and those in it, without what they name: see `FOREIGN`."""
+def scrub(config: Any, keep: Collection[str] = ()) -> Any:
+    """A configuration that transformers read, and those in it, without what they name: see `FOREIGN`. keep: keys that stay."""
     for part in (config, *(v for v in vars(config).values() if isinstance(v, packages()[0].PretrainedConfig))):
-        for name in FOREIGN & vars(part).keys():
+        for name in (FOREIGN & vars(part).keys()) - set(keep):
             if name.endswith("_internal"):
                 setattr(part, name, None)
             else:

@@ -1,0 +1,354 @@
+"""Policies, models and labels of strangers: rows 20 and 21 of what was tried (docs/security.md)."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offrl import registry
+from offrl.data.containers import guard
+from offrl.data.dataset import DataSpec
+from offrl.data.transforms.reward_labels import RewardLabels, load_labels
+from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.interop.policies import load_agents
+from offrl.interop.sb3_zip import read_zip
+from offrl.labelling.cache import Answers
+from offrl.nn import outline
+from offrl.relabel.preferences import PreferenceModel
+from offrl.settings.saved import restored
+from offrl.system import files
+
+SPEC = DataSpec((3,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+
+
+def saved(path: Path, name: str = "td3_bc", **settings: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and meta of a policy that was not trained."""
+    kind = registry.get("algo", name)
+    config = kind.Config(**settings)
+    algorithm = kind(config, SPEC)
+    TrainedPolicy(algorithm, algorithm.init(0), 0).save(path)
+    return files.read(path)
+
+
+def rewritten(path: Path, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> Path:
+    """The file with other contents and a checksum that is right, as a stranger writes it."""
+    files.write(path, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256")})
+    return path
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        TrainedPolicy.load(path)
+    assert path.name in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class Watch(TorchDispatchMode):
+    """Sees every tensor that is made."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [t.untyped_storage().nbytes() for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.device.type == "cpu"]
+        assert max(sizes, default=0) < 10**7, "memory of the size that the settings ask for"
+        return out
+
+
+@pytest.fixture
+def watched() -> Iterator[None]:
+    with Watch():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("td3_bc", {"hidden": [30_000, 30_000]}),
+        ("td3_bc", {"critic_hidden": [30_000, 30_000]}),  # of which the file holds nothing
+        ("td3_bc", {"critics": 10_000_000}),
+        ("td3_bc", {"hidden": [8] * 9_000}),
+        ("dt", {"layers": 50_000_000}),
+        ("dt", {"max_timestep": 90_000_000}),
+        ("dt", {"width": 80_000_000}),
+        ("fb", {"inference_samples": 90_000_000}),
+        ("pets", {"history": 90_000_000}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
+)
+def test_networks_are_not_built_before_their_shapes_fit(
+    tmp_path: Path, name: str, change: dict[str, Any], watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 20: `hidden: [30000,30000]` in a policy of some kilobytes."""
+    monkeypatch.setattr(outline, "OPERATIONS", 2_000)
+    small = {"dt": {"width": 8, "heads": 1, "layers": 1, "max_timestep": 10}, "pets": {"termination": "never", "reward": "learned"}}
+    settings = {"hidden": [8, 8]} if hasattr(registry.get("algo", name).Config(), "hidden") else {}
+    settings |= {"inference_samples": 4, "z_dim": 4, "inputs_hidden": [8], "backward_hidden": [8]} if name == "fb" else {}
+    tensors, meta = saved(tmp_path / "p.safetensors", name, **settings, **small.get(name, {}))
+    TrainedPolicy.load(tmp_path / "p.safetensors")
+    where = rewritten(tmp_path / "p.safetensors", tensors, {**meta, "config": {**meta["config"], **change}})
+    text = refused(where)
+    assert "where these settings need" in text or "describe networks of" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("tt", {"beam_width": 99_999_999}, "more than 100,000"),
+        ("pets", {"plan_population": 99_999_999}, "at most 10,000,000 are tried"),
+        ("pets", {"plan_particles": 99_999_999}, "at most 1,000,000,000 are tried"),
+        ("pets", {"elites": 1_000_000}, "elites=1000000 is more than"),
+        ("breeze", {"acting_samples": 99_999_999}, "the largest allowed value is 100000"),
+        ("diffusion_bc", {"denoising_steps": 99_999_999}, "the largest allowed value is 1000"),
+    ],
+)
+def test_what_acting_takes_has_an_end(name: str, change: dict[str, Any], problem: str) -> None:
+    """Row 20: memory that acting would take, which no tensor shows."""
+    kind = registry.get("algo", name)
+    settled = {"termination": "never", "reward": "learned"} if name == "pets" else {"longest": 10} if name == "tt" else {}
+    with pytest.raises(UserError, match=problem):
+        kind(restored(kind.Config, {"name": name, **{k: v for k, v in settled.items() if k != "longest"}, **change}, "p"), SPEC)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"config": {"name": "td3_bc", "new_setting": 1}}, "the setting new_setting"),
+        ({"config": {"name": "td3_bc", "hidden": "abc"}}, "hidden is abc, where list"),
+        ({"config": {"name": "td3_bc", "hidden": [[1]]}}, "hidden is"),
+        ({"config": {"name": "td3_bc", "hidden": [8] * 20_000}}, "hidden is"),
+        ({"config": {"name": "td3_bc", "critics": 10**30}}, "critics is 1000"),
+        ({"config": {"name": "td3_bc", "critics": True}}, "critics is True, where int is due"),
+        ({"config": {"name": "td3_bc", "discount": None}}, "discount is None, where float is due"),
+        ({"config": {"name": "td3_bc", "value_head": "evil"}}, "value_head=evil"),
+        ({"config": {"name": ["td3_bc"]}}, "does not say which algorithm"),
+        ({"config": []}, "does not say which algorithm"),
+        ({"config": {"name": "dynamics"}}, "trains no policy"),
+        ({"spec": 3}, "does not say which algorithm"),
+        ({"spec": {"observation_shape": "ab", "action_dim": 2}}, "observation_shape is ab"),
+        ({"spec": {"observation_shape": [3], "action_dim": -2}}, "-2 action dimensions"),
+        ({"spec": {"observation_shape": [3], "action_dim": 2, "action_low": [0.0]}}, "action_low has 1 numbers, where 2"),
+        ({"spec": {"observation_shape": [3], "action_dim": 2, "task": {"name": "x", "env_kwargs": []}}}, "env_kwargs is"),
+        ({"spec": {"observation_shape": [90_000_000, 90_000_000, 90_000_000], "action_dim": 2}}, ""),
+        ({"seed": {}}, "has the seed {}"),
+        ({"luggage": 3}, "does not say which algorithm"),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)
+def test_settings_of_other_types_are_one_line(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    """Row 21: a policy with an unknown setting, and with values that are no settings."""
+    tensors, meta = saved(tmp_path / "p.safetensors", hidden=[8])
+    assert problem in refused(rewritten(tmp_path / "p.safetensors", tensors, {**meta, **change}))
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["[]", "3", "{}", '{"version": 2}', '{"version": "2", "sha256": ""}', '{"version": 2, "sha256": []}', DEEP, "{", "9" * 5000],
+    ids=lambda text: text[:20],
+)
+def test_headers_of_other_kinds_are_one_line(tmp_path: Path, header: str) -> None:
+    """Row 21: meta that is no dictionary, without version or sha256, and too deep."""
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(safetensors.torch.save({"x": torch.ones(2)}, {"offrl": header}))
+    assert "damaged" in refused(path)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Row 20: a pipe, which would be read for ever, and a device without an end."""
+    os.mkfifo(tmp_path / "p.safetensors")
+    assert "a pipe or a device" in refused(tmp_path / "p.safetensors")
+    (tmp_path / "zero.safetensors").symlink_to("/dev/zero")
+    assert "a pipe or a device" in refused(tmp_path / "zero.safetensors")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".pkl", ".pt2", ".onnx"])
+def test_exports_and_pickles_are_no_policies(tmp_path: Path, suffix: str) -> None:
+    """Nothing loads a stranger's TorchScript, torch.export, ONNX or pickle."""
+    (tmp_path / f"policy{suffix}").write_bytes(b"x")
+    with pytest.raises(UserError):
+        load_agents(str(tmp_path / f"policy{suffix}"), observation_dim=3, action_low=None, action_high=None, discrete=False)
+
+
+# ---------------------------------------------------------------------------------------------------- Stable-Baselines3
+
+
+def weights(**more: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    tensors = {"actor.mu.0.weight": torch.ones(2, 3), "actor.mu.0.bias": torch.zeros(2), **more}
+    torch.save(tensors, buffer)
+    return buffer.getvalue()
+
+
+def model(path: Path, data: Any, policy: bytes | None = None, method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("policy.pth", weights() if policy is None else policy)
+        archive.writestr("data", data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+RANGE = np.array([-1.0, -1.0]), np.array([1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1],
+        3,
+        "{",
+        DEEP,
+        {"policy_kwargs": [1]},
+        {"policy_class": 3},
+        {"action_space": "Box"},
+        {"observation_space": [{}]},
+        {"action_space": {"low": "[-1 -1]", "high": "[1 1 1]"}},
+        {"action_space": {"low": "[-1 ... -1]", "high": "[1 1]", "shape": [10**30]}},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_models_of_sb3_with_other_data_are_one_line(tmp_path: Path, data: Any) -> None:
+    """Row 21: SB3 data `[1]`, deep JSON, wrong types."""
+    assert read_zip(model(tmp_path / "sound.zip", {"policy_kwargs": {}}), *RANGE).size == 2
+    if isinstance(data, dict) and "..." in str(data):
+        assert read_zip(model(tmp_path / "m.zip", data), *RANGE).size == 2  # the range that was handed in
+        return
+    with pytest.raises(UserError, match=r"m\.zip") as caught:
+        read_zip(model(tmp_path / "m.zip", data), *RANGE)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
+def test_bombs_in_models_of_sb3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 20: an SB3 zip of 40 MB that becomes 9 GB: packed twice, by another method, or as a view of one number."""
+    monkeypatch.setattr(guard, "FREE", 1_000_000)
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(3_000_000))
+    with pytest.raises(UserError, match=r"policy\.pth: 'archive/data/0' would take 3 MB"):
+        read_zip(model(tmp_path / "m.zip", {}, inner.getvalue()), *RANGE)
+    with pytest.raises(UserError, match="packed by a method that SB3 does not use"):
+        read_zip(model(tmp_path / "m.zip", {}, method=zipfile.ZIP_BZIP2), *RANGE)
+    huge = torch.ones(1).expand(10**6, 10**6)
+    with pytest.raises(UserError, match=r"'actor\.mu\.2\.weight' is no plain tensor, or claims more numbers than are stored"):
+        read_zip(model(tmp_path / "m.zip", {}, weights(**{"actor.mu.2.weight": huge})), *RANGE)
+    sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (10**6, 10**6))
+    with pytest.raises(UserError, match="no plain tensor"):
+        read_zip(model(tmp_path / "m.zip", {}, weights(**{"actor.mu.2.weight": sparse})), *RANGE)
+
+
+def test_encrypted_members_of_sb3_are_one_line(tmp_path: Path) -> None:
+    """Row 21: encrypted members."""
+    content = bytearray(model(tmp_path / "m.zip", {}).read_bytes())
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = -1
+        while (at := content.find(mark, at + 1)) >= 0:
+            content[at + offset] |= 1  # the flag
+    (tmp_path / "m.zip").write_bytes(content)
+    with pytest.raises(UserError, match=r"m\.zip cannot be read"):
+        read_zip(tmp_path / "m.zip", *RANGE)
+
+
+# ---------------------------------------------------------------------------------------------------- models that label
+
+
+def labels(path: Path, **change: Any) -> Path:
+    RewardLabels({"00" * 32: np.ones(3, np.float32)}, {"data": "x"}).save(path)
+    assert load_labels(path)
+    tensors, meta = files.read(path)
+    tensors |= {k: v for k, v in change.items() if isinstance(v, torch.Tensor)}
+    meta |= {k: v for k, v in change.items() if not isinstance(v, torch.Tensor)}
+    return rewritten(path, {k: v for k, v in tensors.items() if k not in change.get("drop", ())}, meta)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lengths": torch.tensor([5])},
+        {"lengths": torch.tensor([-3])},
+        {"lengths": torch.tensor(3)},
+        {"keys": torch.zeros(1, 2)},
+        {"rewards": torch.ones(3, 1)},
+        {"rewards": torch.ones(3, dtype=torch.int64)},
+        {"about": []},
+        {"drop": ["keys"]},
+        {"kind": ["x"]},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_reward_labels_of_other_kinds_are_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Row 21, of labels: what `dataset.reward_labels=FILE.safetensors` reads."""
+    path = labels(tmp_path / "l.safetensors", **change)
+    with pytest.raises(UserError, match=r"l\.safetensors"):
+        load_labels(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden": [30_000, 30_000]},
+        {"members": 99_999_999},
+        {"members": [1]},
+        {"members": 0},
+        {"hidden": 3},
+        {"spec": []},
+        {"accuracy": []},
+        {"mean": torch.ones(1)},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_preference_models_of_other_kinds_are_one_line(tmp_path: Path, change: dict[str, Any], watched: None) -> None:
+    """Rows 20 and 21, of preference models: their sizes are compared first."""
+    from offrl.relabel.preferences import Preferences, PreferenceSettings
+
+    members = [dict(Preferences(PreferenceSettings(hidden=[8]), SPEC).init(0).params["reward"])]
+    path = tmp_path / "m.safetensors"
+    PreferenceModel(SPEC, [8], torch.zeros(5), torch.ones(5), members, 0.5).save(path)
+    assert len(PreferenceModel.load(path).members) == 1
+    tensors, meta = files.read(path)
+    tensors |= {k: v for k, v in change.items() if isinstance(v, torch.Tensor)}
+    rewritten(path, tensors, {**meta, **{k: v for k, v in change.items() if not isinstance(v, torch.Tensor)}})
+    with pytest.raises(UserError, match=r"m\.safetensors"):
+        PreferenceModel.load(path)
+
+
+@pytest.mark.parametrize("change", [{"hidden": [30_000, 30_000]}, {"members": 90_000_000}, {"hidden": {}}, {"members": "3"}], ids=str)
+def test_world_models_are_not_built_before_their_shapes_fit(
+    tmp_path: Path, change: dict[str, Any], watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 20 and 21, of world models, which `offrl model` and model-based algorithms read."""
+    from offrl.world_models import model as world_model
+    from offrl.world_models.dynamics import DynamicsSettings
+
+    monkeypatch.setattr(outline, "OPERATIONS", 2_000)
+    made = world_model.WorldModel(DynamicsSettings(members=2, hidden=[8], termination="never", reward="learned"), SPEC)
+    path = tmp_path / "m.safetensors"
+    tree = {"params": {k: v.detach() for k, v in made.network.named_parameters()}, "mean": torch.zeros(5), "std": torch.ones(5)}
+    world_model.save(path, made, tree, {"data": {"name": "x", "fingerprint": "y"}})
+    assert world_model.load(path).model.members == 2
+    tensors, meta = files.read(path)
+    rewritten(path, tensors, {**meta, "config": {**meta["config"], **change}})
+    with pytest.raises(UserError) as caught:
+        world_model.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_kept_answers_of_other_kinds_are_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Row 21, of the file of answers: deep JSON and wrong types."""
+    lines = [DEEP, "[1]", "3", '{"key": 1, "answer": "a"}', '{"key": "k", "answer": ["a"]}', '{"key": "good", "answer": "yes"}', "\xff"]
+    (tmp_path / "answers.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
+    assert Answers(tmp_path / "answers.jsonl").known == {"good": "yes"}
+    assert "6 damaged line(s) are passed over" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UserError, match="no plain file"):
+        Answers(tmp_path / "pipe.jsonl")
