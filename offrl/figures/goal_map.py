@@ -241,9 +241,6 @@ def _raw(spec: DataSpec, observation: np.ndarray) -> np.ndarray:
     return observation * np.asarray(spec.observation_std, np.float32) + np.asarray(spec.observation_mean, np.float32)
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
-
-
 @style.own_settings()
 def _picture(out: Path, scene: Scene, places: np.ndarray, title: str) -> None:
     from matplotlib.colors import Normalize

@@ -204,4 +204,4 @@ def spec_of(record: Mapping[str, Any], run_dir: Path) -> DataSpec:
         check_entries(record, ("spec.observation_shape", "spec.action_dim", *(("spec.task.name",) if task is not None else ())))
     except UserError as error:
         raise UserError(f"{run_dir / RECORD} is not what offrl writes ({error}); {RESTORE}") from None
-    return DataSpec.from_json(record["spec"])
+    return DataSpec.from_json(record["spec"], str(run_dir / RECORD))

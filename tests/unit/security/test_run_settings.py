@@ -145,10 +145,10 @@ def test_a_runs_cache_folder_is_not_emptied(run: Any, tmp_path: Path) -> None:
     """Row 2: a cache folder in the run whose `flat` is a link to the home; the run's data are read."""
     thesis = tmp_path / "home" / "thesis"
     thesis.mkdir(parents=True)
-    places = {"cache": "always", "cache_dir": str(tmp_path / "runs" / "stranger" / "cache")}
+    places = {"cache": "always", "cache_dir": str(tmp_path / "cache")}  # in the run the link would be refused
     folder = run(lambda v: v["dataset"].update(places))
-    (folder / "cache").mkdir()
-    (folder / "cache" / "flat").symlink_to(tmp_path / "home")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "flat").symlink_to(tmp_path / "home")
     data_of([SavedRun(folder)])
     assert thesis.is_dir() and os.listdir(tmp_path / "home") == ["thesis"]
 
@@ -249,7 +249,7 @@ def test_a_pipe_is_no_config(run: Any) -> None:
     folder = run(lambda v: None)
     (folder / "config.yaml").unlink()
     os.mkfifo(folder / "config.yaml")
-    with pytest.raises(UserError, match=r"config\.yaml is no plain file"):
+    with pytest.raises(UserError, match=r"config\.yaml is neither a file"):
         run_settings(folder)
 
 
