@@ -218,6 +218,8 @@ class Case:
         dataset = dataset or data(self.discrete)
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
+        if self.name == "lamo":
+            small["embedding"] = "linear"  # of this name others have a width
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
         run = TrainConfig(algo=config, seeds=[0], steps=1, runs_dir=str(scratch()), quiet=True, compile="eager", device="cpu")
         run, pretrained = ready(run, dataset)
