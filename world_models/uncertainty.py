@@ -134,7 +134,8 @@ def fit_density(inputs: Tensor) -> dict[str, Tensor]:
     first ones are kept. v holds 1, all w, and the products of the first QUADRATIC. With M the mean of v v' over the data and a ridge,
     v' M^-1 v is large where the data are rare (Lasserre and Pauwels, arXiv 1810.08480); its mean over the data is the length of v.
     """
-    x = inputs.detach().double().cpu()
+    x = inputs.detach().double()
+    x = x if x.is_meta else x.cpu()  # drawn only, for the shapes
     mean, std = x.mean(0), x.std(0, unbiased=False)
     std = torch.where(std < 1e-12, torch.ones_like(std), std)
     z = (x - mean) / std
