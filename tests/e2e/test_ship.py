@@ -74,6 +74,7 @@ def test_export_a_cell_of_a_grid(offrl: Offrl) -> None:
     assert about["policy"]["settings"]["learning_rate"] == 0.01
 
 
+@pytest.mark.slow
 def test_evaluate_with_a_video(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs pip install 'offrl[video]'")
     assert offrl("train algo=bc seeds=2 name=mine").status == 0

@@ -154,7 +154,8 @@ def test_lipschitz_penalty_and_its_gradient() -> None:
         assert float(ours[f"{name}.bias"][e, 0, 0]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("head", [pytest.param("scalar", marks=pytest.mark.slow), "hl_gauss"])
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
 def test_the_penalty_makes_critics_smoother(head: str) -> None:
     change = []
     for weight in (0.0, 30.0):

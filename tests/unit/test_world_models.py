@@ -62,6 +62,7 @@ def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.Capture
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from offrl.algorithms import mopo
 
