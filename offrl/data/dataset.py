@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.errors import UserError
+from offrl.errors import UserError, one_line
 from offrl.settings.kinds import check_types
 from offrl.tasks.task import Task, task_from_json
 
@@ -35,6 +35,9 @@ class DataSpec:
     observation_std: tuple[float, ...] | None = None  # where std already holds the epsilon. Evaluation does the same.
     goal_dim: int = 0  # width of the column achieved_goals, in which goals are then given; 0: goals are observations
     text: bool = False  # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", one_line(self.name))  # a file may say it
 
     @property
     def observation_dim(self) -> int:

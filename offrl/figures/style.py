@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl.errors import UserError
+from offrl.errors import UserError, printable
 from offrl.system.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito's
@@ -41,7 +41,7 @@ def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: b
     figure = Figure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
+        figure.suptitle(printable(title), x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
     return figure, figure.add_subplot()
 
 

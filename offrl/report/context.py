@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from offrl.report.rows import RAW, UNSCORED, Entry
 from offrl.runs.results import Results
 
 MANY = 12  # lines of a box, rows of a table, above which the rest is folded away
+LONGEST_NAME = 100  # letters of a PNG file's name, which comes from a dataset's
 MANY_RUNS = 1000  # above which a report leaves out what only fills its page, and says so
 
 Row = TypeVar("Row")
@@ -30,6 +31,7 @@ class Material:
     comparisons: list[Comparison]
     ungrouped: list[str]  # why datasets are in no group
     colour: dict[str, str]
+    pictures: set[str] = field(default_factory=set)  # names of PNG files
 
     def groups(self) -> list[str]:
         """Names of groups of normalised scores, those that are aggregated first."""
@@ -44,6 +46,12 @@ class Material:
         """Show a figure, and write it as NAME.png."""
         from offrl.figures.style import save
 
+        short, number = name[:LONGEST_NAME], 1
+        name = short
+        while name in self.pictures:  # "a b" and "a-b" have the same plain word
+            number += 1
+            name = f"{short}-{number}"
+        self.pictures.add(name)
         save(figure, self.out / f"{name}.png")
         figure.set_layout_engine("none")  # settled; the drawing in the page need not do it again
         self.page.figure(figure, caption)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.errors import UserError
+from offrl.errors import UserError, one_line
 from offrl.runs.log import SENTENCE
 from offrl.runs.parse import Damage, finite, header, provenance, whole_rows, yaml_or_error
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
@@ -93,7 +93,7 @@ class Reader:
         try:
             plan = json.loads((path / BENCHMARK).read_text(encoding="utf-8"))
             suite, seeds = str(plan["suite"]), [int(s) for s in plan["seeds"]]
-            cells = [(str(c["dataset"]), str(c["algorithm"]), str(c["run"])) for c in plan["cells"]]
+            cells = [(one_line(str(c["dataset"])), one_line(str(c["algorithm"])), str(c["run"])) for c in plan["cells"]]
             if outside := [name for _, _, name in cells if not plain_name(name)]:
                 raise ValueError(f"its run {outside[0]} is not in this folder")
         except (OSError, *Damage) as error:

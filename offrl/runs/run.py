@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl import registry
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, one_line
 from offrl.runs.log import SENTENCE
 from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
 from offrl.runs.tables import Result, summarise
@@ -34,8 +34,8 @@ class SavedRun:
         self.seeds: list[int] = self.record["identity"]["seeds"]
         self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
         self.replicas: list[Replica] = expand(self.grid, self.seeds)
-        self.algorithm: str = self.record.get("label", self.record["identity"]["algo"]["name"])
-        self.dataset: str = self.record["data"]["name"]
+        self.algorithm: str = one_line(str(self.record.get("label", self.record["identity"]["algo"]["name"])))  # as texts and pictures
+        self.dataset: str = one_line(str(self.record["data"]["name"]))
         self.fingerprint: str = self.record["data"].get("fingerprint", "")  # of the data
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offrl.errors import one_line
 from offrl.settings.replicas import Replica, by_cell, cell_name
 from offrl.system.files import discard
 
@@ -60,6 +61,7 @@ class Board:
             plain = {**settings, **dict(values)}
             metrics = {f"final/{k}": v for k, row in results.items() if (v := _mean([row[i] for i in where])) is not None}
             shown = {k: v if isinstance(v, (bool, int, float, str)) else "null" if v is None else str(v) for k, v in plain.items()}
+            shown = {k: one_line(v) if isinstance(v, str) else v for k, v in shown.items()}
             with SummaryWriter(str(self.folder / "hparams" / (cell_name(values) or "run"))) as writer:
                 for summary in hparams(shown, metrics):
                     writer.file_writer.add_summary(summary)
