@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 
 from offrl.errors import UserError
 
-MOST = 100_000_000  # no whole number in a file of settings is larger; lists of that many layers still fit in memory
+MOST = 100_000_000  # whole numbers in files of settings; lists of that many layers still fit in memory
 LONGEST = 10_000  # entries of a list of whole numbers, such as the widths of layers
 WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
@@ -56,9 +56,13 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1) -> str:
 
 def check_types(kind: Any, values: Mapping[str, Any], where: str) -> None:
     """Raises UserError for the first of `values`, by names of fields of the dataclass `kind`, that is of another type than its field, or a
-    whole number beyond `MOST`. where: the file, for that message."""
-    if wrong := misfit(values, kind, "", MOST):
-        raise UserError(f"{where} is damaged: {wrong}")
+    whole number beyond `MOST` and 10,000 times its default. where: the file, for that message."""
+    hints = _known(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in values:
+            usual = field.default if isinstance(field.default, int) else 0  # lengths in updates may be long
+            if wrong := misfit(values[field.name], hints[field.name], field.name, max(MOST, 10_000 * usual)):
+                raise UserError(f"{where} is damaged: {wrong}")
 
 
 def _words(name: str, value: Any, due: str) -> str:
