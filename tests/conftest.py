@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     def savefig(self: Any, target: Any, **options: Any) -> Any:
         if not hasattr(target, "name"):  # a page's, which is text in memory
             return render(self, target, **options)
-        figures[Path(target.name).name.removeprefix(".").removesuffix(".part")] = self
+        figures[re.sub(r"^\.(.*)\.\d+\.part$", r"\1", Path(target.name).name)] = self
         return render(self, target, **options) if rendered else target.write(BLANK)
 
     monkeypatch.setattr(Figure, "savefig", savefig)

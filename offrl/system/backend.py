@@ -137,7 +137,7 @@ def seal_compiled() -> None:
     """Note the checksums of the code that Inductor has kept, which has just run: damaged code ends a process without a word."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     for code in Path(folder).glob("*/*.so") if code_cache.is_own(folder) else ():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UserError):
             content, seal = code.read_bytes(), code.with_suffix(SEAL)
             if not seal.exists() and _whole(content):  # another process may be writing its own
                 write_text(seal, hashlib.sha256(content).hexdigest())

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from importlib.metadata import entry_points
@@ -30,6 +31,7 @@ ENVIRONMENTS = frozenset({"offrl", "gymnasium", "gymnasium_robotics", "minigrid"
 _PLAIN = re.compile(r"(?:game:)?\w[\w .,+=()-]*")
 # Arguments of offrl's environments that name a program to start, its options, or a run to read: no file gives them, plain or not.
 _OPENED = frozenset({"engine", "settings", "model"})
+STALE = 60.0  # seconds after which nobody writes to an unfinished file any more
 _of_file: ContextVar[bool] = ContextVar("of_file", default=False)
 
 
@@ -229,11 +231,18 @@ def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO
 
 
 def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
-    """A new file `.NAME.part` beside `path`, open for writing and reading, to be renamed to it. What lies there under that name is removed,
-    not opened: it may be a link. `offrl.system.files.replacing` is for users. mode: its permissions, less the umask. Raises OSError."""
-    part = path.with_name(f".{path.name}.part")
-    with contextlib.suppress(FileNotFoundError):
-        part.unlink()
+    """A new file `.NAME.PID.part` beside `path`, this process' own, open for writing and reading, to be renamed to it.
+
+    What lies there under that name is removed, not opened: it may be a link. So is what killed processes left.
+    `offrl.system.files.replacing` is for users. mode: its permissions, less the umask. Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    names = re.compile(re.escape(f".{path.name}.") + r"(\d+\.)?part")
+    for name in filter(names.fullmatch, os.listdir(path.parent)):
+        left = path.with_name(name)
+        with contextlib.suppress(FileNotFoundError):
+            if left == part or left.is_symlink() or time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
     return open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode)), part
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from offrl.errors import UserError, printable
 from offrl.system import trust
+from offrl.system.files import write_text
 
 
 def test_control_characters_are_shown_not_sent() -> None:
@@ -82,6 +83,27 @@ def test_a_part_is_a_new_file(tmp_path: Path) -> None:
     with file:
         file.write(b"new")
     assert target.read_text() == "mine" and part.read_text() == "new" and not part.is_symlink()
+
+
+def test_several_processes_write_the_same_file(tmp_path: Path) -> None:
+    """Such as seals of compiled code: each has a part of its own, and the file is one of theirs, whole. What a killed one left goes."""
+    path, left = tmp_path / "seal", tmp_path / ".seal.99999999.part"
+    left.write_text("half")
+    os.utime(left, (0, 0))
+    children = []
+    for letter in "abc":
+        if not (child := os.fork()):
+            try:
+                for _ in range(60):
+                    write_text(path, letter * 5000)
+                    text = path.read_text()
+                    assert len(text) == 5000 and len(set(text)) == 1
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    assert [p.name for p in tmp_path.iterdir()] == ["seal"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ ALLOWED = {
     "offrl/system/files.py": {"os.replace": "`replacing`", "part.unlink": "`replacing`", "path.unlink": "`discard`",
                               "folder.rmdir": "`discard`", "(folder / f'step_{old:09d}.safetensors').unlink": OWN},
     "offrl/system/trust.py": {"open": "`open_part`: exclusively", "os.open": "`open_to_write`: not through links",
-                              "os.ftruncate": "`open_to_write`: after that check", "part.unlink": OWN},
+                              "os.ftruncate": "`open_to_write`: after that check", "left.unlink": "`open_part`: unfinished ones"},
     "offrl/system/locks.py": {"shutil.rmtree": "of a TemporaryFolder, whose process has died or which ends"},
     "offrl/system/backend.py": {"code.rename": "Inductor's own folder, by names of this machine", "Path(folder).rename": "the same",
                                 "code.with_suffix(SEAL).unlink": OWN},
