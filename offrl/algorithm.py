@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
+from offrl.nn.functional import call
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
@@ -100,6 +101,7 @@ class Runtime:
 
     source: Any = None  # the sampler's source, the same for all replicas, on the device
     reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
+    alone: bool = False  # updates are run eagerly and for one replica, outside of all transforms of torch.func
     notes: Sequence[str] = ()  # lines for the log about the algorithm's setup
 
 
@@ -236,11 +238,15 @@ class Algorithm(ABC):
 
     def apply(self, name: str, params: Params, *x: Any) -> Any:
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
-        return params.module(*x) if isinstance(params, BoundParams) else functional_call(self.networks[name], params, x)
+        return params.module(*x) if isinstance(params, BoundParams) else call(self.networks[name], params, *x)
 
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""
-        grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(state.params[name], state, *x)
+        if self.runtime.alone:
+            grads, metrics = _gradients(loss_fn, state.params[name], state, *x)
+        else:
+            # as constants of the function: its arguments are all wrapped, each time, which takes longer than small products
+            grads, (_, metrics) = grad_and_value(lambda params: loss_fn(params, state, *x), has_aux=True)(state.params[name])
         if self.runtime.reduce_gradients is not None:
             grads = self.runtime.reduce_gradients(grads)
         params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
@@ -255,6 +261,16 @@ class Algorithm(ABC):
     def policy(self) -> Policy:
         """The module "actor", for its distribution's methods; its own parameters are not used."""
         return cast(Policy, self.networks["actor"])
+
+
+def _gradients(loss_fn: LossFn, params: Params, state: TrainState, *x: Any) -> tuple[Params, Metrics]:
+    """What `grad_and_value` gives, without its wrappers, which take longer than the products of a small network."""
+    leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+    with torch.enable_grad():
+        loss, metrics = loss_fn(leaves, state, *x)
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    filled = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(params.items(), grads, strict=True)}
+    return filled, pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, metrics)
 
 
 def with_config(algorithm: AnyAlgorithm, config: Any) -> AnyAlgorithm:

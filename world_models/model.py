@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
+from offrl.nn.functional import call
 from offrl.nn.outline import of_file, outline
 from offrl.optim import Params
 from offrl.pretrained import Requirement
@@ -133,7 +133,7 @@ class WorldModel:
 
     def raw(self, params: Params, tree: Tree, x: Tensor) -> Raw:
         """The networks' outputs for inputs [B, I] or [E, B, I], which are standardised here."""
-        return functional_call(self.network, params, (((x - tree["mean"]) / tree["std"]),))
+        return call(self.network, params, (x - tree["mean"]) / tree["std"])
 
     def predict(self, tree: Tree, observations: Tensor, actions: Tensor, past: Tensor) -> Prediction:
         """The prediction of each of the members. observations [B, O]."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from offrl.algorithm import Metrics, Part
@@ -22,6 +21,7 @@ from offrl.data.dataset import DataSpec
 from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES
 from offrl.data.samplers.transitions import Batch
 from offrl.nn import MLP, initialise
+from offrl.nn.functional import call
 from offrl.optim import Params
 
 WITHIN, BEYOND = 1.0, 1.2  # adjacent pairs are to lie within this, others beyond that
@@ -68,7 +68,7 @@ class AdjacencyConstraint(Part):
 
     def __call__(self, params: Params, *x: Any) -> Tensor:
         """The network's outputs for its own inputs: [B, WIDTH]."""
-        return functional_call(self.network, params, x)
+        return call(self.network, params, *x)
 
     def penalty(self, params: Params, observations: Tensor, latents: Tensor) -> Tensor:
         """Mean of max(0, d - 1.1), d the distances of states [B, O] to the subgoals [B, D]."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad
 
 from offrl import losses, rng
 from offrl.algorithm import Metrics, Part, TrainState
@@ -22,6 +22,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
 from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, ValueHead, make_head
+from offrl.nn.functional import call
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
@@ -149,7 +150,7 @@ class Critic(Part):
 
     def __call__(self, params: Params, *x: Any) -> Tensor:
         """The network's outputs for its own inputs: [E, B, ...]."""
-        return functional_call(self.network, params, x)
+        return call(self.network, params, *x)
 
     def logits(self, params: Params, observations: Tensor, actions: Tensor, key: Tensor | None = None) -> Tensor:
         """Outputs of every critic: [E, B, out_dim]. `key` switches dropout on.
@@ -311,7 +312,7 @@ class Value(Part):
 
     def __call__(self, params: Params, observations: Tensor) -> Values:
         """V [B] and the outputs [B, out_dim]."""
-        logits = functional_call(self.network, params, (observations,))
+        logits = call(self.network, params, observations)
         return Values(self.head.mean(logits), logits)
 
     def objective(self, v: Values, target: Values) -> Tensor:

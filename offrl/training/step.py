@@ -66,6 +66,8 @@ class Step:
         self.precision = precision
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
         self.batched = algorithm.traits.vectorized and (replicas > 1 or mode != "eager")
+        self.alone = mode == "eager" and not self.batched
+        self.algorithm.runtime.alone = self.alone
         self.updates = functools.cache(self._updates)
         self.program: Program | None = None
         if mode != "eager":
@@ -92,8 +94,6 @@ class Step:
         [N, length, 2] for batches and updates, the replicas' own settings, and batches from outside."""
 
         def replica(state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> tuple[TrainState, Metrics]:
-            if not self.batched:  # without vmap, the replica axis is taken off here and put back
-                state, keys, hyper, batches = pytree.tree_map(lambda x: x[0], (state, keys, hyper, batches))
             total: Metrics = {}
             self._configure(hyper)
             for i in range(length):
@@ -110,10 +110,11 @@ class Step:
                     total, metrics if self.algorithm.traits.period == 1 else counted(metrics)
                 )  # a metric may come in some phases only
             self._configure({name: getattr(self.base, name) for name in hyper})
-            result = state._replace(buffers={}), total
-            return result if self.batched else pytree.tree_map(lambda x: x.unsqueeze(0), result)
+            return state._replace(buffers={}), total
 
-        return vmap(replica) if self.batched else replica
+        if self.batched:
+            return vmap(replica)
+        return replica if self.alone else lambda *x: _stacked(replica(*_first(x)))
 
     def _refresh(self, state: TrainState, sums: Metrics, step: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
         """`Algorithm.refresh` for all replicas, eagerly. Where updates write over the state, so does this."""
@@ -170,11 +171,19 @@ class Step:
                     step += done
                     continue
                 # keys of many updates at a time: one by one they would take longer than some of the matrix products
-                keys = update_keys(state, min(end - step, KEYS if self.program is None else period - phase))
-                for i in range(len(keys)):  # one by one: the sums then do not show where a run was interrupted
-                    new, metrics = self.updates(step % period, 1)(state, keys[i : i + 1].transpose(0, 1), hyper, self._batches(step, 1))
-                    state, sums = new._replace(buffers=state.buffers), add(sums, metrics)
+                keys = update_keys(state, min(end - step, KEYS if self.program is None else period - phase)).unsqueeze(1).transpose(1, 2)
+                own = hyper
+                if self.alone:  # the axis of the one replica is off for all of them
+                    state, keys, own = _first((state, keys.transpose(0, 1), hyper))
+                for key in keys:  # one by one: the sums then do not show where a run was interrupted
+                    batches = self._batches(step, 1)
+                    new, metrics = self.updates(step % period, 1)(state, key, own, _first(batches) if self.alone else batches)
+                    state, sums = (
+                        new._replace(buffers=state.buffers),
+                        add(sums, {k: v.unsqueeze(0) for k, v in metrics.items()} if self.alone else metrics),
+                    )
                     step += 1
+                state = _stacked(state) if self.alone else state
         return state, sums
 
     def _patterns(
@@ -201,6 +210,16 @@ class Step:
     def _batches(self, step: int, count: int) -> list[Batch]:
         """The batches from outside of the updates from number `step`; none where the step samples."""
         return [] if self.batches is None else [self.batches.get(step + i) for i in range(count)]
+
+
+def _first(tree: Any) -> Any:
+    """A tree without the replica axis, of the one replica."""
+    return pytree.tree_map(lambda x: x[0], tree)
+
+
+def _stacked(tree: Any) -> Any:
+    """The inverse."""
+    return pytree.tree_map(lambda x: x.unsqueeze(0), tree)
 
 
 def make_step(
