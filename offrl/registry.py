@@ -65,6 +65,11 @@ def load_plugins() -> None:
                 warn(f"plugin '{point.name}' ({point.value}) could not be loaded: {type(error).__name__}: {error}")
 
 
+def extended(kind: str) -> bool:
+    """Whether there may be members besides offrl's own, so that only importing all of them tells. Imports nothing."""
+    return bool(_table.get(kind)) or bool(entry_points(group="offrl.plugins"))
+
+
 def names(kind: str) -> dict[str, Any]:
     """All registered members of a kind, by name."""
     for module in _BUILTIN.get(kind, "").split():

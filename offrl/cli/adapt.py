@@ -41,10 +41,14 @@ def run(arguments: list[str]) -> int:
     where = [a for a in arguments if "=" not in a]
     if not where:
         raise UserError("usage: offrl adapt RUN [RUN ...] [tasks=100] [episodes=20] [name=value ...]; offrl adapt --help says more")
-    from offrl.runs.run import SavedRun
+    from offrl.runs.paths import check_run
     from offrl.settings.compose import fill, parse
 
     config = fill(AdaptConfig(), parse([a for a in arguments if "=" in a]), "adapt")
+
+    for path in where:
+        check_run(path)
+    from offrl.runs.run import SavedRun
 
     adapt([SavedRun(path) for path in where], config)
     return 0

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, say, warn
+from offrl.runs.paths import check_run
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ USAGE = "\n".join(["usage: offrl evaluate RUN [name=value ...]", "", *describe(E
 def run(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
         raise UserError("usage: offrl evaluate RUN [episodes=10] [seed=0] [env=ID] [video=true]; offrl evaluate --help says more")
+    check_run(arguments[0])
     from offrl.api import Run
     from offrl.runs.tables import interval_text, print_table
     from offrl.settings.compose import fill, parse

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from offrl.errors import UserError, nearest, say
 from offrl.export import ExportConfig
+from offrl.runs.paths import check_run
 from offrl.settings.field import describe
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ USAGE = "\n".join(
 def run(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
         raise UserError("usage: offrl export RUN [format=onnx] [seed=0] [out=PATH] [stochastic=true]; offrl export --help says more")
+    check_run(arguments[0])
     from offrl.runs.run import SavedRun
     from offrl.settings.compose import fill, parse
     from offrl.settings.replicas import number

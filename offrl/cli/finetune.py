@@ -20,9 +20,12 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"offrl finetune takes one run, and {len(paths)} are given ({' '.join(paths)})")
     if not arguments:
         raise UserError("usage: offrl finetune RUN env=ID steps=N; offrl finetune --help says more")
+    from offrl.runs.paths import check_run
     from offrl.settings.compose import parse
 
     values = parse([a for a in arguments if "=" in a])
+    for path in paths:
+        check_run(path)
     from offrl.api import finetune_from
     from offrl.errors import Interrupted
     from offrl.finetuning.summary import FILE, PICTURE, outcomes, report

@@ -17,8 +17,11 @@ def run(arguments: list[str]) -> int:
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
     from offrl.settings.compose import parse
+    from offrl.settings.presets import algorithm_group
 
     values = parse(arguments)
+    if isinstance(algo := values.get("algo"), str):
+        algorithm_group(algo)  # a mistake is told before torch is imported
     from offrl.api import train_from
     from offrl.errors import Interrupted
     from offrl.runs.tables import final_table

@@ -135,7 +135,7 @@ def _load(text: str, low: np.ndarray | None, high: np.ndarray | None) -> dict[st
 
 def _run_policies(path: Path) -> dict[str, Policy]:
     """All replicas of a run."""
-    from offrl.runs.record import RECORD
+    from offrl.runs.paths import RECORD
     from offrl.runs.run import SavedRun
 
     if not (path / RECORD).exists():

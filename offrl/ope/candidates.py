@@ -16,7 +16,7 @@ from offrl.data.load import load_dataset
 from offrl.errors import UserError, warn
 from offrl.nn.outline import outline
 from offrl.ope.problem import unique_names
-from offrl.runs.record import RECORD
+from offrl.runs.paths import RECORD
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.dataset import DatasetConfig

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from offrl import registry
 from offrl.data.addresses import without_logins
 from offrl.data.dataset import DataSpec
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError
+from offrl.runs.paths import RECORD, no_run
 from offrl.runs.schema import check_entries, check_record
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from offrl.data.dataset import Dataset
 
-CONFIG, RECORD, SCORES, CURVE, GRID = "config.yaml", "run.json", "scores.csv", "learning_curve.png", "grid.png"
+CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
@@ -183,8 +184,7 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     try:
         record = json.loads(trust.read_text(path))
     except (FileNotFoundError, NotADirectoryError):
-        names = sorted(p.parent.name for p in run_dir.parent.glob(f"*/{RECORD}"))
-        raise UserError(f"{run_dir} is not a run directory (it has no {RECORD}).{nearest(run_dir.name, names)}") from None
+        raise no_run(run_dir) from None
     except RecursionError:
         raise UserError(f"{path} cannot be read (it is nested too deeply); {RESTORE}") from None
     except (OSError, ValueError) as error:

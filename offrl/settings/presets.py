@@ -98,7 +98,9 @@ def base_algorithm(algo: str) -> str:
 
 def algorithm_group(name: str) -> str:
     """The file under configs/algo, or the registered algorithm, called `name`. Raises UserError with the nearest name."""
-    known = {*config_names("algo"), *registry.names("algo")}
+    known = {*config_names("algo")}
+    if registry.extended("algo"):
+        known |= registry.names("algo").keys()
     for spelling in (name, name.replace("-", "_")):
         if spelling in known:
             return spelling
