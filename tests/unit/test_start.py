@@ -43,7 +43,7 @@ class Two(nn.Module):
 
 def test_call_is_functional_call() -> None:
     module, x = Two(), torch.randn(5, 3)
-    own = {k: v for k, v in module.named_parameters()}
+    own = dict(module.named_parameters())
     for names in (("first.weight", "scale"), ("scale",), ()):
         params = {name: torch.randn_like(own[name]) for name in names}
         assert torch.equal(call(module, params, x), functional_call(module, params, (x,)))
