@@ -18,7 +18,7 @@ from offrl import rng
 from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
-from offrl.nn.functional import call
+from offrl.nn import call
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
@@ -242,11 +242,15 @@ class Algorithm(ABC):
 
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> tuple[TrainState, Metrics]:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is constant."""
-        if self.runtime.alone:
-            grads, metrics = _gradients(loss_fn, state.params[name], state, *x)
+        if self.runtime.alone:  # without the wrappers of torch.func, which take longer than the products of a small network
+            leaves = {k: v.detach().requires_grad_() for k, v in state.params[name].items()}
+            with torch.enable_grad():
+                loss, metrics = loss_fn(leaves, state, *x)
+            values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), values, strict=True)}
+            metrics = pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, metrics)
         else:
-            # as constants of the function: its arguments are all wrapped, each time, which takes longer than small products
-            grads, (_, metrics) = grad_and_value(lambda params: loss_fn(params, state, *x), has_aux=True)(state.params[name])
+            grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(state.params[name], state, *x)
         if self.runtime.reduce_gradients is not None:
             grads = self.runtime.reduce_gradients(grads)
         params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
@@ -261,16 +265,6 @@ class Algorithm(ABC):
     def policy(self) -> Policy:
         """The module "actor", for its distribution's methods; its own parameters are not used."""
         return cast(Policy, self.networks["actor"])
-
-
-def _gradients(loss_fn: LossFn, params: Params, state: TrainState, *x: Any) -> tuple[Params, Metrics]:
-    """What `grad_and_value` gives, without its wrappers, which take longer than the products of a small network."""
-    leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-    with torch.enable_grad():
-        loss, metrics = loss_fn(leaves, state, *x)
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    filled = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(params.items(), grads, strict=True)}
-    return filled, pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, metrics)
 
 
 def with_config(algorithm: AnyAlgorithm, config: Any) -> AnyAlgorithm:

@@ -23,7 +23,7 @@ from offrl.algorithm import TrainState
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, nearest
-from offrl.nn.functional import call
+from offrl.nn import call
 from offrl.nn.outline import of_file, outline
 from offrl.optim import Params
 from offrl.pretrained import Requirement

@@ -20,8 +20,7 @@ from offrl.algorithm import Metrics, Part
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.adjacency import ADJACENT, ANY_STATES, NEAR_STATES
 from offrl.data.samplers.transitions import Batch
-from offrl.nn import MLP, initialise
-from offrl.nn.functional import call
+from offrl.nn import MLP, call, initialise
 from offrl.optim import Params
 
 WITHIN, BEYOND = 1.0, 1.2  # adjacent pairs are to lie within this, others beyond that

@@ -21,8 +21,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, ValueHead, make_head
-from offrl.nn.functional import call
+from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, ValueHead, call, make_head
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 

@@ -2,7 +2,7 @@
 
 from offrl.nn.ensemble import EnsembleLinear, EnsembleMLP
 from offrl.nn.heads import HEADS, Bootstrap, Scalar, ValueHead, make_head
-from offrl.nn.mlp import MLP, Linear, initialise
+from offrl.nn.mlp import MLP, Linear, call, initialise
 from offrl.nn.policies import Categorical, Deterministic, Gaussian, Policy, TanhGaussian, make_policy
 from offrl.nn.transformer import Transformer
 
@@ -21,6 +21,7 @@ __all__ = [
     "TanhGaussian",
     "Transformer",
     "ValueHead",
+    "call",
     "initialise",
     "make_head",
     "make_policy",

@@ -13,8 +13,7 @@ from offrl import registry
 from offrl.errors import UserError, one_line
 from offrl.runs.log import SENTENCE
 from offrl.runs.parse import Damage, finite, header, provenance, whole_rows, yaml_or_error
-from offrl.runs.paths import RECORD
-from offrl.runs.record import CONFIG, SCORES, complete
+from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from offrl.nn.functional import call
+from offrl.nn import call
 
 MISTAKES = """
 import sys
