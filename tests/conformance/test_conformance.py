@@ -124,7 +124,7 @@ def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
 
 
 # tracing takes seconds; bc and td3_bc hold nothing that these do not
-TRACED = [pytest.param(c, marks=() if str(c) in ("iql", "dt", "mopo", "gciql") else pytest.mark.slow) for c in BATCHED]
+TRACED = [pytest.param(c, marks=() if str(c) in ("iql", "mopo") else pytest.mark.slow) for c in BATCHED]
 
 
 @each(TRACED)

@@ -126,6 +126,7 @@ def tiles(height: int, width: int) -> list[tuple[int, int]]:
     return middles[:3]
 
 
+@pytest.mark.slow
 def test_the_start_is_the_scored_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seeds: list[int] = []
     reset = Counter.reset
