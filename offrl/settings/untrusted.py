@@ -76,7 +76,7 @@ def check_code(path: Path, settings: Mapping[str, Any], typed: Mapping[str, Any]
     for values in (dotted({k: v for k, v in settings.items() if k != "given" and v is not None}), settings.get("given") or {}):
         for name in CODE if "dataset" in parts else ():
             text = values.get(name)
-            if isinstance(text, str) and not text.endswith(".safetensors") and typed.get(name, text) == text:
+            if isinstance(text, str) and Path(text).suffix != ".safetensors" and typed.get(name, text) == text:
                 trust.check_code(path, name, text, name in typed)
         for name in ENVIRONMENTS if "eval" in parts else ():
             if isinstance(text := values.get(name), str) and name not in typed:

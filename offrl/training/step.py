@@ -178,10 +178,8 @@ class Step:
                 for key in keys:  # one by one: the sums then do not show where a run was interrupted
                     batches = self._batches(step, 1)
                     new, metrics = self.updates(step % period, 1)(state, key, own, _first(batches) if self.alone else batches)
-                    state, sums = (
-                        new._replace(buffers=state.buffers),
-                        add(sums, {k: v.unsqueeze(0) for k, v in metrics.items()} if self.alone else metrics),
-                    )
+                    state = new._replace(buffers=state.buffers)
+                    sums = add(sums, _stacked(metrics) if self.alone else metrics)
                     step += 1
                 state = _stacked(state) if self.alone else state
         return state, sums
