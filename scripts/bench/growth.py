@@ -115,8 +115,8 @@ def measured(options: argparse.Namespace) -> list[Point]:
         maps = options.maps or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="offrl-growth-")))
         for axis in chosen:
             points += measure(axis, options, maps)
-    if options.points:
-        options.points.write_text(json.dumps([asdict(p) for p in points], indent=1))
+            if options.points:
+                options.points.write_text(json.dumps([asdict(p) for p in points], indent=1))
     return sorted(points, key=lambda p: list(AXES).index(p.axis))
 
 
@@ -166,10 +166,6 @@ def measure(axis: str, options: argparse.Namespace, maps: Path) -> list[Point]:
     points = [point(*key, seconds) for key, seconds in times.items()]
     for runner in runners.values():
         runner.close()
-    runners.clear()
-    data.clear()
-    sources.clear()
-    gc.collect()
     return points
 
 
