@@ -33,14 +33,14 @@ def synthetic(rows: int) -> Dataset:
     )
 
 
-def on_disk(rows: int, folder: Path) -> Dataset:
-    """As much in memory-mapped files under `folder`, as `dataset.memory=mmap` keeps it: 107 bytes a row, of a million rows over and over.
+def on_disk(rows: int, folder: Path, repeated: int = 1_000_000) -> Dataset:
+    """As much in memory-mapped files under `folder`, as `dataset.memory=mmap` keeps it, 107 bytes a row: so many rows over and over.
     Written by the first call."""
     target = folder / f"synthetic-{rows}"
     if not (target / MANIFEST).exists():
-        block = synthetic(min(rows, 1_000_000))
+        block = synthetic(min(rows, repeated))
         if rows % len(block):
-            raise ValueError(f"{rows} rows are no whole number of millions")
+            raise ValueError(f"{rows} rows are no multiple of {len(block)}")
         memory, columns = Memory(-1.0, folder), {}
         for name in block.columns.keys() - {"expert"}:
             values = block.columns[name].numpy()
