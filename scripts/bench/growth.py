@@ -115,6 +115,7 @@ def measured(options: argparse.Namespace) -> list[Point]:
         maps = options.maps or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="offrl-growth-")))
         for axis in chosen:
             points += measure(axis, options, maps)
+            gc.collect()  # networks that die while others are compiled would end the compilation
             if options.points:
                 options.points.write_text(json.dumps([asdict(p) for p in points], indent=1))
     return sorted(points, key=lambda p: list(AXES).index(p.axis))
@@ -202,7 +203,8 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
     axes.set_ylabel("ms for one update" + (" of all replicas" if axis == "replicas" else ""))
     axes.set_ylim(bottom=0.5 * min(p.floor for p in points) * 1e3)
     axes.grid(True, color="0.92")
-    axes.legend(frameon=False, fontsize=8)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], frameon=False, fontsize=8)  # lines come before those with ranges
     axes.set_title("IQL, one thread", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
@@ -221,9 +223,9 @@ def table(points: list[Point]) -> list[str]:
         for label in dict.fromkeys(p.label for p in points if p.axis == axis):
             curve = sorted((p for p in points if p.axis == axis and p.label == label), key=lambda p: p.value)
             first, last = curve[0], curve[-1]
-            words.append(f"{last.seconds / first.seconds:.1f} times as long {label} (from {first.value:,} to {last.value:,})")
+            words.append(f"{last.seconds / first.seconds:.1f} times {label} ({first.value:,} to {last.value:,})")
         if words:
-            lines.append(f"- {axis.capitalize()}: at the most an update takes {'; '.join(words)}.")
+            lines.append(f"- {axis.capitalize()}: an update's time grows {'; '.join(words)}.")
     return lines
 
 
