@@ -48,8 +48,6 @@ def _robotics(env_id: str, **kwargs: Any) -> gym.Env:
 class PadObservation(gym.ObservationWrapper):
     """Zeros after the observation, up to `size`."""
 
-    pure_observation = True  # for offrl.evaluation.steppers: what is observed depends on the inner observation alone
-
     def __init__(self, env: gym.Env, size: int) -> None:
         super().__init__(env)
         self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)

@@ -16,8 +16,8 @@ import numpy as np
 
 from offrl.errors import UserError, warn
 from offrl.evaluation.result import Evaluation, Policy, Tally, Values
-from offrl.evaluation.steppers import FastStepper, PlainStepper, StepFailed, fast_stepper
-from offrl.evaluation.text_stepper import TextStepper, observed
+from offrl.evaluation.steppers import StepFailed, step_all
+from offrl.evaluation.text_stepper import observed, step_texts
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 from offrl.tasks.episodes import ENDLESS, goal_of, mujoco_warnings, observe_reward, reset_seed, set_goal
@@ -61,7 +61,6 @@ class Evaluator:
         limits = [n for n in (config.max_steps, task.max_episode_steps, time_limit(env)) if n is not None]
         self.limit, self.endless = (min(limits), False) if limits else (ENDLESS, True)
         self.provenance = provenance(task, env)
-        self.fast = fast_stepper(env, self._another, self.flatten)
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
         count = len(task.starts)
@@ -93,22 +92,18 @@ class Evaluator:
         """Play these episodes of one policy, and write what comes of them to row n of `tally`."""
         alive = self.config.parallel
         while len(self.envs) < min(alive, len(episodes)):
-            self._another()
+            self.envs.append(make_env(self.task))
         with mujoco_warnings() as unstable, plain_products():
             for first in range(0, len(episodes), alive):
                 self._wave(_Games(n, policy, seed, list(episodes[first : first + alive]), tally, unstable), progress)
-
-    def _another(self) -> gym.Env:
-        self.envs.append(make_env(self.task))
-        return self.envs[-1]
 
     def _wave(self, games: _Games, progress: Progress | None) -> None:
         """Play these episodes to their ends, each in an environment of its own, with a fresh carry."""
         count, tally = self.config.episodes, games.tally
         rows = games.rows = np.full(count, None, object) if self.text else aligned_zeros((count, *self.observation_shape), self.dtype)
-        envs = self.envs[: len(games.at)]
+        games.envs = self.envs[: len(games.at)]
         goals: list[np.ndarray | None] = [None] * count
-        for env, e in zip(envs, games.at, strict=True):
+        for env, e in zip(games.envs, games.at, strict=True):
             options = dict(self.task.starts[e % len(self.task.starts)]) if self.task.starts else None
             first, info = env.reset(seed=reset_seed(self.config.seed, games.seed, e), options=options)
             goals[e] = goal_of(first, info)
@@ -123,7 +118,6 @@ class Evaluator:
                 )
             rows[e] = row
         games.unstable.clear()
-        self._choose_stepper(games, envs)
         carry = set_goal(games.policy, games.policy.start(count), _rows(goals, games.at))
         began, value = list(games.at), None
         games.discount = float(getattr(games.policy, "discount", DISCOUNT))
@@ -139,15 +133,6 @@ class Evaluator:
                 break
         if value is not None and isinstance(games.policy, Values):
             tally.estimates[games.n, began] = games.policy.in_recorded_units(value[began], tally.lengths[games.n, began])
-
-    def _choose_stepper(self, games: _Games, envs: Sequence[gym.Env]) -> None:
-        """The fast physics, if it knows every one of these environments."""
-        if self.fast is not None:
-            games.stepper, games.handles = self.fast, [self.fast.handle(env) for env in envs]
-        if self.text:
-            games.stepper, games.handles = TextStepper(), list(envs)
-        elif self.fast is None or None in games.handles:
-            games.stepper, games.handles = PlainStepper(self.flatten), list(envs)
 
     def _turn(self, games: _Games, raw: Any, t: int) -> None:
         """Step t of all running episodes, with the policy's actions for all rows; the next observations go to their rows."""
@@ -166,7 +151,8 @@ class Evaluator:
                 return
         at = list(games.at)
         try:
-            steps = games.stepper.step(games.handles, actions[at], t, games.unstable)
+            chosen = actions[at]
+            steps = step_texts(games.envs, chosen) if self.text else step_all(games.envs, chosen, self.flatten, games.unstable)
         except StepFailed as failure:  # a third-party environment: say where it failed
             error = failure.__cause__
             name = self.task.env_id or self.task.name
@@ -252,15 +238,14 @@ class _Games:
     tally: Tally
     unstable: list[str]  # see `mujoco_warnings`
     discount: float = DISCOUNT
-    handles: list[Any] = field(default_factory=list)  # of the running episodes, for
-    stepper: PlainStepper | FastStepper | TextStepper = field(init=False)
+    envs: list[gym.Env] = field(default_factory=list)  # of the running episodes
     rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros (of texts: None) where no episode runs
     rewards: np.ndarray = field(init=False)  # [E] of the last step; likewise
 
     def end(self, e: int) -> None:
         """Episode e is over."""
         k = self.at.index(e)
-        del self.at[k], self.handles[k]
+        del self.at[k], self.envs[k]
         self.rows[e] = None if self.rows.dtype == object else 0
         self.tally.finished += 1
 

@@ -104,8 +104,6 @@ def score(policies: Sequence[TrainedPolicy], task: Task, config: EvalConfig, rew
     diaries: list[Diary] = []
     watched = replace(task, env_factory=lambda: Observed(make_env(task), diaries))
     with Evaluator(watched, config) as evaluator:
-        evaluator.fast = None  # stepping physics directly would pass the diaries by
-        diaries.clear()
         evaluation = evaluator(policies, [p.seed for p in policies])
         choices = getattr(evaluator.envs[0].action_space, "start", 0)  # data number choices from 0
         returns = np.zeros(evaluation.returns.shape)

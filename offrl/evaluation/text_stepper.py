@@ -26,26 +26,22 @@ def observed(text: Any, info: Any) -> Observed:
     return observation
 
 
-class TextStepper:
-    """`env.step` of environments whose observations and actions are texts; see `offrl.evaluation.steppers.PlainStepper`."""
+def step_texts(envs: Sequence[Any], actions: np.ndarray) -> Steps:
+    """`offrl.evaluation.steppers.step_all` where observations and actions are texts. `actions`: an array of objects.
 
-    def handle(self, env: Any) -> Any:
-        """The action that `step` takes for this environment."""
-        return env
-
-    def step(self, handles: Sequence[Any], actions: np.ndarray, t: int, warnings: list[str]) -> Steps:
-        """Step t of each environment with its text of `actions`, an array of objects. Raises StepFailed where an environment raises."""
-        texts = np.full(len(handles), None, object)
-        rewards, over, successes = np.zeros(len(handles)), np.zeros(len(handles), bool), np.full(len(handles), np.nan)
-        reports_success = False
-        for k, env in enumerate(handles):
-            try:
-                text, reward, terminated, truncated, info = env.step(str(actions[k]))
-            except Exception as error:  # of a third-party environment
-                raise StepFailed(k) from error
-            texts[k] = observed(text, info)
-            rewards[k], over[k] = float(reward), bool(terminated or truncated)
-            success = success_of(info)
-            if success is not None:
-                successes[k], reports_success = success, True
-        return Steps(texts, rewards, over, successes if reports_success else None, {})
+    Raises StepFailed where an environment raises.
+    """
+    texts = np.full(len(envs), None, object)
+    rewards, over, successes = np.zeros(len(envs)), np.zeros(len(envs), bool), np.full(len(envs), np.nan)
+    reports_success = False
+    for k, env in enumerate(envs):
+        try:
+            text, reward, terminated, truncated, info = env.step(str(actions[k]))
+        except Exception as error:  # of a third-party environment
+            raise StepFailed(k) from error
+        texts[k] = observed(text, info)
+        rewards[k], over[k] = float(reward), bool(terminated or truncated)
+        success = success_of(info)
+        if success is not None:
+            successes[k], reports_success = success, True
+    return Steps(texts, rewards, over, successes if reports_success else None, {})

@@ -18,7 +18,6 @@ import torch
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
-from offrl.evaluation.steppers import StepFailed, fast_stepper
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings
 from offrl.tasks.task import Task
@@ -39,7 +38,6 @@ class Seat:
     seed: int  # of the replica
     number: int  # of the environment among the replica's
     episode: int = -1  # of this environment, from 0
-    handle: Any = None  # for the fast physics
     total: float = 0.0  # of the rewards so far, as the environment gave them
     actions: list[np.ndarray] = field(default_factory=list)  # in [-1, 1], or choices: of the steps so far
 
@@ -86,7 +84,6 @@ class Play:
             self.limit = min(limits) if limits else ENDLESS
             if not limits:
                 warn(f"nothing limits the episodes of {self.name}: they are cut after {ENDLESS:,} steps; set max_steps=")
-            self.fast = fast_stepper(first, self._make, self.flatten)
             self.seats = [Seat(self._make(), n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
         except BaseException:
             self.close()
@@ -208,7 +205,6 @@ class Play:
             fault = f"of shape {row.shape}, its space says {self.shape}" if row.shape != self.shape else "that is not finite"
             raise UserError(f"{self.name}: reset gave an observation {fault} {seat.where()}")
         self.current[k] = row
-        seat.handle = self.fast.handle(seat.env) if self.fast is not None else None
 
     def _stored(self, actions: np.ndarray) -> np.ndarray:
         """Actions as a dataset has them."""
@@ -226,13 +222,6 @@ class Play:
             scaled = np.clip(self.low + (stored + np.float32(1.0)) * np.float32(0.5) * (self.high - self.low), self.low, self.high)
             sent = np.clip(scaled, space.low.reshape(-1), space.high.reshape(-1)).astype(space.dtype).reshape(len(at), *space.shape)
         self.unstable.clear()
-        if self.fast is not None and all(seat.handle is not None for seat in seats):
-            try:  # t=-1: no time limit there; `over` is then the end of the task alone
-                steps = self.fast.step([seat.handle for seat in seats], sent, -1, self.unstable)
-            except StepFailed as failure:
-                raise self._failed(seats[failure.index], failure.__cause__) from failure.__cause__
-            rows = np.asarray(steps.observations).astype(self.kind)
-            return rows, steps.rewards, steps.over.copy(), np.zeros(len(at), bool), steps.unstable
         rows = np.zeros((len(at), *self.shape), self.kind)
         rewards, terminated, truncated = np.zeros(len(at)), np.zeros(len(at), bool), np.zeros(len(at), bool)
         unstable: dict[int, str] = {}
@@ -241,15 +230,12 @@ class Play:
                 observation, reward, terminal, cut, _ = seat.env.step(int(sent[i]) if self.discrete else sent[i])
                 rows[i], rewards[i] = self.flatten(observation), float(reward)
             except Exception as error:  # third-party environment
-                raise self._failed(seat, error) from error
+                raise UserError(f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}") from error
             terminated[i], truncated[i] = bool(terminal), bool(cut) and not bool(terminal)
             if self.unstable:
                 unstable[i] = self.unstable[0]
                 self.unstable.clear()
         return rows, rewards, terminated, truncated, unstable
-
-    def _failed(self, seat: Seat, error: BaseException | None) -> UserError:
-        return UserError(f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}")
 
 
 _NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {})

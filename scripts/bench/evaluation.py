@@ -125,14 +125,13 @@ def measure(task: Task, policies: list[TrainedPolicy], config: EvalConfig, repea
             if repeat == 0:  # warming up
                 for values in rates.values():
                     values.clear()
-        fast = evaluator.fast is not None
     vector.close()
     middle = {name: statistics.median(values) for name, values in rates.items()}
     ratios = {n: [a / b for a, b in zip(rates[n], rates["vector"], strict=True)] for n in ("one", "pool")}
     words = [f"{statistics.median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in ratios.values()]
     return (
         f"| {task.env_id} | {len(policies)} x {config.episodes} | {middle['vector']:,.0f} | {middle['one']:,.0f} | {middle['pool']:,.0f} "
-        f"| {words[0]} | {words[1]} |" + ("" if fast else " (env.step)")
+        f"| {words[0]} | {words[1]} |"
     )
 
 

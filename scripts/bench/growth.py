@@ -1,20 +1,26 @@
 """The growth of offrl's training cost, on this machine's CPU with one thread: replicas, batch, width, size of the data; and its memory.
 
-python scripts/bench/growth.py                  # plots docs/benchmarks/growth-*.png and a table of IQL; about 6 minutes
+python scripts/bench/growth.py                  # plots docs/benchmarks/growth-*.png and a table of IQL; about 15 minutes, 11 GB of disk
+python scripts/bench/growth.py --axis rows --points /tmp/points.json     # one axis; the others as they were measured before
 python scripts/bench/growth.py --memory         # 64 replicas of IQL on 2,000,000 transitions, and 100,000 updates; about 3 minutes
 python scripts/bench/growth.py --quick --folder /tmp/growth     # few points and short bursts, to try it
+
+All points of an axis take turns: in each round each of them runs one burst. Numbers are medians over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import json
 import resource
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +29,58 @@ sys.path[:0] = [str(SCRIPTS), str(SCRIPTS.parent)]
 
 import torch  # noqa: E402
 from peers import common, flops  # noqa: E402
-from peers.runner import Runner, make, products_per_second, resident, synthetic  # noqa: E402
+from peers.runner import Runner, make, on_disk, products_per_second, resident, synthetic  # noqa: E402
 
+from offrl.data.dataset import Dataset  # noqa: E402
 from offrl.system import backend  # noqa: E402
 
 BASE = {"replicas": 1, "batch": 256, "width": 256, "rows": 1_000_000}
-EAGER = {
-    "replicas": [1, 2, 4, 8, 16],
-    "batch": [64, 128, 256, 512, 1024, 2048],
+VALUES = {
+    "replicas": [1, 2, 4, 8, 16, 32, 64],
+    "batch": [64, 128, 256, 512, 1024, 2048, 4096],
     "width": [64, 128, 256, 512, 1024],
-    "rows": [10_000, 50_000, 200_000, 1_000_000, 5_000_000],
+    "rows": [100_000, 1_000_000, 10_000_000],
 }
-COMPILED = {"replicas": [1, 4, 16], "batch": [64, 256, 2048], "width": [64, 256, 1024], "rows": [10_000, 1_000_000, 5_000_000]}
+MAPPED = [1_000_000, 10_000_000, 100_000_000]
 QUICK = {"replicas": [1, 2], "batch": [64, 256], "width": [64, 256], "rows": [10_000, 50_000]}
+QUICK_MAPPED = [10_000, 50_000]
 AXES = {
     "replicas": "replicas (seeds at once)",
     "batch": "batch size",
     "width": "width of the two hidden layers",
     "rows": "transitions in the data",
 }
+COLOURS = {"eager": "tab:blue", "compiled": "tab:orange"}
 SEEN_AT_FIRST, LONG_RUN = 1_000, 100_000
 
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: which axis is varied, its value, the mode of the step, and the time of an update (of all replicas)."""
+    """One measurement: which axis is varied, its value, how, and the time of an update (of all replicas)."""
 
     axis: str
     value: int
-    mode: str
+    mode: str  # of the step
+    mapped: bool  # the data are memory-mapped files, else a table in memory
     seconds: float
+    low: float  # the fastest and
+    high: float  # the slowest round
     floor: float
+
+    @property
+    def label(self) -> str:
+        return self.mode + (", memory map" if self.mapped else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=SCRIPTS.parent / "docs" / "benchmarks", help="where the plots go")
     parser.add_argument("--out", type=Path, help="also write the text to this Markdown file")
+    parser.add_argument("--axis", choices=list(AXES), action="append", help="may be repeated; default: all")
+    parser.add_argument("--points", type=Path, help="keep what is measured in this JSON file, and show what it holds of the other axes")
+    parser.add_argument("--maps", type=Path, help="folder of the memory-mapped data, kept; default: one that is removed")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of a burst at least")
     parser.add_argument("--memory", action="store_true", help="measure memory instead")
     parser.add_argument("--quick", action="store_true", help="few points, short bursts, eager only")
     options = parser.parse_args()
@@ -73,9 +94,11 @@ def main() -> None:
         ]
     else:
         options.folder.mkdir(parents=True, exist_ok=True)
-        points = list(measure(options.quick))
+        backend.cache_compiled()
+        points = measured(options)
         for axis in AXES:
-            plot([p for p in points if p.axis == axis], axis, options.folder / f"growth-{axis}.png")
+            if curve := [p for p in points if p.axis == axis]:
+                plot(curve, axis, options.folder / f"growth-{axis}.png")
         lines = [head, "", *table(points)]
     text = "\n".join(lines) + "\n"
     print(text)
@@ -83,34 +106,72 @@ def main() -> None:
         options.out.write_text(text)
 
 
-def measure(quick: bool) -> Iterator[Point]:
-    """All points; what two axes share is measured once."""
-    peak, known = products_per_second(), {}
-    for mode, axes in {"eager": QUICK if quick else EAGER, **({} if quick else {"compiled": COMPILED})}.items():
-        for axis, values in axes.items():
-            for value in values:
-                sizes = {**BASE, "rows": 10_000 if quick else BASE["rows"], axis: value}
-                key = (mode, *sizes.values())
-                if key not in known:
-                    print(f"{mode}: {axis} {value:,}", file=sys.stderr, flush=True)
-                    known[key] = seconds_of(mode, 0.2 if quick else 0.7, **sizes)
-                hidden = (sizes["width"],) * 2
-                needed = flops.needed("iql", sizes["batch"], common.OBSERVATION, common.ACTION, hidden) * sizes["replicas"]
-                yield Point(axis, value, mode, known[key], needed / peak)
+def measured(options: argparse.Namespace) -> list[Point]:
+    """The points of the chosen axes, measured now, and of the others from the file of earlier ones."""
+    chosen, points = options.axis or list(AXES), []
+    if options.points and options.points.exists():
+        points = [Point(**p) for p in json.loads(options.points.read_text()) if p["axis"] not in chosen]
+    with contextlib.ExitStack() as stack:
+        maps = options.maps or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="offrl-growth-")))
+        for axis in chosen:
+            points += measure(axis, options, maps)
+            gc.collect()  # networks that die while others are compiled would end the compilation
+            if options.points:
+                options.points.write_text(json.dumps([asdict(p) for p in points], indent=1))
+    return sorted(points, key=lambda p: list(AXES).index(p.axis))
 
 
-def seconds_of(mode: str, burst: float, *, replicas: int, batch: int, width: int, rows: int) -> float:
-    """Seconds of one update of IQL, for all replicas together: the median of three bursts."""
-    dataset = synthetic(rows)
-    algorithm = make("iql", dataset, {"hidden": [width, width]})
-    runner = Runner(algorithm, dataset, seeds=range(replicas), mode=mode, batch_size=batch)
-    del dataset
-    runner.run(4)
-    return 1.0 / statistics.median(runner.rate(burst) for _ in range(3))
+def measure(axis: str, options: argparse.Namespace, maps: Path) -> list[Point]:
+    """All points of an axis, by turns."""
+    burst, rounds = (0.1, 2) if options.quick else (options.seconds, options.rounds)
+    values, mapped = (QUICK[axis], QUICK_MAPPED) if options.quick else (VALUES[axis], MAPPED)
+    base = {**BASE, "rows": QUICK["rows"][0]} if options.quick else BASE
+    places = [(value, False) for value in values] + [(value, True) for value in mapped if axis == "rows"]
+    runners: dict[tuple[int, str, bool], Runner] = {}
+    data: dict[tuple[int, bool], Dataset] = {}
+    sources: dict[tuple[int, bool], Any] = {}
+    for value, disk in places:
+        sizes = {**base, axis: value}
+        where = sizes["rows"], disk
+        data = {k: v for k, v in data.items() if k == where or v.mapped}  # a runner keeps what its sampler packed
+        if where not in data:
+            data[where] = on_disk(where[0], maps) if disk else synthetic(where[0])
+        for mode in ("eager",) if options.quick else COLOURS:
+            print(f"{axis} {value:,}{', memory map' * disk}, {mode}: warms up", file=sys.stderr, flush=True)
+            algorithm = make("iql", data[where], {"hidden": [sizes["width"]] * 2})
+            runner = Runner(
+                algorithm,
+                data[where],
+                seeds=range(sizes["replicas"]),
+                mode=mode,
+                batch_size=sizes["batch"],
+                source=sources.get(where),
+            )
+            sources[where] = runner.source
+            runner.run(4)
+            runners[value, mode, disk] = runner
+    times: dict[tuple[int, str, bool], list[float]] = {key: [] for key in runners}
+    peaks = []
+    for number in range(rounds):
+        print(f"{axis}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        peaks.append(products_per_second())
+        for key, runner in runners.items():
+            times[key].append(1.0 / runner.rate(burst))
+    peak = statistics.median(peaks)
+
+    def point(value: int, mode: str, disk: bool, seconds: Sequence[float]) -> Point:
+        sizes = {**base, axis: value}
+        needed = flops.needed("iql", sizes["batch"], common.OBSERVATION, common.ACTION, (sizes["width"],) * 2) * sizes["replicas"]
+        return Point(axis, value, mode, disk, statistics.median(seconds), min(seconds), max(seconds), needed / peak)
+
+    points = [point(*key, seconds) for key, seconds in times.items()]
+    for runner in runners.values():
+        runner.close()
+    return points
 
 
 def plot(points: list[Point], axis: str, path: Path) -> None:
-    """One plot with a line for each mode and the floor."""
+    """One plot with a line for each mode and place of the data, and the floor."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -118,12 +179,18 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     figure, axes = plt.subplots(figsize=(5.5, 3.6))
-    for mode, marker, colour in (("eager", "o", "tab:blue"), ("compiled", "s", "tab:orange")):
-        curve = [p for p in points if p.mode == mode]
-        if curve:
-            axes.plot([p.value for p in curve], [1e3 * p.seconds for p in curve], marker=marker, color=colour, label=f"offrl, {mode}")
-    floor = sorted({(p.value, 1e3 * p.floor) for p in points})
-    axes.plot(*zip(*floor, strict=True), color="0.5", linestyle="--", label="matrix products at the measured rate")
+    for label in dict.fromkeys(p.label for p in points):
+        curve = sorted((p for p in points if p.label == label), key=lambda p: p.value)
+        first = curve[0]
+        style, marker = ("--", "s") if first.mapped else ("-", "o")
+        seconds = [1e3 * p.seconds for p in curve]
+        ranges = [[1e3 * (p.seconds - p.low) for p in curve], [1e3 * (p.high - p.seconds) for p in curve]]
+        axes.errorbar(
+            [p.value for p in curve], seconds, ranges, color=COLOURS[first.mode], linestyle=style, marker=marker, markersize=4,
+            linewidth=1.4, capsize=2, label=f"offrl, {label}",
+        )  # fmt: skip
+    floor = sorted({p.value: 1e3 * p.floor for p in points}.items())
+    axes.plot(*zip(*floor, strict=True), color="0.5", linestyle=(0, (1, 1)), label="matrix products at the measured rate")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -136,7 +203,8 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
     axes.set_ylabel("ms for one update" + (" of all replicas" if axis == "replicas" else ""))
     axes.set_ylim(bottom=0.5 * min(p.floor for p in points) * 1e3)
     axes.grid(True, color="0.92")
-    axes.legend(frameon=False)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], frameon=False, fontsize=8)  # lines come before those with ranges
     axes.set_title("IQL, one thread", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
@@ -145,18 +213,19 @@ def plot(points: list[Point], axis: str, path: Path) -> None:
 
 def table(points: list[Point]) -> list[str]:
     """Every point, and for each axis one sentence."""
-    lines = ["| axis | value | mode | ms for one update | of the floor |", "|---|---|---|---|---|"]
+    lines = ["| axis | value | mode | ms for one update (range) | of the floor |", "|---|---|---|---|---|"]
     for p in points:
-        lines.append(f"| {p.axis} | {p.value:,} | {p.mode} | {1e3 * p.seconds:.2f} | {p.floor / p.seconds:.2f} |")
+        span = f"{1e3 * p.seconds:.2f} ({1e3 * p.low:.2f} to {1e3 * p.high:.2f})"
+        lines.append(f"| {p.axis} | {p.value:,} | {p.label} | {span} | {p.floor / p.seconds:.2f} |")
     lines.append("")
     for axis in AXES:
-        mode = "compiled" if any(p.mode == "compiled" and p.axis == axis for p in points) else "eager"
-        curve = sorted((p for p in points if p.axis == axis and p.mode == mode), key=lambda p: p.value)
-        first, last = curve[0], curve[-1]
-        factor, cost = last.value / first.value, last.seconds / first.seconds
-        lines.append(
-            f"- {axis.capitalize()}, {mode}: from {first.value:,} to {last.value:,} (x{factor:g}) an update takes {cost:.1f} times as long."
-        )
+        words = []
+        for label in dict.fromkeys(p.label for p in points if p.axis == axis):
+            curve = sorted((p for p in points if p.axis == axis and p.label == label), key=lambda p: p.value)
+            first, last = curve[0], curve[-1]
+            words.append(f"{last.seconds / first.seconds:.1f} times {label} ({first.value:,} to {last.value:,})")
+        if words:
+            lines.append(f"- {axis.capitalize()}: an update's time grows {'; '.join(words)}.")
     return lines
 
 

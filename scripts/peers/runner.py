@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from offrl import registry
 from offrl.algorithm import Algorithm, Metrics, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
+from offrl.data.memory import MANIFEST, Memory, chunks, open_mapped
+from offrl.data.samplers.prefetch import Prefetcher
 from offrl.training.step import Step, make_step
 from offrl.training.updates import metric_means
 
@@ -30,6 +33,28 @@ def synthetic(rows: int) -> Dataset:
     )
 
 
+def on_disk(rows: int, folder: Path, repeated: int = 1_000_000) -> Dataset:
+    """As much in memory-mapped files under `folder`, as `dataset.memory=mmap` keeps it, 107 bytes a row: so many rows over and over.
+    Written by the first call."""
+    target = folder / f"synthetic-{rows}"
+    if not (target / MANIFEST).exists():
+        block = synthetic(min(rows, repeated))
+        if rows % len(block):
+            raise ValueError(f"{rows} rows are no multiple of {len(block)}")
+        memory, columns = Memory(-1.0, folder), {}
+        for name in block.columns.keys() - {"expert"}:
+            values = block.columns[name].numpy()
+            out = memory.empty(name, (rows, *values.shape[1:]), values.dtype)
+            for part in chunks(rows, len(values)):
+                out[part] = values
+            columns[name] = torch.from_numpy(out)
+        shifts = torch.arange(0, rows, len(block))[:, None]
+        starts, ends = ((shifts + at).flatten() for at in (block.episode_start, block.episode_end))
+        about = {"raw_returns": torch.zeros(len(ends), dtype=torch.float64), "complete": torch.ones(len(ends), dtype=torch.bool)}
+        memory.write(replace(block, columns=columns, episode_start=starts, episode_end=ends, **about), target)
+    return open_mapped(target)
+
+
 def make(name: str, dataset: Dataset, settings: dict[str, Any] | None = None) -> Algorithm:
     """The registered algorithm `name` with its default settings but for `settings`, those that the data decide found as in a run.
 
@@ -40,7 +65,7 @@ def make(name: str, dataset: Dataset, settings: dict[str, Any] | None = None) ->
 
 
 class Runner:
-    """State, step and data of `seeds` replicas."""
+    """State, step and data of `seeds` replicas. Batches of memory-mapped data are read ahead, as in a run."""
 
     def __init__(
         self,
@@ -51,11 +76,15 @@ class Runner:
         mode: str,
         batch_size: int = common.BATCH,
         device: str = "cpu",
+        source: Any = None,
     ) -> None:
+        """source: what another runner on these data prepared."""
         self.algorithm, self.device, self.mode = algorithm, torch.device(device), mode
-        self.source = algorithm.sampler().prepare(dataset.to(self.device))
-        self.step = make_step(algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode)
+        sampler = algorithm.sampler()
+        self.source = source or sampler.prepare(dataset if dataset.mapped else dataset.to(self.device))
         self.state = stack([algorithm.init(s) for s in seeds], self.device)
+        self.ahead = Prefetcher(sampler, self.source, self.state.key, batch_size, 0, self.device) if dataset.mapped else None
+        self.step = make_step(algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode, batches=self.ahead)
         self.sums: Metrics = {}
         self.done = 0
 
@@ -88,6 +117,11 @@ class Runner:
         """Until a GPU is done with what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     def resident_bytes(self) -> tuple[int, int]:
         """Bytes of the state and of the data that the sampler prepared."""

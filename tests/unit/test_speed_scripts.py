@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_plain_windows_are_those_of_the_sampler() -> None:
     ours = windows(SequenceSampler(DT_CONTEXT).prepare(synthetic(2_000)), torch.tensor(first), DT_CONTEXT)
     for name, column in batch.items():
         torch.testing.assert_close(column, ours[name], rtol=1e-5, atol=1e-4)
+
+
+def test_data_on_disk_are_those_in_memory_over_and_over(tmp_path: Path) -> None:
+    from peers.runner import Runner, make, on_disk, synthetic
+
+    once, mapped = synthetic(1_500), on_disk(4_500, tmp_path, repeated=1_500)
+    assert mapped.mapped and len(mapped) == 4_500
+    assert mapped.episode_start[1:].tolist() == mapped.episode_end[:-1].tolist() and int(mapped.episode_end[-1]) == 4_500
+    assert torch.equal(mapped.transition_rows(), torch.cat([once.transition_rows() + k for k in (0, 1_500, 3_000)]))
+    assert all(torch.equal(column[3_000:], once.columns[name]) for name, column in mapped.columns.items())
+    losses = []
+    for data in (mapped, replace(mapped, mapped=False)):  # what is read ahead is what the step would have drawn
+        runner = Runner(make("iql", data, {"hidden": [8, 8]}), data, seeds=[0], mode="eager", batch_size=8)
+        losses.append(runner.updates(2))
+        runner.close()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_difference_of_losses_tells_loops_apart() -> None:
