@@ -15,6 +15,7 @@ from offrl import registry
 from offrl.algorithm import Algorithm, Metrics, stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
+from offrl.system import backend
 from offrl.training.step import Step, make_step
 from offrl.training.updates import metric_means
 
@@ -53,6 +54,8 @@ class Runner:
         device: str = "cpu",
     ) -> None:
         self.algorithm, self.device, self.mode = algorithm, torch.device(device), mode
+        if mode == "compiled":
+            backend.cache_compiled()  # as a run does: torch's own folder may hold code for other instructions of this CPU
         self.source = algorithm.sampler().prepare(dataset.to(self.device))
         self.step = make_step(algorithm, self.source, batch_size=batch_size, replicas=len(seeds), mode=mode)
         self.state = stack([algorithm.init(s) for s in seeds], self.device)

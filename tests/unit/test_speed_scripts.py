@@ -145,7 +145,7 @@ def test_counted_products_of_cql_and_edac_are_a_floor() -> None:
 
 
 def test_counted_products_of_rebrac_and_qrl_are_a_floor() -> None:
-    """A plain loop works out the critics' own gradients in the actor's half as well, and QRL's the gradients of encoder and dynamics there; it encodes the states twice."""
+    """A plain loop works out gradients in the actor's half that nobody needs: the critics' own, QRL's encoder's and its dynamics'."""
     from peers import common, flops, plain
     from peers.qrl_plain import QRL
     from peers.rebrac_plain import ReBRAC
