@@ -148,10 +148,12 @@ def call(module: nn.Module, params: Mapping[str, Tensor], *x: Any) -> Any:
     What looks every name up at each call is kept here for each module: its submodules and the names of their parameters must stay as they
     are. Compiled, the two are the same. A module whose parameters have two names (tied weights) is left to torch.
     """
+    if torch.compiler.is_compiling():  # before `_places` is read: the compiler would check its entries, which come and go
+        return functional_call(module, dict(params), x)
     places = _places.get(module)
     if places is None:
         places = _places[module] = _find(module)
-    if torch.compiler.is_compiling() or not places or not params.keys() <= places.keys():
+    if not places or not params.keys() <= places.keys():
         return functional_call(module, dict(params), x)
     own = [(*places[name], value) for name, value in params.items()]
     before = [owner[name] for owner, name, _ in own]

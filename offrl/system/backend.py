@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError, warn
-from offrl.system import children, code_cache
+from offrl.system import children, code_cache, devices
 from offrl.system.files import write_text
 
 SEAL = ".sha256"  # beside compiled code
@@ -32,39 +32,8 @@ WARM_UP = 3  # calls before a graph is captured, as torch's own
 SHORT = 256  # keys; up to here fused attention is slower than plain where its many small products go to oneDNN
 
 
-def _onednn() -> Any:
-    """The switch that routes float32 products to oneDNN; None in torch before 2.9."""
-    return getattr(torch.backends.mkldnn, "matmul", None)
-
-
-@functools.lru_cache(maxsize=1)
-def _onednn_is_exact() -> bool:
-    """True where routing float32 products to oneDNN keeps float32 accuracy on this machine.
-
-    The switch that routes them there also permits bfloat16 arithmetic, which CPUs with AMX would use: so the CPU's flags are looked at
-    first, and a product's error after.
-    """
-    try:
-        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    if "AuthenticAMD" not in cpu or "amx_bf16" in cpu or not torch.backends.mkldnn.is_available():
-        return False  # on Intel's CPUs torch's default, MKL, is as fast
-    matmul = _onednn()
-    if matmul is None:
-        return False
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(256, 256, generator=generator), torch.randn(256, 256, generator=generator)
-    exact = a.double() @ b.double()
-    default = ((a @ b).double() - exact).abs().max()
-    matmul.fp32_precision = "bf16"
-    error = ((a @ b).double() - exact).abs().max()
-    matmul.fp32_precision = "none"
-    return bool(error <= 4.0 * default)
-
-
 def configure(device: torch.device, threads: int, precision: str = "float32") -> str:
-    """Set up arithmetic for a run on `device`; returns one line for the log. TF32 and bfloat16 are off unless requested.
+    """Set up arithmetic and memory for a run on `device`; returns one line for the log. TF32 and bfloat16 are off unless requested.
 
     bf16 itself is switched on where the step runs. Raises UserError for tf32 where there is none.
     """
@@ -75,36 +44,25 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         return f"{torch.cuda.get_device_name(device)}, {words}"
+    devices.keep_memory()
     if precision == "tf32":
         raise UserError("precision=tf32 needs a CUDA GPU; on a CPU use float32 or bf16")
     if precision == "bf16":
         return f"CPU, {threads} thread{'s' if threads > 1 else ''}, {words}"
     word = f"CPU, {threads} thread{'s' if threads > 1 else ''}, float32 products by "
-    if _onednn_is_exact():
-        _onednn().fp32_precision = "bf16"
+    if devices.products_library() == devices.ONEDNN:
+        devices.matmul_switch().fp32_precision = "bf16"
         return word + "oneDNN (accuracy checked)"
-    return word + "torch's default library"
-
-
-@contextlib.contextmanager
-def default_products() -> Iterator[None]:
-    """Float32 products as torch makes them by itself, whatever `configure` chose: for comparisons."""
-    matmul = _onednn()
-    previous = getattr(matmul, "fp32_precision", None)
-    if matmul is not None:
+    if (matmul := devices.matmul_switch()) is not None:
         matmul.fp32_precision = "none"
-    try:
-        yield
-    finally:
-        if matmul is not None:
-            matmul.fp32_precision = previous
+    return word + "torch's default library"
 
 
 def attention(device: torch.device, keys: int) -> contextlib.AbstractContextManager[None]:
     """Fused or plain attention to `keys` tokens, whichever is the faster: each small product inside the fused kernel is a call of
     oneDNN's. For 76 tokens in four heads of 16 that is four times slower than plain products of whole batches.
     """
-    if device.type == "cpu" and keys <= SHORT and getattr(_onednn(), "fp32_precision", None) == "bf16":
+    if device.type == "cpu" and keys <= SHORT and getattr(devices.matmul_switch(), "fp32_precision", None) == "bf16":
         return sdpa_kernel(SDPBackend.MATH)
     return contextlib.nullcontext()
 
@@ -184,15 +142,10 @@ def _machine() -> list[str]:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         result = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20)
         compiler = f"{compiler} {result.stdout.partition(chr(10))[0]}"
-    processor: list[str] = []
-    with contextlib.suppress(OSError):
-        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-        fields = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")  # not the clock
-        processor = [line for line in cpu.splitlines() if line.split(":")[0].strip() in fields]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     capability = os.environ.get("ATEN_CPU_CAPABILITY", "")
     versions = [torch.__version__, platform.python_version(), platform.system(), platform.machine(), *platform.libc_ver()]
-    return [*versions, *processor, torch.backends.cpu.get_cpu_capability(), capability, compiler, gpu]
+    return [*versions, *devices.processor(), torch.backends.cpu.get_cpu_capability(), capability, compiler, gpu]
 
 
 def set_aside_compiled() -> str:

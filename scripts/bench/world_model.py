@@ -28,7 +28,7 @@ from torch.func import vmap  # noqa: E402
 from offrl import rng  # noqa: E402
 from offrl.data.load import load_dataset  # noqa: E402
 from offrl.settings.replicas import Replica  # noqa: E402
-from offrl.system import backend  # noqa: E402
+from offrl.system import backend, devices  # noqa: E402
 from offrl.system.devices import pick_device  # noqa: E402
 from offrl.training.engine import first_state  # noqa: E402
 from offrl.training.step import make_step  # noqa: E402
@@ -97,7 +97,7 @@ def trainers(
             loop.update()
 
     def plainly() -> None:
-        with backend.default_products():
+        with devices.routed(devices.DEFAULT):
             theirs()
 
     size = " x ".join(map(str, hidden))

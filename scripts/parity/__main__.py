@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from peers.checkouts import checkout_of, commit_of
 
 from parity.common import CASES, Case, Outcome
 
@@ -30,20 +30,6 @@ MODULES = (
     "sequence", "trajectory", "conditioned", "text", "ilql",
 )  # fmt: skip
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
-
-
-def checkout_of(folder: Path, repository: str) -> Path | None:
-    """The folder that holds a repository, or None."""
-    owner, name = repository.split("/")
-    candidates = (folder / f"{owner}+{name}", folder / owner / name, folder / name)
-    return next((path for path in candidates if path.is_dir()), None)
-
-
-def commit_of(checkout: Path) -> str:
-    """The commit that is checked out, or "" where the folder is no repository."""
-    result = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
-    is_root = (checkout / ".git").exists()
-    return result.stdout.strip() if result.returncode == 0 and is_root else ""
 
 
 def absent(case: Case) -> list[str]:

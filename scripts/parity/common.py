@@ -8,8 +8,6 @@ sides compute in float64, so that what remains is a difference of method and not
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from peers.checkouts import imported as imported
 from torch import Tensor
 
 from offrl import registry, rng
@@ -139,26 +138,6 @@ def shared_noise() -> Iterator[None]:
         for patch in patches:
             stack.enter_context(patch)
         yield
-
-
-@contextlib.contextmanager
-def imported(checkout: Path, module: str, absent: Sequence[str] = ()) -> Iterator[Any]:
-    """A module of a checkout. `absent`: packages that it imports and that an update does not use, replaced by empty ones."""
-    before, path = dict(sys.modules), list(sys.path)
-    for name in absent:
-        sys.modules[name] = mock.MagicMock(name=name, __path__=[], __spec__=None)
-    if "pyrallis" in absent:
-        sys.modules["pyrallis"].wrap = lambda *_, **__: lambda function: function  # type: ignore[attr-defined]
-    sys.path.insert(0, str(checkout))
-    try:
-        yield importlib.import_module(module)
-    finally:
-        sys.path[:] = path
-        places = {n: f"{getattr(m, '__file__', '')} {list(getattr(m, '__path__', []))}" for n, m in sys.modules.items() if n not in before}
-        for name, place in places.items():  # a folder without __init__.py has a path and no file
-            if str(checkout) in place or name in absent:
-                del sys.modules[name]
-        sys.modules.update({name: before[name] for name in absent if name in before})
 
 
 class Ours:

@@ -24,7 +24,13 @@ COLUMNS = ("observations", "actions", "rewards", "masks", "next_observations")
 CHECKED_UPDATES = 6
 EPISODE = 1000  # steps of the longest
 RETURN_SCALE = 1000.0  # a sequence model sees returns divided by this
-CHUNKS = {"dt": 2}  # updates between two looks at the clock, where `serve`'s default would take long
+CHUNKS = {
+    "dt": 2,
+    "cql": 4,
+    "edac": 10,
+    "rebrac": 10,
+    "qrl": 2,
+}  # updates between two looks at the clock, where `serve`'s default would take long
 
 Arrays = dict[str, np.ndarray]
 Updates = Callable[[int], dict[str, float]]  # runs that many updates to their end; returns losses, to show that something was learnt
@@ -38,6 +44,9 @@ def _own_output() -> None:
     global _OUT
     _OUT = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+
+
+CHECKOUT = (("--checkouts", {"type": Path, "required": True, "help": "folder of other people's repositories, as OWNER+NAME"}),)
 
 
 def options(*more: tuple[str, dict[str, Any]]) -> argparse.Namespace:
@@ -76,6 +85,12 @@ def transitions(rows: int, seed: int = 0) -> Arrays:
     return dict(zip(COLUMNS, (states[:-1], actions, rewards, masks, states[1:]), strict=True))
 
 
+def with_next_actions(rows: int) -> Arrays:
+    """`transitions` and, in the column "next_actions", the actions of the rows after."""
+    columns = transitions(rows)
+    return {**columns, "next_actions": np.roll(columns["actions"], -1, 0)}
+
+
 def save_check(path: Path, weights: Arrays, batches: list[Arrays]) -> None:
     """Write initial weights and batches, for `load_check`."""
     columns = {f"batch{i}/{k}": v for i, batch in enumerate(batches) for k, v in batch.items()}
@@ -83,7 +98,8 @@ def save_check(path: Path, weights: Arrays, batches: list[Arrays]) -> None:
 
 
 def load_check(path: Path) -> tuple[Arrays, list[Arrays]]:
-    """Initial weights, as "NET/w0" [in, out], "NET/b0" [out] and so on (a transformer's under offrl's own names), and batches."""
+    """Initial weights, as "NET/w0" [in, out], "NET/b0" [out] and so on, and batches. (A transformer's and a goal-conditioned network's
+    weights are under offrl's own names.)"""
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     weights = {k.removeprefix("weights/"): v for k, v in arrays.items() if k.startswith("weights/")}

@@ -6,7 +6,7 @@ import copy
 import math
 
 import torch
-from peers import plain
+from peers import common, plain
 from peers.common import ACTION, OBSERVATION, Arrays
 from peers.flops import DEEP_HIDDEN
 from torch import nn
@@ -100,4 +100,4 @@ class CQL:
 
 
 if __name__ == "__main__":
-    plain.main(lambda check: CQL(plain.zeros, plain.spread) if check else CQL())
+    plain.main(lambda check: CQL(plain.zeros, plain.spread) if check else CQL(), chunk=common.CHUNKS["cql"])

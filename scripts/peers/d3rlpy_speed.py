@@ -13,7 +13,7 @@ from peers.flops import BATCHES, DEEP_HIDDEN, DT_CONTEXT, DT_HIDDEN
 
 
 def main() -> None:
-    options = common.options(("--algo", {"required": True, "choices": ["iql", "td3_bc", "cql", "dt"]}))
+    options = common.options(("--algo", {"required": True, "choices": ["iql", "td3_bc", "rebrac", "cql", "dt"]}))
     if options.check:
         raise SystemExit("d3rlpy's update is its own: there is nothing to check")
     import d3rlpy
@@ -39,10 +39,11 @@ def main() -> None:
 def q_learner(d3rlpy: Any, data: Any, name: str) -> tuple[Any, Callable[[], Any]]:
     """The algorithm, and what draws its batches."""
     algos = d3rlpy.algos
-    config = {"iql": algos.IQLConfig, "td3_bc": algos.TD3PlusBCConfig, "cql": algos.CQLConfig}[name]
-    deep = d3rlpy.models.VectorEncoderFactory(list(DEEP_HIDDEN))
-    settings = {"actor_encoder_factory": deep, "critic_encoder_factory": deep} if name == "cql" else {}
-    return config(batch_size=BATCH, **settings).create(device="cpu:0"), lambda: data.sample_transition_batch(BATCH)
+    configs = {"iql": algos.IQLConfig, "td3_bc": algos.TD3PlusBCConfig, "rebrac": algos.ReBRACConfig, "cql": algos.CQLConfig}
+    actor, critic = (d3rlpy.models.VectorEncoderFactory(list(DEEP_HIDDEN), use_layer_norm=norm) for norm in (False, name == "rebrac"))
+    settings = {"actor_encoder_factory": actor, "critic_encoder_factory": critic} if name in ("rebrac", "cql") else {}
+    size = BATCHES.get(name, BATCH)
+    return configs[name](batch_size=size, **settings).create(device="cpu:0"), lambda: data.sample_transition_batch(size)
 
 
 def transformer(d3rlpy: Any, data: Any) -> tuple[Any, Callable[[], Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from peers import plain
+from peers import common, plain
 from peers.common import ACTION, OBSERVATION, Arrays
 from peers.cql_plain import TanhPolicy
 from peers.flops import DEEP_HIDDEN, EDAC_CRITICS
@@ -91,4 +91,4 @@ class EDAC:
 
 
 if __name__ == "__main__":
-    plain.main(lambda check: EDAC(plain.zeros) if check else EDAC())
+    plain.main(lambda check: EDAC(plain.zeros) if check else EDAC(), chunk=common.CHUNKS["edac"])

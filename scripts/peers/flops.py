@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 Product = tuple[int, ...]  # (m, k, n): [m, k] times [k, n]; (many, m, k, n): so many of them at once
 
 ENSEMBLE_MEMBERS, ENSEMBLE_HIDDEN = 7, (200, 200, 200, 200)
-DEEP_HIDDEN = (256, 256, 256)  # CQL's and EDAC's
+DEEP_HIDDEN = (256, 256, 256)  # CQL's, EDAC's and ReBRAC's
 CQL_TRIED, EDAC_CRITICS = 30, 10
+QRL_HIDDEN, QRL_LATENT = (512, 512, 512), 512
 DT_HIDDEN, DT_CONTEXT = (128, 128, 128), 20  # its blocks' widths; steps, of three tokens each
 
 
@@ -50,6 +51,23 @@ def td3_bc(batch: int, observation: int, action: int, hidden: Sequence[int]) -> 
     critic = forward(batch, pi) + 2 * forward(batch, q) + 2 * _trained(batch, q)
     actor = _trained(batch, pi) + forward(batch, q) + backward(batch, q, weights=False, inputs=True)
     return 2 * critic + actor
+
+
+def rebrac(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """TWO updates, as TD3+BC's, but the policy learns through both critics."""
+    q, pi = [observation + action, *hidden, 1], [observation, *hidden, action]
+    critic = forward(batch, pi) + 2 * forward(batch, q) + 2 * _trained(batch, q)
+    actor = _trained(batch, pi) + 2 * (forward(batch, q) + backward(batch, q, weights=False, inputs=True))
+    return 2 * critic + actor
+
+
+def qrl(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """The encoder at states, next states and goals, whose encodings at states the policy's step needs as well, and at the policy's goals;
+    the dynamics of latents at the data's actions and, for the gradient with respect to the action alone, at the policy's."""
+    encoder, moves = [observation, *hidden, QRL_LATENT], [QRL_LATENT + action, *hidden, QRL_LATENT]
+    actor = _trained(batch, [2 * observation, *hidden, action]) + forward(batch, encoder) + forward(batch, moves)
+    actor += backward(batch, [action, *hidden, QRL_LATENT], weights=False, inputs=True)
+    return actor + 3 * _trained(batch, encoder) + forward(batch, moves) + backward(batch, moves, inputs=True)
 
 
 def ensemble(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
@@ -108,13 +126,17 @@ def dt(batch: int, observation: int, action: int, hidden: Sequence[int], spared:
 NEEDED: dict[str, tuple[Callable[[int, int, int, Sequence[int]], list[Product]], int]] = {
     "iql": (iql, 1),
     "td3_bc": (td3_bc, 2),
+    "rebrac": (rebrac, 2),
     "cql": (cql, 1),
     "edac": (edac, 1),
     "ensemble": (ensemble, 1),
     "dt": (dt, 1),
+    "qrl": (qrl, 1),
 }
-HIDDEN = {"cql": DEEP_HIDDEN, "edac": DEEP_HIDDEN, "ensemble": ENSEMBLE_HIDDEN, "dt": DT_HIDDEN}  # where they are not `common.HIDDEN`
-BATCHES = {"dt": 64}  # where it is not `common.BATCH`
+HIDDEN = {  # where they are not `common.HIDDEN`
+    "rebrac": DEEP_HIDDEN, "cql": DEEP_HIDDEN, "edac": DEEP_HIDDEN, "ensemble": ENSEMBLE_HIDDEN, "dt": DT_HIDDEN, "qrl": QRL_HIDDEN,
+}  # fmt: skip
+BATCHES = {"dt": 64, "rebrac": 1024, "qrl": 1024}  # where it is not `common.BATCH`
 
 
 def needed(name: str, batch: int, observation: int, action: int, hidden: Sequence[int]) -> float:

@@ -65,8 +65,8 @@ def main() -> None:
         value, actor = jax_loop.given_layers(weights, "value"), jax_loop.given_layers(weights, "actor")
         jax_loop.check(update, state_of(value, actor, jax_loop.given_twin(weights)), batches)
         return
-    loop = jax_loop.Loop(init, update, options.rows, options.replicas)
-    common.serve(loop.updates, chunk=jax_loop.SCAN, note=f"jax {jax.__version__}")
+    loop = jax_loop.Loop(init, update, common.transitions(options.rows), options.replicas)
+    common.serve(loop.updates, chunk=loop.scan, note=f"jax {jax.__version__}")
 
 
 if __name__ == "__main__":

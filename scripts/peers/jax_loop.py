@@ -73,21 +73,29 @@ class Loop:
     """Runs `update(state, batch, key, phase) -> (state, losses)` for one seed, or with `vmap` for several; `phase` counts to `period`."""
 
     def __init__(
-        self, init: Callable[[jax.Array], Tree], update: Callable[..., tuple[Tree, Tree]], rows: int, replicas: int, period: int = 1
+        self,
+        init: Callable[[jax.Array], Tree],
+        update: Callable[..., tuple[Tree, Tree]],
+        data: Arrays,
+        replicas: int,
+        period: int = 1,
+        batch: int = BATCH,
+        scan: int = SCAN,
     ) -> None:
-        self.data = {k: jnp.asarray(v) for k, v in common.transitions(rows).items()}
+        self.data, self.scan = {k: jnp.asarray(v) for k, v in data.items()}, scan
+        rows = len(data["rewards"])
 
         def one(state: Tree, data: Tree) -> tuple[Tree, Tree]:
             def body(carry: Tree, _: None) -> tuple[Tree, Tree]:
                 key, train, losses = carry["key"], carry["train"], {}
                 for phase in range(period):
                     key, pick, noise = jax.random.split(key, 3)
-                    drawn = jax.random.randint(pick, (BATCH,), 0, rows)
+                    drawn = jax.random.randint(pick, (batch,), 0, rows)
                     train, seen = update(train, jax.tree.map(lambda c, i=drawn: c[i], data), noise, phase)
                     losses |= seen
                 return {"key": key, "train": train}, losses
 
-            return jax.lax.scan(body, state, None, length=SCAN // period)
+            return jax.lax.scan(body, state, None, length=scan // period)
 
         function = one if replicas == 1 else jax.vmap(one, in_axes=(0, None))
         self.function = jax.jit(function, donate_argnums=0)
@@ -98,7 +106,7 @@ class Loop:
             self.state = {"key": keys, "train": jax.vmap(init)(keys)}
 
     def updates(self, count: int) -> dict[str, float]:
-        for _ in range(count // SCAN):
+        for _ in range(count // self.scan):
             self.state, losses = self.function(self.state, self.data)
         return {k: float(np.mean(v)) for k, v in jax.block_until_ready(losses).items()}
 

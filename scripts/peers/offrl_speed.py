@@ -11,6 +11,7 @@ from peers.runner import Runner, make, synthetic
 
 from offrl import rng
 from offrl.algorithm import Algorithm, select, stack
+from offrl.families.goal_conditioned import GoalConditioned
 from offrl.families.sequence import SequenceModel
 from offrl.system import backend
 
@@ -19,7 +20,7 @@ ALGO = ("--algo", {"required": True})
 FIRST_SEED = ("--first-seed", {"type": int, "default": 0, "help": "a second process has other seeds"})
 SETTINGS = {"dt": {"activation": "gelu", "max_timestep": EPISODE, "return_scale": RETURN_SCALE}}  # GELU as in the code of others
 # settings without randomness in the update, for a check; and with a warm-up after which the weights have moved
-QUIET = {"td3_bc": {"policy_noise": 0.0}, "dt": {"dropout": 0.0, "warmup_steps": 3}}
+QUIET = {"td3_bc": {"policy_noise": 0.0}, "rebrac": {"policy_noise": 0.0}, "dt": {"dropout": 0.0, "warmup_steps": 3}}
 DRAWN = ("cql", "edac")  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
 COMPARED = ("loss", "penalty", "alignment")  # metrics that end so are compared
 
@@ -40,7 +41,7 @@ def weights_of(algorithm: Algorithm, seed: int) -> Arrays:
     """A seed's initial weights under the names of `common.load_check`."""
     arrays: Arrays = {}
     for net, params in algorithm.init(seed).params.items():
-        if isinstance(algorithm, SequenceModel):
+        if isinstance(algorithm, (SequenceModel, GoalConditioned)):
             arrays |= {f"{net}/{name}": value.numpy() for name, value in params.items()}
             continue
         layers = sorted({k.rpartition(".")[0] for k in params if k.endswith("weight")}, key=lambda k: (k.endswith("head"), k))

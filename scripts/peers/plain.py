@@ -35,9 +35,9 @@ class Twin(nn.Module):
 class Buffer:
     """The dataset as one tensor for each column."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, columns: Callable[[int], Arrays] = transitions) -> None:
         self.rows = rows
-        self.columns = {k: torch.tensor(v) for k, v in transitions(rows).items()}
+        self.columns = {k: torch.tensor(v) for k, v in columns(rows).items()}
 
     def sample(self, batch_size: int) -> dict[str, torch.Tensor]:
         indices = np.random.randint(0, self.rows, size=batch_size)

@@ -18,6 +18,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.memory import MANIFEST, Memory, chunks, open_mapped
 from offrl.data.samplers.prefetch import Prefetcher
+from offrl.system import backend
 from offrl.training.step import Step, make_step
 from offrl.training.updates import metric_means
 
@@ -80,6 +81,8 @@ class Runner:
     ) -> None:
         """source: what another runner on these data prepared."""
         self.algorithm, self.device, self.mode = algorithm, torch.device(device), mode
+        if mode == "compiled":
+            backend.cache_compiled()  # as a run does: torch's own folder may hold code for other instructions of this CPU
         sampler = algorithm.sampler()
         self.source = source or sampler.prepare(dataset if dataset.mapped else dataset.to(self.device))
         self.state = stack([algorithm.init(s) for s in seeds], self.device)

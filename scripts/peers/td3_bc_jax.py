@@ -64,8 +64,8 @@ def main() -> None:
         state = state_of(jax_loop.given_layers(weights, "actor"), jax_loop.given_twin(weights))
         jax_loop.check(make_update(0.0), state, batches, period=2)
         return
-    loop = jax_loop.Loop(init, make_update(0.2), options.rows, options.replicas, period=2)
-    common.serve(loop.updates, chunk=jax_loop.SCAN, note=f"jax {jax.__version__}")
+    loop = jax_loop.Loop(init, make_update(0.2), common.transitions(options.rows), options.replicas, period=2)
+    common.serve(loop.updates, chunk=loop.scan, note=f"jax {jax.__version__}")
 
 
 if __name__ == "__main__":

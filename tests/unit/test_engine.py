@@ -17,7 +17,7 @@ from offrl import registry
 from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.settings.replicas import Replica, expand
-from offrl.system import backend, processes
+from offrl.system import backend, devices, processes
 from offrl.system import files as checkpoint
 from offrl.system.locks import OWNED
 from offrl.training.engine import LocalEngine, Plan, first_state, group_sizes
@@ -192,19 +192,7 @@ def test_tf32_is_refused_on_a_cpu() -> None:
 def test_short_attention_is_plain_where_products_go_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = torch.backends.cuda.flash_sdp_enabled
     for routed, keys, expected in (("bf16", 76, False), ("bf16", 512, True), ("ieee", 76, True)):
-        monkeypatch.setattr(backend, "_onednn", lambda routed=routed: SimpleNamespace(fp32_precision=routed))
+        monkeypatch.setattr(devices, "matmul_switch", lambda routed=routed: SimpleNamespace(fp32_precision=routed))
         with backend.attention(CPU, keys):
             assert fused() is expected
         assert fused()
-
-
-def test_default_products_are_torchs_own_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = SimpleNamespace(fp32_precision="bf16")
-    monkeypatch.setattr(backend, "_onednn", lambda: switch)
-    with pytest.raises(ValueError), backend.default_products():
-        assert switch.fp32_precision == "none"
-        raise ValueError
-    assert switch.fp32_precision == "bf16"
-    monkeypatch.setattr(backend, "_onednn", lambda: None)  # before torch 2.9
-    with backend.default_products():
-        pass

@@ -16,7 +16,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iql", "td3_bc", "cql", "edac", "dt", "ensemble"])
+@pytest.mark.parametrize("name", ["iql", "td3_bc", "rebrac", "cql", "edac", "dt", "qrl", "ensemble"])
 def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_speed
     from peers import common, ensemble_plain, offrl_speed, plain
@@ -24,6 +24,8 @@ def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: 
     from peers.dt_plain import DT, QUIET
     from peers.edac_plain import EDAC
     from peers.iql_plain import IQL
+    from peers.qrl_plain import QRL
+    from peers.rebrac_plain import ReBRAC
     from peers.td3_bc_plain import TD3BC
 
     from offrl import rng
@@ -46,6 +48,8 @@ def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: 
             "cql": lambda: CQL(plain.zeros, plain.spread),
             "edac": lambda: EDAC(plain.zeros),
             "dt": lambda: DT(**QUIET),
+            "rebrac": lambda: ReBRAC(noise=0.0),
+            "qrl": QRL,
         }
         trainer = made[name]()
         trainer.load(weights)
@@ -157,15 +161,41 @@ def test_counted_products_of_cql_and_edac_are_a_floor() -> None:
         assert 1.0 < counter.total / needed < most, (name, counter.total, needed)
 
 
-def test_table_has_ratios_within_a_round() -> None:
-    from compare_speed import PLAIN, Contestant, Row, line_of
+def test_counted_products_of_rebrac_and_qrl_are_a_floor() -> None:
+    """A plain loop works out gradients in the actor's half that nobody needs: the critics' own, QRL's encoder's and its dynamics'."""
+    from peers import common, flops, plain
+    from peers.qrl_plain import QRL
+    from peers.rebrac_plain import ReBRAC
+    from torch.utils.flop_counter import FlopCounterMode
 
-    plain = Row(PLAIN, ["plain"], rates=[100.0, 200.0, 100.0])
-    row = Row("offrl, compiled", ["c"], seeds=4, rates=[300.0, 400.0, 250.0])
-    line = line_of(row, [Contestant("c", "m")], {PLAIN: plain}, floor=600.0)
-    assert line == "| offrl, compiled | 4 | 75.0 | 300 | 2.50 (2.00 to 3.00) | 0.50 |"
+    columns = {k: v[:32] for k, v in common.with_next_actions(32).items()}
+    batch = plain.tensors({**columns, "value_goals": columns["observations"], "actor_goals": columns["observations"]})
+    for name, trainer, updates, most in (("rebrac", ReBRAC(), 2, 1.1), ("qrl", QRL(), 1, 1.4)):
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(updates):
+                trainer.update(batch)
+        needed = flops.needed(name, 32, common.OBSERVATION, common.ACTION, flops.HIDDEN[name])
+        assert 1.0 < counter.get_total_flops() / updates / needed < most, (name, counter.get_total_flops() / updates / needed)
+
+
+def test_table_has_ratios_within_a_round() -> None:
+    from compare_speed import BEST, JAX, OURS, PLAIN, Contestant, Row, line_of, references, summary_line
+
+    plain = Row(PLAIN, ["plain"], roles=(PLAIN,), rates=[100.0, 200.0, 100.0])
+    row = Row(OURS, ["c"], seeds=4, rates=[300.0, 400.0, 250.0])
+    floor = Row("the floor", [], rates=[600.0, 800.0, 500.0])
+    line = line_of(row, [Contestant("c", "m")] * 2, {PLAIN: plain, "the floor": floor})
+    assert line == f"| {OURS} | 4 | 75.0 | 300.0 | 2.50 (2.00 to 3.00) | 0.25 (0.25 to 0.25) |"
     failed = Contestant("d3rlpy", "m", failure="no such package")
-    assert "no such package" in line_of(Row("d3rlpy", ["d3rlpy"]), [failed], {PLAIN: plain}, floor=600.0)
+    assert line_of(Row("d3rlpy", ["d3rlpy"]), [failed], {PLAIN: plain}) == "| d3rlpy | 1 | no such package | | |"
+
+    slow, fast = (Row(label, [label], roles=(JAX,), rates=rates) for label, rates in (("ours", [90.0] * 3), ("theirs", [100.0] * 3)))
+    absent = Row("unifloral", ["unifloral"], roles=(JAX,))
+    rows = [plain, slow, fast, absent, Row(OURS, ["one"], roles=(OURS,), rates=[150.0, 200.0, 125.0])]
+    reference = references(rows)
+    assert reference == {PLAIN: plain, BEST: fast}
+    line = summary_line("iql", rows, {**reference, "the floor": floor})
+    assert line == "| IQL | 150.0 | 1.25 (1.00 to 1.50) | - | - | 1.50 (1.25 to 2.00), theirs | 0.25 (0.25 to 0.25) |"
 
 
 @pytest.mark.slow
