@@ -90,8 +90,9 @@ class CalQL(SoftActorCritic):
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i."""
         target = self.target(state, state.params["actor"], batch, key)
-        loss, metrics = self.critic.loss(critic, batch, target, key)
-        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
+        loss, metrics = self.critic.loss(critic, batch, target, key, logits)
+        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
         return loss + penalty, {**metrics, **penalty_metrics}
 
     def calibrated(self, q: Tensor, returns: Tensor) -> Tensor:
@@ -99,17 +100,18 @@ class CalQL(SoftActorCritic):
         uniform, policy = q[:, : self.config.actions], q[:, self.config.actions :]
         return torch.cat([uniform, torch.maximum(policy, returns)], 1)
 
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Metrics]:
         """alpha E [log sum_a exp max(Q_i(s, a), G(s)) - Q_i(s, a_data)], summed over critics i (equation 4.1 in CQL's penalty).
 
-        With `action_gap` it is multiplier * alpha * (E [...] - gap).
+        With `action_gap` it is multiplier * alpha * (E [...] - gap). logits: the critics' at (s, a_data), where known.
         """
         c, n = self.config, self.config.actions
-        batch = conservative.spread_rows(batch, c.penalty_share)
-        returns = batch["returns_to_go"]
-        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), batch, n, key)
+        rows = conservative.spread_rows(batch, c.penalty_share)
+        logits = logits if rows is batch else None
+        returns = rows["returns_to_go"]
+        sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), rows, n, key)
         soft = conservative.soft_maximum(
-            self.critic, critic, batch, sampled, c, rng.fold_in(key, 3), bound=lambda q: self.calibrated(q, returns)
+            self.critic, critic, rows, sampled, c, rng.fold_in(key, 3), logits, bound=lambda q: self.calibrated(q, returns)
         )
         difference = soft.level - soft.q_data  # [E, B]
         if c.min_difference is not None:

@@ -101,14 +101,21 @@ class COMBO(SoftActorCritic):
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty (equation 2)."""
         target = self.target(state, state.params["actor"], batch, key)
-        loss, metrics = self.critic.loss(critic, batch, target, key)
-        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
+        loss, metrics = self.critic.loss(critic, batch, target, key, logits)
+        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
         return loss + penalty, {**metrics, **penalty_metrics}
 
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2)."""
+    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Metrics]:
+        """beta (E_rho log sum_a exp Q_i(s, a) - E_data Q_i(s, a)), summed over critics i (equation 2).
+
+        logits: the critics' at the batch's (s, a), where known.
+        """
         c, real_rows = self.config, self.rollouts.real_rows
-        penalty_batch = batch if c.penalised_states == "mix" else {k: v[real_rows:] for k, v in batch.items()}
+        if logits is None:
+            logits = self.critic.logits(critic, batch["observations"], batch["actions"])
+        first = 0 if c.penalised_states == "mix" else real_rows
+        penalty_batch = {k: v[first:] for k, v in batch.items()}
         sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), penalty_batch, c.actions, key)
         soft = conservative.soft_maximum(
             self.critic,
@@ -117,12 +124,10 @@ class COMBO(SoftActorCritic):
             sampled,
             c,
             rng.fold_in(key, 3),
+            logits[:, first:],
             joint=self.kit_joint if c.kit_compat else conservative.logsumexp_over_actions,
         )
-        if c.penalised_states == "mix":
-            q_data = soft.q_data[:, :real_rows]
-        else:
-            q_data = self.critic.q(critic, batch["observations"][:real_rows], batch["actions"][:real_rows])
+        q_data = soft.q_data[:, :real_rows] if first == 0 else self.critic.head.mean(logits[:, :real_rows])
         per_critic = soft.level.mean(-1) - q_data.mean(-1)  # of each critic
         loss = c.conservative_weight * per_critic.sum()
         metrics = {"cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": q_data.mean()}

@@ -53,18 +53,19 @@ class CQL(SoftActorCritic):
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""
         target = self.target(state, state.params["actor"], batch, key)
-        loss, metrics = self.critic.loss(critic, batch, target, key)
-        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102))
+        logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
+        loss, metrics = self.critic.loss(critic, batch, target, key, logits)
+        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
         return loss + penalty, {**metrics, **penalty_metrics}
 
-    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+    def penalty(self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Metrics]:
         """alpha E [log sum_a exp Q_i(s, a) - Q_i(s, a_data)], summed over critics i (equation 4, the regulariser H).
 
-        With `action_gap` it is multiplier * alpha * (E [...] - gap) (equation 30).
+        With `action_gap` it is multiplier * alpha * (E [...] - gap) (equation 30). logits: the critics' at (s, a_data), where known.
         """
         c = self.config
-        batch = conservative.spread_rows(batch, c.penalty_share)
-        soft, metrics = self.soft_maximum(critic, state, batch, key)
+        rows = conservative.spread_rows(batch, c.penalty_share)
+        soft, metrics = self.soft_maximum(critic, state, rows, key, logits if rows is batch else None)
         difference = soft.level - soft.q_data  # [E, B]
         if c.min_difference is not None:
             difference = difference.clamp(min=c.min_difference)
@@ -78,14 +79,16 @@ class CQL(SoftActorCritic):
             loss = multiplier * c.conservative_weight * (per_critic - c.action_gap).sum()
         return loss, {**metrics, "cql/penalty": loss, "cql/difference": per_critic.mean(), "cql/q_data": soft.q_data.mean()}
 
-    def soft_maximum(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[SoftMaximum, Metrics]:
+    def soft_maximum(
+        self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None
+    ) -> tuple[SoftMaximum, Metrics]:
         """log sum_a exp Q_i(s, a): over sampled actions, divided by their densities (appendix F), or exact over discrete ones."""
         c = self.config
         if self.spec.discrete:
             soft = conservative.exact_soft_maximum(self.critic, critic, batch, c.cql_temperature)
             return soft, {"cql/q_uniform": soft.q.mean()}
         sampled = conservative.sampled_actions(partial(self.sample, state.params["actor"]), batch, c.actions, key)
-        soft = conservative.soft_maximum(self.critic, critic, batch, sampled, c, rng.fold_in(key, 3))
+        soft = conservative.soft_maximum(self.critic, critic, batch, sampled, c, rng.fold_in(key, 3), logits)
         return soft, {"cql/q_uniform": soft.q[:, : c.actions].mean(), "cql/q_policy": soft.q[:, c.actions : 2 * c.actions].mean()}
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, difference: Tensor) -> tuple[Tensor, Metrics]:

@@ -113,6 +113,11 @@ def sampled_actions(sample_policy: SamplePolicy, batch: Batch, n: int, key: Tens
     return SampledActions(torch.cat([uniform, state_actions, next_actions]), torch.cat([density, state_density, next_density]))
 
 
+def data_logits(critic: Critic, params: Params, batch: Batch) -> Tensor | None:
+    """The critics' outputs at the batch's actions [E, B, out_dim] for both terms of a loss; None with dropout, which one of them has."""
+    return None if critic.config.critic_dropout else critic.logits(params, batch["observations"], batch["actions"])
+
+
 class SoftMaximum(NamedTuple):
     """The soft maximum of Q(s, .) over actions, and the values of Q in it."""
 
@@ -140,6 +145,7 @@ def soft_maximum(
     sampled: SampledActions,
     config: SoftMaximumSettings,
     key: Tensor,
+    logits: Tensor | None = None,
     *,
     bound: Callable[[Tensor], Tensor] = lambda q: q,
     joint: Callable[[Tensor], Tensor] = logsumexp_over_actions,
@@ -149,10 +155,11 @@ def soft_maximum(
     The temperature divides Q minus the log density, as in the implementation followed. Without `importance` actions
     count alike, and the data's is one of them. With `gradient_samples` the value is the same, and the gradient `sampled_gradient`'s.
 
+    logits: the critics' outputs at the batch's actions [E, B, out_dim], where they are known already.
     bound: from the values [E, M, B] to those that enter the penalty (Cal-QL). joint: the reduction of scores over actions (COMBO).
     """
     observations, temperature = batch["observations"], config.cql_temperature
-    q_data = critic.q(params, observations, batch["actions"])
+    q_data = critic.q(params, observations, batch["actions"]) if logits is None else critic.head.mean(logits)
     constant = {k: v.detach() for k, v in params.items()} if config.gradient_samples else params
     q = critic.q(constant, observations, sampled.actions)
     values, actions = bound(q), sampled.actions

@@ -21,7 +21,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, ValueHead, call, make_head
+from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, Pairs, ValueHead, call, make_head
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
@@ -162,8 +162,7 @@ class Critic(Part):
             return outputs.gather(2, index).squeeze(2)
         if actions.ndim == 2:
             return self(params, torch.cat([observations, actions], -1), key)
-        inputs = torch.cat([observations.expand(actions.shape[0], *observations.shape), actions], -1)
-        return self(params, inputs.flatten(0, 1), key).unflatten(1, actions.shape[:2])
+        return self(params, Pairs(observations, actions), key).unflatten(1, actions.shape[:2])
 
     def logits_of_all(self, params: Params, observations: Tensor, key: Tensor | None = None) -> Tensor:
         """Outputs of every critic for every discrete action: [E, B, K, out_dim]."""

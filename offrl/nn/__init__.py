@@ -1,6 +1,6 @@
 """Networks: MLPs, ensembles, policies and value heads. Ordinary modules of one replica; `vmap` adds the replica axis."""
 
-from offrl.nn.ensemble import EnsembleLinear, EnsembleMLP
+from offrl.nn.ensemble import EnsembleLinear, EnsembleMLP, Pairs
 from offrl.nn.heads import HEADS, Bootstrap, Scalar, ValueHead, make_head
 from offrl.nn.mlp import MLP, Linear, call, initialise
 from offrl.nn.policies import Categorical, Deterministic, Gaussian, Policy, TanhGaussian, make_policy
@@ -16,6 +16,7 @@ __all__ = [
     "EnsembleMLP",
     "Gaussian",
     "Linear",
+    "Pairs",
     "Policy",
     "Scalar",
     "TanhGaussian",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,15 @@ from offrl import rng
 from offrl.nn.mlp import ACTIVATIONS, dropout, initialise
 
 
+class Pairs(NamedTuple):
+    """M actions at each of B states: stands for the M * B rows [s; a], in the order of the actions, which are never made."""
+
+    states: Tensor  # [B, S]
+    actions: Tensor  # [M, B, A]
+
+
 class EnsembleLinear(nn.Module):
-    """E independent linear layers: x [B, in] or [E, B, in] -> [E, B, out]. Weights are stored [E, in, out]."""
+    """E independent linear layers: x [B, in] or [E, B, in] -> [E, B, out]; `Pairs` -> [E, M * B, out]. Weights are stored [E, in, out]."""
 
     def __init__(self, size: int, in_dim: int, out_dim: int, init: str = "torch", *, head: bool = False) -> None:
         super().__init__()
@@ -21,10 +29,20 @@ class EnsembleLinear(nn.Module):
         for member in range(size):
             initialise(self.weight.data[member].T, self.bias.data[member, 0], init, head=head)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Pairs) -> Tensor:
+        if isinstance(x, Pairs):
+            return self._of_pairs(x)
         if x.ndim == 2:
             x = x.expand(self.weight.shape[0], *x.shape)
         return torch.baddbmm(self.bias, x, self.weight)
+
+    def _of_pairs(self, x: Pairs) -> Tensor:
+        """W_s s + b + W_a a, the states' part once for all actions: with 30 actions that is most of the layer's work."""
+        size, split = self.weight.shape[0], x.states.shape[-1]
+        states, actions = (part.expand(size, *part.shape) for part in (x.states, x.actions.flatten(0, 1)))
+        of_states = torch.baddbmm(self.bias, states, self.weight[:, :split])
+        of_actions = torch.bmm(actions, self.weight[:, split:])
+        return (of_states.unsqueeze(1) + of_actions.unflatten(1, x.actions.shape[:2])).flatten(1, 2)
 
 
 class EnsembleMLP(nn.Module):
@@ -58,13 +76,13 @@ class EnsembleMLP(nn.Module):
         self.head = EnsembleLinear(size, sizes[-1], out_dim, init, head=True)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """x [B, in] -> [E, B, out_dim]. Dropout is on exactly when a key is given."""
+    def forward(self, x: Tensor | Pairs, key: Tensor | None = None) -> Tensor:
+        """x [B, in] -> [E, B, out_dim], or `Pairs` -> [E, M * B, out_dim]. Dropout is on exactly when a key is given."""
         for i, layer in enumerate(self.layers):
             y = self.activation(layer(x))
             if self.layer_norm:
                 y = nn.functional.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scales[i] + self.shifts[i]
             if key is not None and self.dropout > 0.0:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
-            x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y
+            x = x + y if self.residual and isinstance(x, Tensor) and i > 0 and x.shape[-1] == y.shape[-1] else y
         return self.head(x)

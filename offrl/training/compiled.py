@@ -14,6 +14,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, first_line, warn
 from offrl.system import backend
+from offrl.training.compiling.passes import Simpler
 from offrl.training.updates import update_keys
 
 Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
@@ -66,7 +67,9 @@ class Program:
                 # checks what was compiled must be found by this step alone: it is kept with the code object, hence one of its own.
                 skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
                 program.__code__ = program.__code__.replace()
-                options: dict[str, Any] = {} if skip is None else {"guard_filter_fn": skip}
+                options: dict[str, Any] = {"joint_custom_pre_pass": Simpler()}
+                if skip is not None:
+                    options["guard_filter_fn"] = skip
                 if skip is not None and self.cpp_wrapper and "cudagraph" not in self.mode:
                     options["cpp_wrapper"] = True  # calling a hundred kernels from Python takes a twentieth of a small update
                 if "cudagraph" in self.mode and "deterministic" in torch._inductor.list_options():

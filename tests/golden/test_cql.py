@@ -316,3 +316,22 @@ def test_published_defaults() -> None:
     assert c.hidden == [256] * 3 and c.init == "small_head" and c.penalty_share == 1.0 and c.gradient_samples == 0
     fresh = registry.get("algo", "cql")(c, spec()).init(0).params["actor"]
     assert float(fresh["scale"]) == 1.0 and float(fresh["shift"]) == -1.0
+
+
+@pytest.mark.parametrize("name", ["cql", "cal_ql"])
+def test_both_terms_read_one_pass_at_the_datas_actions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The critics are called for the targets, at the data's actions and at the tried ones; the gradient is that of the separate terms."""
+    algorithm, state = make(name)
+    target = algorithm.target(state, state.params["actor"], BATCH, KEY)
+
+    def separate(critic: Any) -> Tensor:
+        td, _ = algorithm.critic.loss(critic, BATCH, target, KEY)
+        return td + algorithm.penalty(critic, state, BATCH, rng.fold_in(KEY, 102))[0]
+
+    expected = torch.func.grad(separate)(state.params["critic"])
+    calls = []
+    network = type(algorithm.critic).__call__
+    monkeypatch.setattr(type(algorithm.critic), "__call__", lambda self, *x: (calls.append(x), network(self, *x))[1])
+    gradient = torch.func.grad(lambda critic: algorithm.critic_loss(critic, state, BATCH, KEY)[0])(state.params["critic"])
+    assert len(calls) == 3
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from offrl import rng
-from offrl.nn import MLP, EnsembleLinear, EnsembleMLP, Linear, Scalar, initialise, make_head
+from offrl.nn import MLP, EnsembleLinear, EnsembleMLP, Linear, Pairs, Scalar, call, initialise, make_head
 from offrl.nn.mlp import dropout
 from tests.support.reference import mlp as reference
 
@@ -61,6 +63,25 @@ def test_ensemble_equals_separate_networks(layer_norm: bool, epsilon: float) -> 
     weights = torch.randn(size)
     (out.sum((1, 2)) * weights).sum().backward()  # a member's gradient comes from its own output only
     torch.testing.assert_close(ensemble.head.bias.grad[:, 0], weights[:, None].expand(size, 2) * 8)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("hidden", "layer_norm"), [([6, 4], False), ([6, 6], True), ([], False)])
+def test_actions_at_shared_states_give_what_their_rows_give(hidden: list[int], layer_norm: bool) -> None:
+    """Values and gradients, in float64: W_s s + W_a a + b, the first part made once for each state, is W [s; a] + b."""
+    torch.manual_seed(3)
+    net = EnsembleMLP(2, 5 + 2, hidden, 3, layer_norm=layer_norm, residual=layer_norm).double()
+    states, actions, weights = (torch.randn(*shape, dtype=torch.float64) for shape in ((8, 5), (4, 8, 2), (2, 32, 3)))
+    results = []
+    for make in (lambda s, a: Pairs(s, a), lambda s, a: torch.cat([s.expand(4, 8, 5), a], -1).flatten(0, 1)):
+        inputs = {**params_of(net), "states": states, "actions": actions}
+
+        def value(p: dict[str, torch.Tensor], make: Any = make) -> torch.Tensor:
+            return (
+                call(net, {k: v for k, v in p.items() if k not in ("states", "actions")}, make(p["states"], p["actions"])) * weights
+            ).sum()
+
+        results.append((call(net, params_of(net), make(states, actions)), torch.func.grad(value)(inputs)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
 
 
 def test_an_ensemble_layer_takes_one_input_or_one_for_each_member() -> None:
