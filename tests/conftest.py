@@ -19,8 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; more 
 os.environ["OFFRL_CACHE"] = tempfile.mkdtemp(prefix="offrl-tests-")
 
 
-# no test can see whether bytes are on the disk, and waiting for it takes longer than most files take to be made
-os.fsync = lambda handle: None if os.fstat(handle) else None  # a handle that is closed is an error still
+def _fsync(handle: int) -> None:
+    """os.fsync without the wait, which takes longer than most files take to be made: no test can see whether bytes are on the disk."""
+    os.fstat(handle)  # a handle that is closed is an error still
+
+
+os.fsync = _fsync  # type: ignore[assignment]
 
 
 @pytest.fixture

@@ -42,9 +42,8 @@ def moved(case: Any) -> Trace:
 @cases.each([pytest.param(c, marks=() if first(c) else pytest.mark.slow) for c in cases.ALL])
 def test_update_can_be_captured(case: Any) -> None:
     """Raises where the host would wait for a value, copy, or mix devices inside the graph; replays give the CPU's eager numbers."""
-    algorithm, dataset = case.make(), cases.data(case.discrete)
     found = moved(case)
-    expected, _ = cases.train(algorithm, list(range(len(found.state.step))), found.updates)
+    expected, _ = cases.train(case.make(), list(range(len(found.state.step))), found.updates)
     assert found.kernels > 10
     assert found.unordered == 0.0
     assert largest_difference(found.state, expected) <= APART.get(case.name, 1e-5)
