@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import make_step
 from tests.support import cases
-from tests.support.imitated import META, Held, Machine, Trace, imitated, largest_difference, numbers, trace
+from tests.support.imitated import META, Held, Machine, Trace, imitated, kernels_of, largest_difference, main, numbers, trace
 
 FAMILIES = ("iql", "dt", "dynamics")  # one of each stands for it
 APART = {"breeze": 2e-4}  # it inverts a matrix otherwise there
@@ -55,6 +57,20 @@ def test_data_can_be_prepared_on_the_device(case: Any) -> None:
     """As a run on one GPU does; where several processes train, the data are prepared on the CPU and moved."""
     found = trace(case.make(), cases.data(case.discrete), cases.BATCH, early=True)
     assert largest_difference(found.state, moved(case).state) <= 1e-5
+
+
+def test_the_table_of_another_commit_stands_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "ALL", [c for c in cases.BASE if c.name == "bc"])
+    main(["bc"])
+    first = capsys.readouterr().out
+    assert list(kernels_of(first)) == ["bc", "bc-discrete"]
+    (tmp_path / "before.md").write_text(re.sub(r"\| bc \| \d+", "| bc | 987", first.replace("| bc-discrete |", "| gone |")))
+    main(["bc", "--before", str(tmp_path / "before.md")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[-1] for line in lines if " | " in line] == ["kernels before |", "987 |", "- |"]
+    assert [line.rpartition(" | ")[0] for line in lines[2:]] == [line.removesuffix(" |") for line in first.splitlines()[2:]]
 
 
 def test_the_machine_sees_what_no_graph_can_hold() -> None:

@@ -7,6 +7,7 @@ repeats them in the same memory. Not imitated: streams, memory, CUDA's kernels.
 
     python -m tests.support.imitated             # every algorithm of tests/conformance: a Markdown table, in a few minutes
     python -m tests.support.imitated iql dt      # these only
+    python -m tests.support.imitated --before TABLE.md    # beside what the first command wrote in a checkout of another commit
 """
 
 from __future__ import annotations
@@ -268,17 +269,27 @@ def largest_difference(left: Any, right: Any) -> float:
     return max(float((a.double() - b.double()).nan_to_num(0.0, 0.0, 0.0).abs().max()) for a, b in pairs if a.numel())
 
 
-def main() -> None:
+def kernels_of(table: str) -> dict[str, str]:
+    """The kernels of each case in a table that `main` printed: its second column."""
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines() if line.startswith("| ")]
+    return {case: count for case, count in rows[1:] if count.isdigit()}
+
+
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="algorithms (default: all)")
-    names = parser.parse_args().names
+    parser.add_argument("--before", type=Path, metavar="TABLE", help="what this printed at another commit: a column of its kernels")
+    options = parser.parse_args(words)
+    before = None if options.before is None else kernels_of(options.before.read_text())
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     from tests.support import cases
 
-    print("| algorithm | kernels an update | of these integer | unordered sums | largest difference from the CPU |\n|---|---|---|---|---|")
+    heads = ["algorithm", "kernels an update", "of these integer", "unordered sums", "largest difference from the CPU"]
+    heads += [] if before is None else ["kernels before"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for case in cases.ALL:
-        if names and case.name not in names:
+        if options.names and case.name not in options.names:
             continue
         try:
             algorithm, dataset = case.make(), cases.data(case.discrete)
@@ -287,7 +298,8 @@ def main() -> None:
             gap = largest_difference(result.state, reference)
             cells = [f"{result.kernels:.0f}", f"{result.integer:.0f}", f"{result.unordered:.0f}", f"{gap:.0e}"]
         except RuntimeError as error:
-            cells = [str(error).strip().splitlines()[0]]
+            cells = [str(error).strip().splitlines()[0], *[""] * 3]
+        cells += [] if before is None else [before.get(str(case), "-")]
         print(f"| {case} | {' | '.join(cells)} |", flush=True)
 
 
