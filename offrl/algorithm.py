@@ -220,7 +220,7 @@ class Algorithm(ABC):
     def init(self, seed: int) -> TrainState:
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed a GPU's too, which is not put back
             modules = self.modules()
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
         state = TrainState(

@@ -19,6 +19,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; more 
 os.environ["OFFRL_CACHE"] = tempfile.mkdtemp(prefix="offrl-tests-")
 
 
+def _fsync(handle: int) -> None:
+    """os.fsync without the wait, which takes longer than most files take to be made: no test can see whether bytes are on the disk."""
+    os.fstat(handle)  # a handle that is closed is an error still
+
+
+os.fsync = _fsync  # type: ignore[assignment]
+
+
 @pytest.fixture
 def heeds_signals() -> Iterator[None]:
     """This process, and those it starts meanwhile, take Ctrl-C and SIGTERM as they would in a terminal. A shell without job control starts
@@ -33,9 +41,11 @@ def heeds_signals() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and test cases stay until the end: the collector of garbage need not look at them again and again."""
+    """Modules and test cases stay until the end: the collector of garbage need not look at them again and again. Nor need it come as
+    often as Python would have it, which is after every 700 new objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 BLANK = bytes.fromhex(  # a PNG of one white pixel

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import make_step
 from tests.support import cases
-from tests.support.imitated import META, Held, Machine, imitated, largest_difference, numbers, trace
+from tests.support.imitated import META, Held, Machine, Trace, imitated, kernels_of, largest_difference, main, numbers, trace
 
 FAMILIES = ("iql", "dt", "dynamics")  # one of each stands for it
 APART = {"breeze": 2e-4}  # it inverts a matrix otherwise there
@@ -32,12 +35,17 @@ def first(case: Any) -> bool:
     return case.name in FAMILIES and not case.discrete and not case.settings
 
 
+@functools.cache
+def moved(case: Any) -> Trace:
+    """Captured updates of data that were prepared on the CPU; several tests look at them."""
+    return trace(case.make(), cases.data(case.discrete), cases.BATCH)
+
+
 @cases.each([pytest.param(c, marks=() if first(c) else pytest.mark.slow) for c in cases.ALL])
 def test_update_can_be_captured(case: Any) -> None:
     """Raises where the host would wait for a value, copy, or mix devices inside the graph; replays give the CPU's eager numbers."""
-    algorithm, dataset = case.make(), cases.data(case.discrete)
-    found = trace(algorithm, dataset, cases.BATCH)
-    expected, _ = cases.train(algorithm, list(range(len(found.state.step))), found.updates)
+    found = moved(case)
+    expected, _ = cases.train(case.make(), list(range(len(found.state.step))), found.updates)
     assert found.kernels > 10
     assert found.unordered == 0.0
     assert largest_difference(found.state, expected) <= APART.get(case.name, 1e-5)
@@ -47,9 +55,22 @@ def test_update_can_be_captured(case: Any) -> None:
 @cases.each(cases.BASE)
 def test_data_can_be_prepared_on_the_device(case: Any) -> None:
     """As a run on one GPU does; where several processes train, the data are prepared on the CPU and moved."""
-    algorithm, dataset = case.make(), cases.data(case.discrete)
-    found, moved = (trace(algorithm, dataset, cases.BATCH, early=early).state for early in (True, False))
-    assert largest_difference(found, moved) <= 1e-5
+    found = trace(case.make(), cases.data(case.discrete), cases.BATCH, early=True)
+    assert largest_difference(found.state, moved(case).state) <= 1e-5
+
+
+def test_the_table_of_another_commit_stands_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "ALL", [c for c in cases.BASE if c.name == "bc"])
+    main(["bc"])
+    first = capsys.readouterr().out
+    assert list(kernels_of(first)) == ["bc", "bc-discrete"]
+    (tmp_path / "before.md").write_text(re.sub(r"\| bc \| \d+", "| bc | 987", first.replace("| bc-discrete |", "| gone |")))
+    main(["bc", "--before", str(tmp_path / "before.md")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[-1] for line in lines if " | " in line] == ["kernels before |", "987 |", "- |"]
+    assert [line.rpartition(" | ")[0] for line in lines[2:]] == [line.removesuffix(" |") for line in first.splitlines()[2:]]
 
 
 def test_the_machine_sees_what_no_graph_can_hold() -> None:

@@ -7,12 +7,14 @@ repeats them in the same memory. Not imitated: streams, memory, CUDA's kernels.
 
     python -m tests.support.imitated             # every algorithm of tests/conformance: a Markdown table, in a few minutes
     python -m tests.support.imitated iql dt      # these only
+    python -m tests.support.imitated --before TABLE.md    # beside what the first command wrote in a checkout of another commit
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 import traceback
 import warnings
@@ -88,11 +90,12 @@ class Machine(TorchDispatchMode):
         Machine.now = self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func._schema.name.split("::")[1], kwargs or {}
-        a, k = pytree.tree_map(inside, args), pytree.tree_map(inside, kwargs)
+        kwargs = kwargs or {}
+        name, view = about(func)
+        tensors: list[Tensor] = []
+        a, k = inside(args, tensors), inside(kwargs, tensors)
         if name in SIZES:
             return func(*a, **k)
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         held, to = [x for x in tensors if isinstance(x, Held)], kwargs["device"].type if kwargs.get("device") is not None else None
         if not held and to != "meta":
             return func(*args, **kwargs)
@@ -107,18 +110,25 @@ class Machine(TorchDispatchMode):
             raise RuntimeError(f"{name} mixes tensors of CPU and GPU at {place()}")
         k = {**k, "device": torch.device("cpu")} if to == "meta" else k
         out = func(*a, **k)
-        returns = func._schema.returns
-        view = returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         if name not in FREE and not view:
+            first = out if isinstance(out, Tensor) else next(iter(pytree.tree_leaves(out)), None)
             self.seen["kernels"] += 1
-            self.seen["integer"] += any(isinstance(x, Tensor) and x.dtype == torch.int64 for x in pytree.tree_leaves(out)[:1])
+            self.seen["integer"] += isinstance(first, Tensor) and first.dtype == torch.int64
             self.seen["unordered"] += adds_up(name, a, k)
             if self.tape is not None:
                 self.tape.append((func, a, k, out))
         if to == "cpu":
             return out.clone()
         known = {id(x.inner): x for x in held}  # what is changed in place stays the tensor that it was
-        return pytree.tree_map(lambda x: (known[id(x)] if id(x) in known else Held(x)) if isinstance(x, Tensor) else x, out)
+        return outside(out, known)
+
+
+@functools.cache
+def about(func: Any) -> tuple[str, bool]:
+    """The name of an operation, and whether its results are views."""
+    returns = func._schema.returns
+    view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    return func._schema.name.split("::")[1], view
 
 
 def adds_up(name: str, args: Any, kwargs: Any) -> bool:
@@ -136,9 +146,24 @@ def adds_up(name: str, args: Any, kwargs: Any) -> bool:
     return False
 
 
-def inside(x: Any) -> Any:
-    """The numbers of a `Held`; anything else as it is."""
-    return x.inner if isinstance(x, Held) else x
+def inside(x: Any, tensors: list[Tensor] | None = None) -> Any:
+    """The numbers of every `Held` in what an operation is handed; anything else as it is. Tensors are noted in `tensors`."""
+    if isinstance(x, Tensor):
+        if tensors is not None:
+            tensors.append(x)
+        return x.inner if isinstance(x, Held) else x
+    if isinstance(x, (tuple, list)):
+        return type(x)([inside(y, tensors) for y in x])
+    if isinstance(x, dict):
+        return {name: inside(y, tensors) for name, y in x.items()}
+    return x
+
+
+def outside(x: Any, known: dict[int, Tensor]) -> Any:
+    """The reverse, of what an operation returns."""
+    if isinstance(x, Tensor):
+        return known[id(x)] if id(x) in known else Held(x)
+    return type(x)([outside(y, known) for y in x]) if isinstance(x, (tuple, list)) else x
 
 
 def place() -> str:
@@ -244,17 +269,27 @@ def largest_difference(left: Any, right: Any) -> float:
     return max(float((a.double() - b.double()).nan_to_num(0.0, 0.0, 0.0).abs().max()) for a, b in pairs if a.numel())
 
 
-def main() -> None:
+def kernels_of(table: str) -> dict[str, str]:
+    """The kernels of each case in a table that `main` printed: its second column."""
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines() if line.startswith("| ")]
+    return {case: count for case, count in rows[1:] if count.isdigit()}
+
+
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="algorithms (default: all)")
-    names = parser.parse_args().names
+    parser.add_argument("--before", type=Path, metavar="TABLE", help="what this printed at another commit: a column of its kernels")
+    options = parser.parse_args(words)
+    before = None if options.before is None else kernels_of(options.before.read_text())
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     from tests.support import cases
 
-    print("| algorithm | kernels an update | of these integer | unordered sums | largest difference from the CPU |\n|---|---|---|---|---|")
+    heads = ["algorithm", "kernels an update", "of these integer", "unordered sums", "largest difference from the CPU"]
+    heads += [] if before is None else ["kernels before"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for case in cases.ALL:
-        if names and case.name not in names:
+        if options.names and case.name not in options.names:
             continue
         try:
             algorithm, dataset = case.make(), cases.data(case.discrete)
@@ -263,7 +298,8 @@ def main() -> None:
             gap = largest_difference(result.state, reference)
             cells = [f"{result.kernels:.0f}", f"{result.integer:.0f}", f"{result.unordered:.0f}", f"{gap:.0e}"]
         except RuntimeError as error:
-            cells = [str(error).strip().splitlines()[0]]
+            cells = [str(error).strip().splitlines()[0], *[""] * 3]
+        cells += [] if before is None else [before.get(str(case), "-")]
         print(f"| {case} | {' | '.join(cells)} |", flush=True)
 
 

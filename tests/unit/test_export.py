@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,20 @@ needs_onnx = pytest.mark.skipif(
 )
 FORMATS = [pytest.param("onnx", marks=needs_onnx), "pt2"]
 DISCRETE = DataSpec((4,), 1, discrete=True, num_actions=3, name="cart")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def operators() -> Iterator[None]:
+    """ONNX's list of operators is made once for all files, not for each: it takes longer than the rest of an export."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:  # another version of torch has it elsewhere
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(ONNXRegistry, "from_torchlib"):
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 def trained(name: str, spec: DataSpec = CONTINUOUS, seed: int = 3, **settings: Any) -> TrainedPolicy:
