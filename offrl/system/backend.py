@@ -120,9 +120,7 @@ def cache_compiled() -> None:
     if folder is not None and not code_cache.is_own(folder):
         return
     base = code_cache.folder() if folder is None else Path(folder).parent
-    # Inductor tries the compiler out to know the vectors, and keeps that too
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / f"probe-{_digest(_machine())}")
-    folder = _digest([*_machine(), _vectors(), f"{torch.get_num_threads()} threads"])
+    folder = _digest([*_machine(), f"{torch.get_num_threads()} threads"])  # the vectors follow from processor and compiler
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / folder)
     damaged = [code for code in (base / folder).glob("*/*.so") if not _sound(code)]
     for code in damaged:
@@ -131,6 +129,13 @@ def cache_compiled() -> None:
             code.with_suffix(SEAL).unlink(missing_ok=True)
     if damaged:
         warn(f"{len(damaged)} files of compiled code in {base / folder} were damaged; they are renamed to *.damaged, and compiled anew")
+
+
+def compiled_folder() -> Path:
+    """Where compiled code is kept."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        cache_compiled()
+    return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 
 def seal_compiled() -> None:
@@ -167,14 +172,6 @@ def _whole(library: bytes) -> bool:
 
 def _digest(facts: list[str]) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-
-
-@functools.lru_cache
-def _vectors() -> str:
-    """The CPU's vectors that Inductor writes code for."""
-    from torch._inductor import cpu_vec_isa
-
-    return str(cpu_vec_isa.pick_vec_isa())
 
 
 @functools.lru_cache

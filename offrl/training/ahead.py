@@ -1,0 +1,181 @@
+"""A pattern of updates as a library of machine code, kept under a name made of the code and the settings it was made of.
+
+`torch.compile` reads the Python code anew in each process, which takes as long as a thousand updates; the library is loaded in
+milliseconds, by processes that never import a compiler. It is traced by running the updates once (`make_fx`), and compiled by AOTInductor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from offrl.system import backend, locks
+from offrl.system.files import write_text
+from offrl.system.fingerprint import Fingerprint, Unnamed, sources
+
+PROGRAMS = "programs"  # in the folder of compiled code
+OPTIONS = {
+    "aot_inductor.precompile_headers": False,  # of use from the third program on
+    "size_asserts": False,
+    "cpp.vec_isa_ok": True,  # the processor's flags say which vectors it has; trying each takes a second and a half
+}
+Work = Callable[..., None]
+
+
+def available() -> bool:
+    """Whether this torch compiles ahead of time for a CPU in the way that is used here."""
+    return hasattr(getattr(torch._C, "_aoti", None), "AOTIModelContainerRunnerCpu") and hasattr(torch.compiler, "skip_all_guards_unsafe")
+
+
+class Library:
+    """`work(*trees)`, which writes over its arguments, as compiled code. Later calls must be of tensors of the same shapes and strides."""
+
+    def __init__(self, work: Work, trees: tuple[Any, ...], subject: Sequence[Any]) -> None:
+        """Load it, or make it; of several processes that need the same one makes it. subject: all that decides what `work` does.
+
+        Raises whatever tracing and compiling do.
+        """
+        leaves, structure = pytree.tree_flatten(trees)
+        folder = backend.compiled_folder() / PROGRAMS
+        name = Fingerprint()
+        key: Path | None = None
+        with contextlib.suppress(Unnamed):
+            for part in (sources("offrl"), str(structure), [(x.dtype, x.shape, x.stride()) for x in leaves], *subject):
+                name.add(part)
+            key = folder / f"{name.digest()}.key"
+        with contextlib.ExitStack() as stack:
+            if key is not None:
+                stack.enter_context(locks.alone(key, "the compiled step", quiet=True))
+            found = None if key is None else _known(key, len(name.tensors))
+            if found is None:
+                program, constants = _made(work, leaves, structure, folder)
+                places = [next((i for i, x in enumerate(name.tensors) if x is constant), None) for constant in constants]
+                if key is not None and None not in places:
+                    write_text(key, json.dumps({"program": program.stem, "constants": places}))
+            else:
+                program, constants = found[0], [name.tensors[i] for i in found[1]]
+        self.constants = constants
+        self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(program), 1)
+        self._tree: Any = None
+        self._leaves: list[Tensor] = []
+
+    def __call__(self, tree: Any, *others: Any) -> None:
+        """tree: the largest one, whose tensors are looked up again only where it is another object."""
+        if tree is not self._tree:
+            self._tree, self._leaves = tree, pytree.tree_leaves(tree)
+        self._runner.run([*self._leaves, *pytree.tree_leaves(others), *self.constants])
+
+
+def _known(key: Path, tensors: int) -> tuple[Path, list[int]] | None:
+    """The library that was kept as `key`, and the numbers of its constants among so many tensors of the subject."""
+    if os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
+        return None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        entry = json.loads(key.read_text())
+        program, constants = key.with_name(f"{entry['program']}.so"), [int(i) for i in entry["constants"]]
+        if re.fullmatch("[0-9a-f]{64}", entry["program"]) and program.is_file() and all(0 <= i < tensors for i in constants):
+            return program, constants
+    return None
+
+
+def _made(work: Work, leaves: list[Tensor], structure: Any, folder: Path) -> tuple[Path, list[Tensor]]:
+    """A library of the traced `work`, compiled unless another name's graph was the same; and the tensors that it reads besides `leaves`."""
+    graph, constants = _traced(work, leaves, structure)
+    inputs = [*leaves, *constants]
+    text = f"{graph.code}\n{[(x.dtype, tuple(x.shape), x.stride()) for x in inputs]}\n"
+    text += "\n".join(f"{name} {x.tolist()}" for name, x in sorted(_held(graph).items()))
+    program = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
+    if not program.is_file() or os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
+        _compile(graph, inputs, program)
+    return program, constants
+
+
+def _traced(work: Work, leaves: list[Tensor], structure: Any) -> tuple[fx.GraphModule, list[Tensor]]:
+    """The operations of `work` on copies of `leaves`, with the tensors that it read from elsewhere as further inputs."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        work(*pytree.tree_unflatten(list(inputs), structure))
+        return []
+
+    graph = make_fx(torch.func.functionalize(flat, remove="mutations"))(*[x.clone() for x in leaves])
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    constants: list[Tensor] = []
+    for node in list(graph.graph.nodes):
+        node.meta.clear()  # of this trace's own imagined tensors
+        if node.op != "get_attr" or not isinstance(value := getattr(graph, str(node.target)), Tensor) or value.numel() <= 1:
+            continue
+        known = next((i for i, x in enumerate(constants) if x is value), None)
+        if known is None:
+            constants.append(value)
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"constant_{len(constants)}")
+            placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+            known = len(constants) - 1
+        else:
+            placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        node.replace_all_uses_with(placeholders[len(leaves) + known])
+        graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.recompile()
+    return graph, constants
+
+
+def _held(graph: fx.GraphModule) -> dict[str, Tensor]:
+    """The constants that stay in a graph."""
+    names = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    return {name: value for name in names if isinstance(value := getattr(graph, name), Tensor)}
+
+
+def _compile(graph: fx.GraphModule, inputs: list[Tensor], program: Path) -> None:
+    """Make the library `program` of a graph."""
+    import torch._inductor
+
+    program.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="building-", dir=program.parent.parent))
+    try:
+        with _quick():
+            made = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options={**OPTIONS, "aot_inductor.output_path": str(place)})))
+        operators = made.with_suffix(".json")  # those that are called through Python
+        if operators.is_file():
+            os.replace(operators, program.with_suffix(".json"))
+        os.replace(made, program)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _quick() -> Iterator[None]:
+    """Without the checks of each input that AOTInductor writes and never runs, half of the time of the compiler, and without its notes."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    name = "generate_input_output_runtime_checks"
+    checks = getattr(CppWrapperCpu, name, None)
+    logger = logging.getLogger("torch._inductor")
+    level = logger.level
+    empty = (
+        "static constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
+        "static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}"
+    )
+    if checks is not None:
+        setattr(CppWrapperCpu, name, lambda self: self.prefix.splice_aot(f"\n{empty}\n"))
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if checks is not None:
+            setattr(CppWrapperCpu, name, checks)
