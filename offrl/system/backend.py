@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import shutil
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,7 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
     bf16 itself is switched on where the step runs. Raises UserError for tf32 where there is none.
     """
     torch.set_num_threads(threads)
+    leave_dynamo()
     words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[precision]
     if device.type != "cpu":
         if device.index is not None:  # "cuda" alone is the current one already, and `set_device` refuses it
@@ -84,6 +87,24 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
         _onednn().fp32_precision = "bf16"
         return word + "oneDNN (accuracy checked)"
     return word + "torch's default library"
+
+
+class _Dynamo(types.ModuleType):
+    """`torch._dynamo` until something of it is used that a gradient does not need."""
+
+    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)  # which nothing but `torch._dynamo` can have enabled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)
+
+
+def leave_dynamo() -> None:
+    """Keep the first gradient from importing `torch._dynamo`, 1.5 seconds: `torch.func.grad` asks it to disable what is not enabled.
+
+    Whatever imports it finds the module itself, which then takes its place.
+    """
+    if "torch._dynamo" not in sys.modules:
+        torch.__dict__["_dynamo"] = _Dynamo("torch._dynamo")
 
 
 @contextlib.contextmanager
