@@ -14,7 +14,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, first_line, warn
 from offrl.system import backend
-from offrl.training import ahead
+from offrl.training.compiling import ahead
 from offrl.training.updates import update_keys
 
 Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
@@ -63,7 +63,7 @@ class Program:
         return self._function
 
     def _by_library(self, *arguments: Any) -> None:
-        """The first call of `_in_place` as a library, which takes the place of this function; where none can be made, of torch.compile's."""
+        """The first call of `_in_place` as a library, which then takes this function's place; or torch.compile's."""
         try:
             subject = [self.period, *self.subject]
             self._function = ahead.Library(self._in_place, arguments, subject)

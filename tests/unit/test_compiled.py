@@ -18,11 +18,18 @@ from offrl.algorithm import stack
 from offrl.data.arrays import from_arrays
 from offrl.settings.replicas import Replica
 from offrl.system import backend
+from offrl.training.compiling import ahead
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import Step, make_step
 
 CPU = torch.device("cpu")
 Broken = Callable[..., Callable[..., None]]
+
+
+@pytest.fixture(autouse=True)
+def by_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes the library's place where none can be made, and is checked in the same way."""
+    monkeypatch.setattr(ahead, "available", lambda: False)
 
 
 def problem(name: str = "iql") -> tuple[Any, Any]:
@@ -167,7 +174,6 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     backend._machine.cache_clear()
     with monkeypatch.context() as m:
-        m.setattr(backend, "_vectors", lambda: facts.get("vectors", "avx512"))
         m.setattr(torch, "get_num_threads", lambda: facts.get("threads", 1))
         m.setattr(torch, "__version__", facts.get("torch", "2.13.0"))
         m.setattr(torch.backends.cpu, "get_cpu_capability", lambda: facts.get("capability", "AVX512"))
@@ -187,7 +193,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
 def test_the_folder_is_named_by_what_compiled_code_depends_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OFFRL_CACHE", str(tmp_path))
     others: list[dict[str, Any]] = [
-        {}, {"vectors": "avx2"}, {"threads": 2}, {"torch": "2.14.0"}, {"capability": "AVX2"}, {"asked": "avx2"}, {"cpu": "other"},
+        {}, {"threads": 2}, {"torch": "2.14.0"}, {"capability": "AVX2"}, {"asked": "avx2"}, {"cpu": "other"},
         {"flags": "avx2 avx512f"}, {"compiler": "g++ 13"},
     ]  # fmt: skip
     folders = [chosen(monkeypatch, **facts) for facts in others]

@@ -21,8 +21,33 @@ import torch
 from torch import Tensor, nn
 
 SMALL = 4096  # entries of a tensor up to which its values belong to the name, as code may have read them as numbers
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, np.generic, np.dtype, torch.dtype, torch.device, torch.Size, PurePath)
-_OF_CLASSES = ("__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl", "__annotations__", "__dataclass_fields__")
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    enum.Enum,
+    np.generic,
+    np.dtype,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    PurePath,
+)
+_OF_CLASSES = (
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__abstractmethods__",
+    "_abc_impl",
+    "__annotations__",
+    "__dataclass_fields__",
+)
+_OF_DATACLASSES = ("__annotations__", "__dataclass_fields__")
 _LIBRARIES = (*sys.stdlib_module_names, "torch", "numpy")  # the machine's name holds their versions
 
 
@@ -123,7 +148,9 @@ class Fingerprint:
             return
         for base in kind.__mro__[1:]:
             self.add(base)
-        members = {name: value for name, value in vars(kind).items() if name not in _OF_CLASSES and not _is_slot(value)}
+        members = {
+            name: value for name, value in vars(kind).items() if name not in (*_OF_CLASSES, *_OF_DATACLASSES) and not _is_slot(value)
+        }
         self._all(type, (part for name in sorted(members) for part in (name, members[name])))
 
     def _code(self, code: types.CodeType, names: dict[str, Any] | None = None) -> None:

@@ -14,6 +14,8 @@ import os
 import re
 import shutil
 import tempfile
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from offrl.errors import UserError
 from offrl.system import backend, locks
 from offrl.system.files import write_text
-from offrl.system.fingerprint import Fingerprint, Unnamed, sources
+from offrl.training.compiling.fingerprint import Fingerprint, Unnamed, sources
 
 PROGRAMS = "programs"  # in the folder of compiled code
 OPTIONS = {
@@ -32,6 +35,8 @@ OPTIONS = {
     "size_asserts": False,
     "cpp.vec_isa_ok": True,  # the processor's flags say which vectors it has; trying each takes a second and a half
 }
+PACE = "pace.json"  # in the folder of compiled code: the last compilation
+COMPILING = (4.0, 0.012)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed.md)
 Work = Callable[..., None]
 
 
@@ -59,14 +64,14 @@ class Library:
         with contextlib.ExitStack() as stack:
             if key is not None:
                 stack.enter_context(locks.alone(key, "the compiled step", quiet=True))
-            found = None if key is None else _known(key, len(name.tensors))
-            if found is None:
+            entry = None if key is None else _known(key, len(name.tensors))
+            if entry is None:
                 program, constants = _made(work, leaves, structure, folder)
                 places = [next((i for i, x in enumerate(name.tensors) if x is constant), None) for constant in constants]
                 if key is not None and None not in places:
                     write_text(key, json.dumps({"program": program.stem, "constants": places}))
             else:
-                program, constants = found[0], [name.tensors[i] for i in found[1]]
+                program, constants = entry[0], [name.tensors[i] for i in entry[1]]
         self.constants = constants
         self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(program), 1)
         self._tree: Any = None
@@ -99,7 +104,9 @@ def _made(work: Work, leaves: list[Tensor], structure: Any, folder: Path) -> tup
     text += "\n".join(f"{name} {x.tolist()}" for name, x in sorted(_held(graph).items()))
     program = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
     if not program.is_file() or os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
+        began = time.monotonic()
         _compile(graph, inputs, program)
+        _note_seconds(time.monotonic() - began, sum(node.op == "call_function" for node in graph.graph.nodes))
     return program, constants
 
 
@@ -147,7 +154,8 @@ def _compile(graph: fx.GraphModule, inputs: list[Tensor], program: Path) -> None
     program.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="building-", dir=program.parent.parent))
     try:
-        with _quick():
+        with _quick(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's of its own use of itself
             made = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options={**OPTIONS, "aot_inductor.output_path": str(place)})))
         operators = made.with_suffix(".json")  # those that are called through Python
         if operators.is_file():
@@ -179,3 +187,19 @@ def _quick() -> Iterator[None]:
         logger.setLevel(level)
         if checks is not None:
             setattr(CppWrapperCpu, name, checks)
+
+
+def compiling_seconds(operations: int) -> float:
+    """How long compiling that many operations takes here, as the last compilation says; without one, as where this was written."""
+    seconds = COMPILING[0] + COMPILING[1] * operations
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        last = json.loads((backend.compiled_folder() / PACE).read_text())
+        usual = COMPILING[0] + COMPILING[1] * int(last["operations"])
+        seconds *= min(10.0, max(0.3, float(last["seconds"]) / usual))
+    return seconds
+
+
+def _note_seconds(seconds: float, operations: int) -> None:
+    """Keep how long a compilation took, for `compiling_seconds`."""
+    with contextlib.suppress(OSError, UserError):
+        write_text(backend.compiled_folder() / PACE, json.dumps({"seconds": round(seconds, 2), "operations": operations}) + "\n")
