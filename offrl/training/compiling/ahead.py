@@ -17,6 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from offrl.training.compiling.fingerprint import Fingerprint, Unnamed, sources
 PROGRAMS = "programs"  # in the folder of compiled code
 OPTIONS = {
     "aot_inductor.precompile_headers": False,  # of use from the third program on
+    "aot_inductor.compile_wrapper_opt_level": "O0",  # it calls kernels and products, which take the time
     "size_asserts": False,
-    "cpp.vec_isa_ok": True,  # the processor's flags say which vectors it has; trying each takes a second and a half
 }
 PACE = "pace.json"  # in the folder of compiled code: the last compilation
 COMPILING = (4.0, 0.012)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed.md)
@@ -167,26 +168,56 @@ def _compile(graph: fx.GraphModule, inputs: list[Tensor], program: Path) -> None
 
 @contextlib.contextmanager
 def _quick() -> Iterator[None]:
-    """Without the checks of each input that AOTInductor writes and never runs, half of the time of the compiler, and without its notes."""
+    """AOTInductor in half of its time, and without its notes.
+
+    Checks of each input, which it writes and never runs, are left out; the processor's flags say which vectors it has, and no program is
+    built and loaded to try each; the two files of a program are compiled side by side. Where torch has other names for these, it takes
+    longer, or the caller falls back.
+    """
+    from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-    name = "generate_input_output_runtime_checks"
-    checks = getattr(CppWrapperCpu, name, None)
     logger = logging.getLogger("torch._inductor")
-    level = logger.level
-    empty = (
-        "static constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
-        "static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}"
+    level, beside = logger.level, _Beside(cpp_builder.CppBuilder.build)
+    no_checks = (
+        "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
+        "static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}\n"
     )
-    if checks is not None:
-        setattr(CppWrapperCpu, name, lambda self: self.prefix.splice_aot(f"\n{empty}\n"))
-    logger.setLevel(logging.ERROR)
+    changes: list[tuple[Any, str, Callable[..., Any]]] = [
+        (CppWrapperCpu, "generate_input_output_runtime_checks", lambda self: self.prefix.splice_aot(no_checks)),
+        (cpu_vec_isa.VecISA, "check_build", lambda self, code: True),
+        (cpp_builder.CppBuilder, "build", lambda self: beside.build(self)),
+    ]
+    changes = [change for change in changes if hasattr(*change[:2])]
+    originals = [(place, name, getattr(place, name)) for place, name, _ in changes]
     try:
+        for change in changes:
+            setattr(*change)
+        logger.setLevel(logging.ERROR)
         yield
     finally:
         logger.setLevel(level)
-        if checks is not None:
-            setattr(CppWrapperCpu, name, checks)
+        for original in originals:
+            setattr(*original)
+
+
+class _Beside:
+    """Compiles a program's entry (`*.wrapper.o`) in a thread of its own, while what comes before linking goes on."""
+
+    def __init__(self, build: Callable[[Any], None]) -> None:
+        self._build = build
+        self._pool = ThreadPoolExecutor(1)
+        self._entry: Future[None] | None = None
+
+    def build(self, builder: Any) -> None:
+        target = str(builder.get_target_file_path())
+        if target.endswith(".wrapper.o"):
+            self._entry = self._pool.submit(self._build, builder)
+            return
+        if target.endswith(".so") and self._entry is not None:
+            self._entry.result()
+            self._pool.shutdown()
+        self._build(builder)
 
 
 def compiling_seconds(operations: int) -> float:
