@@ -195,7 +195,7 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     raise UserError(f"{name} learns from {learns}, and {dataset.spec.name} holds {holds}; use one of {names}")
 
 
-def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool, long: bool) -> list[torch.device]:
+def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool, long: bool = True) -> list[torch.device]:
     """The devices on which the replicas train, a process each; one device alone is this process. long: see `Setup`."""
     if many == 1 or mapped or distributed.world().size > 1:
         return [device]

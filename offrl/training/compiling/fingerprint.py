@@ -48,6 +48,7 @@ _OF_CLASSES = (
     "__dataclass_fields__",
 )
 _OF_DATACLASSES = ("__annotations__", "__dataclass_fields__")
+_OUTSIDE = ("_io", "io", "_thread", "threading", "socket", "subprocess", "multiprocessing", "weakref", "random")  # more than values
 _LIBRARIES = (*sys.stdlib_module_names, "torch", "numpy")  # the machine's name holds their versions
 
 
@@ -132,7 +133,9 @@ class Fingerprint:
 
     def _object(self, thing: Any) -> None:
         kind = type(thing)
-        if _of_library(kind.__module__) and not isinstance(thing, nn.Module) and not hasattr(thing, "__dict__"):
+        if kind.__module__.partition(".")[0] in _OUTSIDE:
+            raise Unnamed(f"a {kind.__qualname__}")
+        if _of_library(kind.__module__) and not (isinstance(thing, nn.Module) or hasattr(thing, "__dict__")):
             text = repr(thing)
             if " at 0x" in text:
                 raise Unnamed(f"a {kind.__qualname__}")
