@@ -99,7 +99,9 @@ CODE = """
 import sys, json, torch
 from tests.support.problems import compiled_problem
 from offrl.algorithm import stack
+from offrl.system import backend
 from offrl.training.step import make_step
+backend.configure(torch.device("cpu"), 1)
 algorithm, source = compiled_problem()
 step = make_step(algorithm, source, batch_size=8, replicas=2, mode=sys.argv[1])
 state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 6)
