@@ -83,7 +83,9 @@ def measure(trees: list[Path], rounds: int, workers: list[int]) -> dict[tuple[Pa
                     cache = Path(folder, f"cache-{number}-{count}-{trees.index(tree)}")
                     for state in ("cold", "warm"):
                         runs = Path(folder, f"runs-{cache.name}-{state}")
-                        marks.setdefault((tree, count, state), []).append(start(tree, cache, runs, [f"workers={count}"]))
+                        row = start(tree, cache, runs, [f"workers={count}"])
+                        marks.setdefault((tree, count, state), []).append(row)
+                        print(tree.name, count, state, {k: round(v, 1) for k, v in row.items()}, file=sys.stderr, flush=True)
     return marks
 
 
