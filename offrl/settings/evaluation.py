@@ -20,7 +20,7 @@ class EvalConfig:
     parallel: int = setting(128, "environments alive at once in one process; changes memory and speed, never a score", low=1)
     workers: int | None = setting(
         None,
-        "processes that evaluate beside training; null: half of the cores, at most 8, in runs of 5,000 updates or more; "
+        "processes that evaluate beside training; null: half of the cores, at most 8, in runs that are not short; "
         "0: none, training waits; never changes a score",
         low=0,
     )

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import shutil
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
     bf16 itself is switched on where the step runs. Raises UserError for tf32 where there is none.
     """
     torch.set_num_threads(threads)
+    leave_dynamo()
     words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[precision]
     if device.type != "cpu":
         if device.index is not None:  # "cuda" alone is the current one already, and `set_device` refuses it
@@ -56,6 +59,24 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
     if (matmul := devices.matmul_switch()) is not None:
         matmul.fp32_precision = "none"
     return word + "torch's default library"
+
+
+class _Dynamo(types.ModuleType):
+    """`torch._dynamo` until something of it is used that a gradient does not need."""
+
+    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)  # which nothing but `torch._dynamo` can have enabled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)
+
+
+def leave_dynamo() -> None:
+    """Keep the first gradient from importing `torch._dynamo`, 1.5 seconds: `torch.func.grad` asks it to disable what is not enabled.
+
+    Whatever imports it finds the module itself, which then takes its place.
+    """
+    if "torch._dynamo" not in sys.modules:
+        torch.__dict__["_dynamo"] = _Dynamo("torch._dynamo")
 
 
 def attention(device: torch.device, keys: int) -> contextlib.AbstractContextManager[None]:
@@ -78,9 +99,7 @@ def cache_compiled() -> None:
     if folder is not None and not code_cache.is_own(folder):
         return
     base = code_cache.folder() if folder is None else Path(folder).parent
-    # Inductor tries the compiler out to know the vectors, and keeps that too
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / f"probe-{_digest(_machine())}")
-    folder = _digest([*_machine(), _vectors(), f"{torch.get_num_threads()} threads"])
+    folder = _digest([*_machine(), f"{torch.get_num_threads()} threads"])  # the vectors follow from processor and compiler
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / folder)
     damaged = [code for code in (base / folder).glob("*/*.so") if not _sound(code)]
     for code in damaged:
@@ -89,6 +108,13 @@ def cache_compiled() -> None:
             code.with_suffix(SEAL).unlink(missing_ok=True)
     if damaged:
         warn(f"{len(damaged)} files of compiled code in {base / folder} were damaged; they are renamed to *.damaged, and compiled anew")
+
+
+def compiled_folder() -> Path:
+    """Where compiled code is kept."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        cache_compiled()
+    return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 
 def seal_compiled() -> None:
@@ -125,14 +151,6 @@ def _whole(library: bytes) -> bool:
 
 def _digest(facts: list[str]) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-
-
-@functools.lru_cache
-def _vectors() -> str:
-    """The CPU's vectors that Inductor writes code for."""
-    from torch._inductor import cpu_vec_isa
-
-    return str(cpu_vec_isa.pick_vec_isa())
 
 
 @functools.lru_cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, first_line, warn
 from offrl.system import backend
-from offrl.training.compiling.passes import Simpler
+from offrl.training.compiling import ahead
 from offrl.training.updates import update_keys
 
 Hyper = dict[str, Tensor]  # field of an algorithm's config -> one value for each replica, float32 [N]
@@ -28,9 +28,10 @@ class Program:
 
     cpp_wrapper = True  # False shows a profiler the matrix products by name
 
-    def __init__(self, updates: Updates, period: int, mode: str, precision: str, pool: Any) -> None:
-        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`."""
-        self.updates, self.period, self.mode, self.precision, self.pool = updates, period, mode, precision, pool
+    def __init__(self, updates: Updates, period: int, mode: str, precision: str, pool: Any, subject: Sequence[Any] = ()) -> None:
+        """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`. subject: all that decides
+        what `updates` does, by which it is found when it has been compiled before; empty: it is not kept."""
+        self.updates, self.period, self.mode, self.precision, self.pool, self.subject = updates, period, mode, precision, pool, subject
         self._function: Callable[..., None] | None = None
         self._graphs: dict[int, _CudaGraph] = {}
         self._names: dict[str, torch.dtype] | None = None  # of the pattern's metrics
@@ -55,27 +56,46 @@ class Program:
         """`_in_place`, compiled if the mode says so."""
         if self._function is None:
             self._function = self._in_place
-            if self.mode.startswith("compiled"):
-                # an update may take gradients inside the traced function; older versions of torch have no such switch
-                if hasattr(torch._dynamo.config, "trace_autograd_ops"):
-                    torch._dynamo.config.trace_autograd_ops = True
-
-                def program(*arguments: Any) -> None:
-                    self._in_place(*arguments)
-
-                # Shapes never change here, and checking each tensor before each update costs as much as a small matrix product. Without
-                # checks what was compiled must be found by this step alone: it is kept with the code object, hence one of its own.
-                skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
-                program.__code__ = program.__code__.replace()
-                options: dict[str, Any] = {"joint_custom_pre_pass": Simpler()}
-                if skip is not None:
-                    options["guard_filter_fn"] = skip
-                if skip is not None and self.cpp_wrapper and "cudagraph" not in self.mode:
-                    options["cpp_wrapper"] = True  # calling a hundred kernels from Python takes a twentieth of a small update
-                if "cudagraph" in self.mode and "deterministic" in torch._inductor.list_options():
-                    options["deterministic"] = True  # else timings decide the last bits, and those of a resumed run may find otherwise
-                self._function = torch.compile(program, fullgraph=True, dynamic=False, options=options)
+            if self.mode == "compiled" and self.cpp_wrapper and self.subject and self.precision == "float32" and ahead.available():
+                self._function = self._by_library
+            elif self.mode.startswith("compiled"):
+                self._function = self._jit()
         return self._function
+
+    def _by_library(self, *arguments: Any) -> None:
+        """The first call of `_in_place` as a library, which then takes this function's place; or torch.compile's."""
+        try:
+            subject = [self.period, *self.subject]
+            self._function = ahead.Library(self._in_place, arguments, subject)
+        except Exception as error:
+            if isinstance(error, (UserError, MemoryError)) or "out of memory" in str(error):
+                raise
+            self._function = self._jit()
+        self._function(*arguments)
+
+    def _jit(self) -> Callable[..., None]:
+        """`_in_place` by torch.compile."""
+        from offrl.training.compiling import passes
+
+        # an update may take gradients inside the traced function; older versions of torch have no such switch
+        if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+            torch._dynamo.config.trace_autograd_ops = True
+
+        def program(*arguments: Any) -> None:
+            self._in_place(*arguments)
+
+        # Shapes never change here, and checking each tensor before each update costs as much as a small matrix product. Without
+        # checks what was compiled must be found by this step alone: it is kept with the code object, hence one of its own.
+        skip = getattr(torch.compiler, "skip_all_guards_unsafe", None)
+        program.__code__ = program.__code__.replace()
+        options: dict[str, Any] = {"joint_custom_pre_pass": passes.Simpler()}
+        if skip is not None:
+            options["guard_filter_fn"] = skip
+        if skip is not None and self.cpp_wrapper and "cudagraph" not in self.mode:
+            options["cpp_wrapper"] = True  # calling a hundred kernels from Python takes a twentieth of a small update
+        if "cudagraph" in self.mode and "deterministic" in torch._inductor.list_options():
+            options["deterministic"] = True  # else timings decide the last bits, and those of a resumed run may find otherwise
+        return torch.compile(program, fullgraph=True, dynamic=False, options=options)
 
     def _in_place(self, state: TrainState, sums: Metrics, keys: Tensor | None, hyper: Hyper, batches: list[Batch]) -> None:
         """One pattern whose results overwrite `state` and are added to `sums`: no memory is taken, none is copied."""

@@ -32,7 +32,7 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path, pretrained: Mapp
         resources.enter_context(log)
         resources.enter_context(signals.handled(log.say))
         if trains and setup.plan.mode.startswith("compiled"):
-            log.say("compiling the step, 10 to 30 seconds; less where it was compiled before")
+            log.say("compiling the step, 10 to 30 seconds; at once where it was compiled before")
         while run.step < run.end and run.alive.any():
             stop = run.next_stop()
             slices.begin(run.step)

@@ -81,7 +81,7 @@ class Session:
         traits = self.algorithm.traits
         # a language model is no small thing to hand to other processes, which act on the CPU
         in_process = traits.text or (traits.acts_on_device and self.device.type == "cuda")
-        brief = config.eval.workers is None and (config.steps < PAYS_FROM or self.step >= self.end or in_process)
+        brief = config.eval.workers is None and (not setup.long or self.step >= self.end or in_process)
         scorer = None if setup.evaluator is None else Scorer(setup.evaluator, 0 if brief else worker_count(config.eval))
         self.scores = Scores(scorer, self.log, self.replicas, dataset.spec.name, self.signals, self._show)
         resources.callback(self.scores.close)

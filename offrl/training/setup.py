@@ -31,6 +31,7 @@ from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
 from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
+from offrl.training.compiling import worth
 from offrl.training.engine import Engine, LocalEngine, Plan, first_state
 from offrl.training.grid import try_update
 from offrl.training.step import make_step
@@ -52,6 +53,7 @@ class Setup:
     source: Any  # what the algorithm's sampler prepared: on the only device, or on the CPU
     evaluator: Evaluator | None  # None: there is no environment, or nothing that acts
     arithmetic: str  # in words
+    long: bool  # so that starting processes pays
 
     def title(self, config: TrainConfig, dataset: Dataset, run_dir: Path, processes: str) -> str:
         """The first lines of a run's log. processes: words on how many train."""
@@ -92,17 +94,28 @@ def set_up(
             check_fit(dataset.spec, task, evaluator.envs[0])
     if world.first:
         resources.enter_context(exclusive(run_dir))
-    devices = training_devices(config, device, len(crowd), dataset.mapped)
+    plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, CPU_GROUP if algorithm.traits.vectorized else 1, world)
+    cost = None
+    if device.type == "cpu" and world.size == 1 and not dataset.mapped and not algorithm.traits.text:
+        nothing = worth.Cost(0.0, 0)  # a trial
+        prepared = None if config.steps < worth.LEAST else algorithm.sampler().prepare(dataset)
+        cost = nothing if prepared is None else worth.cost(plan, prepared, crowd)
+    long = config.steps >= PAYS_FROM if cost is None else cost.processes_pay(config.steps)
+    devices = training_devices(config, device, len(crowd), dataset.mapped, long)
 
     @functools.cache
     def source() -> Any:  # each of several processes moves it to its own device
         home = devices[0] if len(devices) == 1 else torch.device("cpu")
+        if cost is not None and prepared is not None:
+            return prepared
         return algorithm.sampler().prepare(dataset if dataset.mapped else dataset.to(home))
 
-    plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, len(crowd), world)
+    plan = dataclasses.replace(plan, group=len(crowd))
+
+    pays = None if cost is None else cost.compiling_pays(config.steps, len(devices))
 
     def choose() -> tuple[str, int]:
-        mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps, algorithm)
+        mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps, algorithm, pays)
         if dataset.mapped or config.group:
             return mode, config.group or len(crowd)
         group = default_group(len(crowd), len(devices), plan, backend.move(source(), device) if device.type == "cuda" else None, device)
@@ -113,7 +126,7 @@ def set_up(
     mode, group = runs.prepare(run_dir, config, dataset, choose, device) if world.first else choose()
     if dataset.mapped:
         group = len(crowd)  # batches are read ahead for all replicas together
-    return Setup(crowd, devices, dataclasses.replace(plan, mode=mode, group=group), source(), evaluator, arithmetic)
+    return Setup(crowd, devices, dataclasses.replace(plan, mode=mode, group=group), source(), evaluator, arithmetic, long)
 
 
 def make_engine(
@@ -182,12 +195,12 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     raise UserError(f"{name} learns from {learns}, and {dataset.spec.name} holds {holds}; use one of {names}")
 
 
-def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool) -> list[torch.device]:
-    """The devices on which the replicas train, a process each; one device alone is this process."""
+def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool, long: bool = True) -> list[torch.device]:
+    """The devices on which the replicas train, a process each; one device alone is this process. long: see `Setup`."""
     if many == 1 or mapped or distributed.world().size > 1:
         return [device]
     if device.type == "cpu":
-        free = cores() // config.threads if config.steps >= PAYS_FROM else 1  # starting processes takes seconds
+        free = cores() // config.threads if long else 1  # starting processes takes seconds
         return [device] * max(1, min(many, config.workers or free))
     if device.index is not None:  # this GPU was chosen
         return [device]
@@ -198,16 +211,20 @@ def training_devices(config: TrainConfig, device: torch.device, many: int, mappe
     return [torch.device("cuda", i) for i in range(count)] if count > 1 else [device]
 
 
-def choose_mode(compile: str, device: torch.device, steps: int, algorithm: Algorithm | type[Algorithm] = Algorithm) -> str:
+def choose_mode(
+    compile: str, device: torch.device, steps: int, algorithm: Algorithm | type[Algorithm] = Algorithm, pays: bool | None = None
+) -> str:
     """Resolve compile=auto|eager|cudagraph|compiled to how the step will run: eager, compiled, cudagraph or compiled-cudagraph.
 
+    pays: whether compiling saves more time than it takes, where that was measured (`worth`); None: it does from PAYS_FROM updates on.
     Language models run eagerly: their sequences have many lengths. Raises UserError where the mode requested is impossible.
     """
     if algorithm.traits.text:
         if compile == "compiled":
             warn("language models are not compiled: compile=compiled is ignored")
         return "eager"
-    pays = compile == "compiled" or (compile == "auto" and steps >= PAYS_FROM and algorithm.traits.compiles)
+    pays = steps >= PAYS_FROM if pays is None else pays
+    pays = compile == "compiled" or (compile == "auto" and pays and algorithm.traits.compiles)
     if device.type == "cuda":
         if compile == "eager" or not algorithm.traits.cuda_graph:
             return "eager"

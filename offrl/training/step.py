@@ -71,7 +71,8 @@ class Step:
         self.updates = functools.cache(self._updates)
         self.program: Program | None = None
         if mode != "eager":
-            self.program = Program(self.updates(0, algorithm.traits.period), algorithm.traits.period, mode, precision, pool)
+            subject = (self.algorithm, self.sampler, source, batch_size, self.batched, list(self.hyper), self.base, precision)
+            self.program = Program(self.updates(0, algorithm.traits.period), algorithm.traits.period, mode, precision, pool, subject)
 
     @property
     def mode(self) -> str:

@@ -13,25 +13,23 @@ import torch
 from torch.utils import _pytree as pytree
 
 import offrl
-from offrl import registry
 from offrl.algorithm import stack
 from offrl.data.arrays import from_arrays
 from offrl.settings.replicas import Replica
 from offrl.system import backend
+from offrl.training.compiling import ahead
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import Step, make_step
+from tests.support.problems import compiled_problem
 
 CPU = torch.device("cpu")
 Broken = Callable[..., Callable[..., None]]
 
 
-def problem(name: str = "iql") -> tuple[Any, Any]:
-    g, n = np.random.default_rng(0), 500
-    data = from_arrays(g.normal(size=(n, 4)), g.uniform(-1, 1, (n, 2)), g.normal(size=n), np.isin(np.arange(n), [40, 99, 170, n - 1]),
-                               action_low=-1.0, action_high=1.0)  # fmt: skip
-    kind = registry.get("algo", name)
-    algorithm = kind(kind.Config(hidden=[16, 16], batch_size=8), data.spec)
-    return algorithm, algorithm.sampler().prepare(data)
+@pytest.fixture(autouse=True)
+def by_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes the library's place where none can be made, and is checked in the same way."""
+    monkeypatch.setattr(ahead, "available", lambda: False)
 
 
 def steps(algorithm: Any, source: Any, mode: str, updates: int) -> tuple[Any, Any, Step]:
@@ -82,7 +80,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_garbage_is_set_aside_and_the_run_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch, "compile", half)
-    algorithm, source = problem()
+    algorithm, source = compiled_problem()
     state, sums, step = steps(algorithm, source, "compiled", 5)
     said = capfd.readouterr().err
     assert said.count("\n") == 1 and "computes something else than the uncompiled one" in said and "goes on without compilation" in said
@@ -98,13 +96,13 @@ def test_a_cache_of_the_users_own_is_left_alone(tmp_path: Path, monkeypatch: pyt
     own.mkdir()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(own))
     monkeypatch.setattr(torch, "compile", half)
-    steps(*problem(), "compiled", 2)
+    steps(*compiled_problem(), "compiled", 2)
     assert own.exists() and f"remove {own}" in capfd.readouterr().err
 
 
 def test_a_compiler_that_fails_is_no_traceback(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch, "compile", refused)
-    _, _, step = steps(*problem(), "compiled", 3)
+    _, _, step = steps(*compiled_problem(), "compiled", 3)
     said = capfd.readouterr().err
     assert "cannot be compiled here (RuntimeError: CppCompileError: Python.h" in said and said.count("\n") == 1
     assert step.mode == "eager" and cache.exists()
@@ -112,7 +110,7 @@ def test_a_compiler_that_fails_is_no_traceback(cache: Path, monkeypatch: pytest.
 
 def test_rounding_is_no_reason(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch, "compile", slightly_off)
-    _, _, step = steps(*problem("td3_bc"), "compiled", 4)
+    _, _, step = steps(*compiled_problem("td3_bc"), "compiled", 4)
     assert step.mode == "compiled" and not capfd.readouterr().err and cache.exists()
 
 
@@ -127,14 +125,14 @@ def test_what_differs_is_named(what: str, named: str, monkeypatch: pytest.Monkey
         return run
 
     monkeypatch.setattr(torch, "compile", broken)
-    algorithm, source = problem()
+    algorithm, source = compiled_problem()
     step = make_step(algorithm, source, batch_size=8, replicas=2, mode="compiled")
     found = step.doubt(stack([algorithm.init(s) for s in (0, 1)]))
     assert found is not None and named in found
 
 
 def test_an_engine_says_whether_its_steps_are_to_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm, source = problem()
+    algorithm, source = compiled_problem()
     state = first_state(algorithm, [Replica(0), Replica(1)])
     for compile_, doubted in ((half, True), (slightly_off, False)):
         monkeypatch.setattr(torch, "compile", compile_)
@@ -167,7 +165,6 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     backend._machine.cache_clear()
     with monkeypatch.context() as m:
-        m.setattr(backend, "_vectors", lambda: facts.get("vectors", "avx512"))
         m.setattr(torch, "get_num_threads", lambda: facts.get("threads", 1))
         m.setattr(torch, "__version__", facts.get("torch", "2.13.0"))
         m.setattr(torch.backends.cpu, "get_cpu_capability", lambda: facts.get("capability", "AVX512"))
@@ -187,7 +184,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
 def test_the_folder_is_named_by_what_compiled_code_depends_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OFFRL_CACHE", str(tmp_path))
     others: list[dict[str, Any]] = [
-        {}, {"vectors": "avx2"}, {"threads": 2}, {"torch": "2.14.0"}, {"capability": "AVX2"}, {"asked": "avx2"}, {"cpu": "other"},
+        {}, {"threads": 2}, {"torch": "2.14.0"}, {"capability": "AVX2"}, {"asked": "avx2"}, {"cpu": "other"},
         {"flags": "avx2 avx512f"}, {"compiler": "g++ 13"},
     ]  # fmt: skip
     folders = [chosen(monkeypatch, **facts) for facts in others]

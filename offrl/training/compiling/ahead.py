@@ -1,0 +1,253 @@
+"""A pattern of updates as a library of machine code, kept under a name made of the code and the settings it was made of.
+
+`torch.compile` reads the Python code anew in each process, which takes as long as a thousand updates; the library is loaded in
+milliseconds, by processes that never import a compiler. It is traced by running the updates once (`make_fx`), and compiled by AOTInductor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from offrl.errors import UserError
+from offrl.system import backend, locks
+from offrl.system.files import write_text
+from offrl.training.compiling.fingerprint import Fingerprint, Unnamed, sources
+
+PROGRAMS = "programs"  # in the folder of compiled code
+OPTIONS = {
+    "aot_inductor.precompile_headers": False,  # of use from the third program on
+    "aot_inductor.compile_wrapper_opt_level": "O0",  # it calls kernels and products, which take the time
+    "size_asserts": False,
+}
+PACE = "pace.json"  # in the folder of compiled code: the last compilation
+COMPILING = (4.0, 0.012)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed.md)
+Work = Callable[..., None]
+
+
+def available() -> bool:
+    """Whether this torch compiles ahead of time for a CPU in the way that is used here."""
+    return hasattr(getattr(torch._C, "_aoti", None), "AOTIModelContainerRunnerCpu") and hasattr(torch.compiler, "skip_all_guards_unsafe")
+
+
+class Library:
+    """`work(*trees)`, which writes over its arguments, as compiled code. Later calls must be of tensors of the same shapes and strides."""
+
+    def __init__(self, work: Work, trees: tuple[Any, ...], subject: Sequence[Any]) -> None:
+        """Load it, or make it; of several processes that need the same one makes it. subject: all that decides what `work` does.
+
+        Raises whatever tracing and compiling do.
+        """
+        leaves, structure = pytree.tree_flatten(trees)
+        folder = backend.compiled_folder() / PROGRAMS
+        name = Fingerprint()
+        key: Path | None = None
+        with contextlib.suppress(Unnamed):
+            for part in (sources("offrl"), str(structure), [(x.dtype, x.shape, x.stride()) for x in leaves], *subject):
+                name.add(part)
+            key = folder / f"{name.digest()}.key"
+        with contextlib.ExitStack() as stack:
+            if key is not None:
+                stack.enter_context(locks.alone(key, "the compiled step", quiet=True))
+            entry = None if key is None else _known(key, len(name.tensors))
+            if entry is None:
+                with _no_collection():
+                    program, constants = _made(work, leaves, structure, folder)
+                places = [next((i for i, x in enumerate(name.tensors) if x is constant), None) for constant in constants]
+                if key is not None and None not in places:
+                    write_text(key, json.dumps({"program": program.stem, "constants": places}))
+            else:
+                program, constants = entry[0], [name.tensors[i] for i in entry[1]]
+        self.constants = constants
+        self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(program), 1)
+        self._tree: Any = None
+        self._leaves: list[Tensor] = []
+
+    def __call__(self, tree: Any, *others: Any) -> None:
+        """tree: the largest one, whose tensors are looked up again only where it is another object."""
+        if tree is not self._tree:
+            self._tree, self._leaves = tree, pytree.tree_leaves(tree)
+        self._runner.run([*self._leaves, *pytree.tree_leaves(others), *self.constants])
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's search for garbage, a fifth of the time of making a large graph."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _known(key: Path, tensors: int) -> tuple[Path, list[int]] | None:
+    """The library that was kept as `key`, and the numbers of its constants among so many tensors of the subject."""
+    if os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
+        return None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        entry = json.loads(key.read_text())
+        program, constants = key.with_name(f"{entry['program']}.so"), [int(i) for i in entry["constants"]]
+        if re.fullmatch("[0-9a-f]{64}", entry["program"]) and program.is_file() and all(0 <= i < tensors for i in constants):
+            return program, constants
+    return None
+
+
+def _made(work: Work, leaves: list[Tensor], structure: Any, folder: Path) -> tuple[Path, list[Tensor]]:
+    """A library of the traced `work`, compiled unless another name's graph was the same; and the tensors that it reads besides `leaves`."""
+    graph, constants = _traced(work, leaves, structure)
+    inputs = [*leaves, *constants]
+    text = f"{sources('offrl.training.compiling')}\n{graph.code}\n{[(x.dtype, tuple(x.shape), x.stride()) for x in inputs]}\n"
+    text += "\n".join(f"{name} {x.tolist()}" for name, x in sorted(_held(graph).items()))
+    program = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
+    if not program.is_file() or os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
+        began = time.monotonic()
+        _compile(graph, inputs, program)
+        _note_seconds(time.monotonic() - began, sum(node.op == "call_function" for node in graph.graph.nodes))
+    return program, constants
+
+
+def _traced(work: Work, leaves: list[Tensor], structure: Any) -> tuple[fx.GraphModule, list[Tensor]]:
+    """The operations of `work` on copies of `leaves`, with the tensors that it read from elsewhere as further inputs."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        work(*pytree.tree_unflatten(list(inputs), structure))
+        return []
+
+    graph = make_fx(torch.func.functionalize(flat, remove="mutations"))(*[x.clone() for x in leaves])
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    constants: list[Tensor] = []
+    for node in list(graph.graph.nodes):
+        node.meta.clear()  # of this trace's own imagined tensors
+        if node.op != "get_attr" or not isinstance(value := getattr(graph, str(node.target)), Tensor) or value.numel() <= 1:
+            continue
+        known = next((i for i, x in enumerate(constants) if x is value), None)
+        if known is None:
+            constants.append(value)
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"constant_{len(constants)}")
+            placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+            known = len(constants) - 1
+        else:
+            placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        node.replace_all_uses_with(placeholders[len(leaves) + known])
+        graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.recompile()
+    return graph, constants
+
+
+def _held(graph: fx.GraphModule) -> dict[str, Tensor]:
+    """The constants that stay in a graph."""
+    names = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    return {name: value for name in names if isinstance(value := getattr(graph, name), Tensor)}
+
+
+def _compile(graph: fx.GraphModule, inputs: list[Tensor], program: Path) -> None:
+    """Make the library `program` of a graph."""
+    import torch._inductor
+
+    from offrl.training.compiling import passes
+
+    program.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="building-", dir=program.parent.parent))
+    try:
+        with _quick(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's of its own use of itself
+            options = {**OPTIONS, "joint_custom_pre_pass": passes.Simpler(), "aot_inductor.output_path": str(place)}
+            made = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options=options)))
+        operators = made.with_suffix(".json")  # those that are called through Python
+        if operators.is_file():
+            os.replace(operators, program.with_suffix(".json"))
+        os.replace(made, program)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _quick() -> Iterator[None]:
+    """AOTInductor in half of its time, and without its notes.
+
+    Checks of each input, which it writes and never runs, are left out; the processor's flags say which vectors it has, and no program is
+    built and loaded to try each; the two files of a program are compiled side by side. Where torch has other names for these, it takes
+    longer, or the caller falls back.
+    """
+    from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    logger = logging.getLogger("torch._inductor")
+    level, beside = logger.level, _Beside(cpp_builder.CppBuilder.build)
+    no_checks = (
+        "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
+        "static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}\n"
+    )
+    changes: list[tuple[Any, str, Callable[..., Any]]] = [
+        (CppWrapperCpu, "generate_input_output_runtime_checks", lambda self: self.prefix.splice_aot(no_checks)),
+        (cpu_vec_isa.VecISA, "check_build", lambda self, code: True),
+        (cpp_builder.CppBuilder, "build", lambda self: beside.build(self)),
+    ]
+    changes = [change for change in changes if hasattr(*change[:2])]
+    originals = [(place, name, getattr(place, name)) for place, name, _ in changes]
+    try:
+        for change in changes:
+            setattr(*change)
+        logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        logger.setLevel(level)
+        for original in originals:
+            setattr(*original)
+
+
+class _Beside:
+    """Compiles a program's entry (`*.wrapper.o`) in a thread of its own, while what comes before linking goes on."""
+
+    def __init__(self, build: Callable[[Any], None]) -> None:
+        self._build = build
+        self._pool = ThreadPoolExecutor(1)
+        self._entry: Future[None] | None = None
+
+    def build(self, builder: Any) -> None:
+        target = str(builder.get_target_file_path())
+        if target.endswith(".wrapper.o"):
+            self._entry = self._pool.submit(self._build, builder)
+            return
+        if target.endswith(".so") and self._entry is not None:
+            self._entry.result()
+            self._pool.shutdown()
+        self._build(builder)
+
+
+def compiling_seconds(operations: int) -> float:
+    """How long compiling that many operations takes here, as the last compilation says; without one, as where this was written."""
+    seconds = COMPILING[0] + COMPILING[1] * operations
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        last = json.loads((backend.compiled_folder() / PACE).read_text())
+        usual = COMPILING[0] + COMPILING[1] * int(last["operations"])
+        seconds *= min(10.0, max(0.3, float(last["seconds"]) / usual))
+    return seconds
+
+
+def _note_seconds(seconds: float, operations: int) -> None:
+    """Keep how long a compilation took, for `compiling_seconds`."""
+    with contextlib.suppress(OSError, UserError):
+        write_text(backend.compiled_folder() / PACE, json.dumps({"seconds": round(seconds, 2), "operations": operations}) + "\n")

@@ -1,0 +1,67 @@
+"""Whether compiling a run's step, and starting processes for it, takes less time than it saves: by a few updates that are timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from offrl.settings.replicas import Replica
+from offrl.training.compiling import ahead
+from offrl.training.engine import LocalEngine, Plan, first_state, group_sizes
+
+LEAST = 200  # updates; shorter runs are eager without being timed
+TIMED = 3  # patterns of updates, after one that sets things up
+ENOUGH = 1.0  # seconds of timing, where an update takes long
+BACKWARD = 1.5  # operations of a compiled graph for each call of torch
+SAVED = 0.5  # of an eager update's time, which compiled code saves (docs/benchmarks/speed.md)
+STARTING = 5.0  # seconds of a core until a process works
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One pattern's share of a run, eagerly."""
+
+    seconds: float  # an update of all replicas, one group after the other
+    operations: int  # of a pattern, which is what is compiled; about
+
+    def compiling_pays(self, updates: int, processes: int) -> bool:
+        """Whether `updates` by so many processes end sooner compiled."""
+        return updates * self.seconds * SAVED / processes > ahead.compiling_seconds(self.operations)
+
+    def processes_pay(self, updates: int) -> bool:
+        """Whether `updates` take long enough for other processes to be of help."""
+        return updates * self.seconds > 2 * STARTING
+
+
+def cost(plan: Plan, source: Any, replicas: list[Replica]) -> Cost:
+    """Time some eager updates of fresh replicas on the CPU, of as many as one program may hold."""
+    size = group_sizes(len(replicas), min(len(replicas), plan.group))[0]
+    period = plan.algorithm.traits.period
+    engine = LocalEngine(dataclasses.replace(plan, mode="eager", group=size), source, replicas[:size], torch.device("cpu"))
+    state = first_state(plan.algorithm, replicas[:size])
+    engine.load(state, state, {})
+    step = 0 if plan.algorithm.every in (0, period) else period  # without what comes once in a while
+    with _Counter() as counter:
+        engine.run(step, period)
+    times: list[float] = []
+    while len(times) < TIMED and sum(times) < ENOUGH:
+        step += period
+        began = time.perf_counter()
+        engine.run(step, period)
+        times.append(time.perf_counter() - began)
+    return Cost(min(times) / period * len(replicas) / size, int(BACKWARD * counter.count))
+
+
+class _Counter(TorchFunctionMode):
+    """Counts what is called of torch. (What it does in turn is known to a TorchDispatchMode only, which imports a compiler.)"""
+
+    count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))

@@ -1,0 +1,128 @@
+"""A compiled step is found again by what it computes, and by nothing less."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from offrl import losses
+from offrl.training.compiling import ahead, worth
+from offrl.training.compiling.fingerprint import Fingerprint, Unnamed
+from offrl.training.setup import choose_mode
+from tests.support.problems import compiled_problem
+
+CPU = torch.device("cpu")
+
+
+def name(*things: Any) -> str:
+    fingerprint = Fingerprint()
+    for thing in things:
+        fingerprint.add(thing)
+    return fingerprint.digest()
+
+
+def test_the_same_settings_have_the_same_name_whatever_the_first_weights() -> None:
+    assert name(*compiled_problem()) == name(*compiled_problem())
+
+
+def test_another_setting_has_another_name() -> None:
+    names = {name(*compiled_problem(**settings)) for settings in ({}, {"temperature": 3.5}, {"hidden": [16, 17]}, {"expectile": 0.71})}
+    assert len(names) == 4
+
+
+def test_a_function_that_was_replaced_gives_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = name(*compiled_problem())
+    monkeypatch.setattr(losses, "expectile", lambda *a, **k: 0.0)
+    assert name(*compiled_problem()) != before
+
+
+def test_small_tensors_count_with_their_values_and_networks_with_their_shapes() -> None:
+    assert name(torch.tensor([1.0, 2.0])) != name(torch.tensor([1.0, 2.5]))
+    assert name(nn.Linear(2, 3)) == name(nn.Linear(2, 3)) != name(nn.Linear(3, 2))
+
+
+def test_what_closures_hold_belongs_to_the_name() -> None:
+    def scaled(factor: float) -> Any:
+        return lambda x: x * factor
+
+    assert name(scaled(2.0)) == name(scaled(2.0)) != name(scaled(3.0))
+
+
+def test_an_open_file_has_no_name(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file, pytest.raises(Unnamed):
+        name(file.buffer.raw)
+
+
+@pytest.mark.slow  # imports a compiler
+def test_what_an_update_reads_from_elsewhere_becomes_an_input() -> None:
+    table = torch.arange(6.0).view(3, 2)
+
+    def work(state: dict[str, Any], rows: torch.Tensor) -> None:
+        state["x"].add_(table[rows].sum())
+        state["y"].copy_(table.sum() + state["x"])
+
+    leaves, structure = pytree.tree_flatten(({"x": torch.zeros(()), "y": torch.zeros(())}, torch.tensor([0, 2])))
+    graph, constants = ahead._traced(work, leaves, structure)
+    assert len(constants) == 1 and constants[0] is table
+    assert float(leaves[0]) == 0.0  # tracing left the state alone
+    graph(*leaves, table * 2.0)
+    assert float(leaves[0]) == 20.0 and float(leaves[1]) == 50.0
+
+
+def test_compiling_pays_by_the_time_of_updates_not_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    small, large = worth.Cost(0.0005, 500), worth.Cost(0.5, 500)
+    assert not small.compiling_pays(6000, 1) and large.compiling_pays(300, 2)
+    assert not small.processes_pay(6000) and large.processes_pay(300)
+    usual = ahead.compiling_seconds(500)
+    ahead._note_seconds(2 * usual, 500)  # on a slow machine
+    assert ahead.compiling_seconds(500) == pytest.approx(2 * usual, rel=0.01)
+    (tmp_path / ahead.PACE).write_text("[]")
+    assert ahead.compiling_seconds(500) == usual
+
+
+def test_the_mode_follows_what_was_measured() -> None:
+    assert choose_mode("auto", CPU, 100_000, pays=False) == "eager" == choose_mode("eager", CPU, 100, pays=True)
+    assert choose_mode("compiled", CPU, 100, pays=False) == "compiled" == choose_mode("auto", CPU, 100, pays=True)
+
+
+CODE = """
+import sys, json, torch
+from tests.support.problems import compiled_problem
+from offrl.algorithm import stack
+from offrl.system import backend
+from offrl.training.step import make_step
+backend.configure(torch.device("cpu"), 1)
+algorithm, source = compiled_problem()
+step = make_step(algorithm, source, batch_size=8, replicas=2, mode=sys.argv[1])
+state, sums = step.run(stack([algorithm.init(s) for s in (0, 1)]), {}, 0, 6)
+print(json.dumps([step.mode, "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules, {k: v.tolist() for k, v in sums.items()}]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_one_compilation_and_the_next_ones_need_no_compiler(tmp_path: Path) -> None:
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.getcwd()}
+
+    def start(mode: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", CODE, mode], env=environment, stdout=subprocess.PIPE, text=True)
+
+    first = [start("compiled") for _ in range(2)]
+    results = [json.loads(process.communicate(timeout=300)[0]) for process in first]
+    assert sorted(compiler for _, compiler, *_ in results) == [False, True]  # the other one waited
+    libraries = list(tmp_path.glob("programs/*.so"))
+    assert len(libraries) == 1
+    later, eager = (json.loads(start(mode).communicate(timeout=300)[0]) for mode in ("compiled", "eager"))
+    assert later[:3] == ["compiled", False, False] and later[3] == results[0][3] == results[1][3]
+    assert eager[0] == "eager" and not eager[1]
+    for metric, values in eager[3].items():
+        assert later[3][metric] == pytest.approx(values, rel=1e-4, abs=1e-5)
