@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -25,27 +24,22 @@ from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import make_step
 from tests.support import cases
-from tests.support.imitated import META, Held, Machine, Trace, imitated, kernels_of, largest_difference, main, numbers, trace
+from tests.support.imitated import META, Held, Machine, imitated, kernels_of, largest_difference, main, numbers, trace
 
 FAMILIES = ("iql", "dt", "dynamics")  # one of each stands for it
-APART = {"breeze": 2e-4}  # it inverts a matrix otherwise there
+APART = {"breeze": 2e-4, "combo": 5e-5}  # one inverts a matrix otherwise there, the other's small gradients are whole steps of Adam
 
 
 def first(case: Any) -> bool:
     return case.name in FAMILIES and not case.discrete and not case.settings
 
 
-@functools.cache
-def moved(case: Any) -> Trace:
-    """Captured updates of data that were prepared on the CPU; several tests look at them."""
-    return trace(case.make(), cases.data(case.discrete), cases.BATCH)
-
-
 @cases.each([pytest.param(c, marks=() if first(c) else pytest.mark.slow) for c in cases.ALL])
 def test_update_can_be_captured(case: Any) -> None:
     """Raises where the host would wait for a value, copy, or mix devices inside the graph; replays give the CPU's eager numbers."""
-    found = moved(case)
-    expected, _ = cases.train(case.make(), list(range(len(found.state.step))), found.updates)
+    algorithm, dataset = case.make(), cases.data(case.discrete)
+    found = trace(algorithm, dataset, cases.BATCH)
+    expected, _ = cases.train(algorithm, list(range(len(found.state.step))), found.updates)
     assert found.kernels > 10
     assert found.unordered == 0.0
     assert largest_difference(found.state, expected) <= APART.get(case.name, 1e-5)
@@ -55,8 +49,9 @@ def test_update_can_be_captured(case: Any) -> None:
 @cases.each(cases.BASE)
 def test_data_can_be_prepared_on_the_device(case: Any) -> None:
     """As a run on one GPU does; where several processes train, the data are prepared on the CPU and moved."""
-    found = trace(case.make(), cases.data(case.discrete), cases.BATCH, early=True)
-    assert largest_difference(found.state, moved(case).state) <= 1e-5
+    algorithm, dataset = case.make(), cases.data(case.discrete)
+    found, moved = (trace(algorithm, dataset, cases.BATCH, early=early).state for early in (True, False))
+    assert largest_difference(found, moved) <= 1e-5
 
 
 def test_the_table_of_another_commit_stands_beside(
