@@ -24,6 +24,7 @@ from offrl.families.in_sample import InSampleSettings
 from offrl.settings.field import check
 from offrl.settings.replicas import varied
 from offrl.system import files as checkpoint
+from offrl.training.compiling import ahead
 from offrl.training.step import make_step
 from offrl.training.updates import metric_means
 from tests.support.cases import (
@@ -130,6 +131,8 @@ TRACED = [pytest.param(c, marks=() if str(c) in ("iql", "mopo") else pytest.mark
 
 @each(TRACED)
 def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch.compile, which compiles what is not made a library ahead of time."""
+    monkeypatch.setattr(ahead, "available", lambda: False)
     real, graphs = torch.compile, []
 
     def backend(module: Any, inputs: Any, **options: Any) -> Any:
@@ -148,9 +151,36 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3)
 
 
+@each(TRACED)
+def test_is_traced_ahead_of_time(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library is made of it, but for the compiler: the traced operations themselves are run."""
+    calls: list[int] = []
+
+    def library(work: ahead.Work, trees: tuple[Any, ...], subject: Any) -> Any:
+        leaves, structure = pytree.tree_flatten(trees)
+        graph, constants = ahead._traced(work, leaves, structure)
+
+        def run(*trees: Any) -> None:
+            calls.append(len(constants))
+            graph(*pytree.tree_leaves(trees), *constants)
+
+        return run
+
+    monkeypatch.setattr(ahead, "Library", library)
+    monkeypatch.setattr(ahead, "available", lambda: True)
+    algorithm = case.make()
+    updates = 2 * algorithm.traits.period + algorithm.traits.period - 1
+    eager, eager_sums = train(algorithm, [0, 1], updates)
+    traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
+    assert len(calls) == 3  # the comparison with the uncompiled pattern, and two patterns
+    close(eager, traced, atol=1e-5)
+    close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3)
+
+
 def test_what_moves_to_another_name_is_read_before_it_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled step writes its results over the old state; here the target becomes the parameters before the update."""
     monkeypatch.setattr(torch, "compile", lambda f, **kw: f)
+    monkeypatch.setattr(ahead, "available", lambda: False)
     algorithm = Case("td3_bc").make()
     monkeypatch.setattr(
         type(algorithm), "polyak", lambda self, state, name, rate: state._replace(target={**state.target, name: self.old[name]})

@@ -16,7 +16,7 @@ import offrl
 from offrl.algorithm import stack
 from offrl.data.arrays import from_arrays
 from offrl.settings.replicas import Replica
-from offrl.system import backend
+from offrl.system import backend, devices
 from offrl.training.compiling import ahead
 from offrl.training.engine import LocalEngine, Plan, first_state
 from offrl.training.step import Step, make_step
@@ -164,6 +164,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
     """The folder that is chosen on a machine with these facts."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     backend._machine.cache_clear()
+    devices.processor.cache_clear()
     with monkeypatch.context() as m:
         m.setattr(torch, "get_num_threads", lambda: facts.get("threads", 1))
         m.setattr(torch, "__version__", facts.get("torch", "2.13.0"))
@@ -178,6 +179,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
         backend.cache_compiled()
         folder = os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
     backend._machine.cache_clear()
+    devices.processor.cache_clear()
     return folder
 
 
