@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,8 +16,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from offrl import losses
+from offrl.settings.replicas import Replica
 from offrl.training.compiling import ahead, worth
 from offrl.training.compiling.fingerprint import Fingerprint, Unnamed
+from offrl.training.engine import Plan
 from offrl.training.setup import choose_mode
 from tests.support.problems import compiled_problem
 
@@ -80,7 +83,7 @@ def test_what_an_update_reads_from_elsewhere_becomes_an_input() -> None:
 
 def test_compiling_pays_by_the_time_of_updates_not_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    small, large = worth.Cost(0.0005, 500), worth.Cost(0.5, 500)
+    small, large = (worth.Cost(seconds, ahead.compiling_seconds(500)) for seconds in (0.0005, 0.5))
     assert not small.compiling_pays(6000, 1) and large.compiling_pays(300, 2)
     assert not small.processes_pay(6000) and large.processes_pay(300)
     usual = ahead.compiling_seconds(500)
@@ -88,6 +91,22 @@ def test_compiling_pays_by_the_time_of_updates_not_their_number(tmp_path: Path, 
     assert ahead.compiling_seconds(500) == pytest.approx(2 * usual, rel=0.01)
     (tmp_path / ahead.PACE).write_text("[]")
     assert ahead.compiling_seconds(500) == usual
+
+
+def test_costs_are_measured_once_for_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is given twice is carried out alike, to the last bit, whatever else the machine does meanwhile."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    algorithm, source = compiled_problem()
+    plan = Plan(algorithm, 8, "eager", "float32", 2)
+    measured = worth.cost(plan, source, [Replica(0), Replica(1)])
+    assert measured.seconds > 0 and measured.compiling > 0
+    ahead._note_seconds(1e3, 500)
+    monkeypatch.setattr(worth, "_measured", lambda *x: worth.Cost(1.0, 2.0))
+    assert worth.cost(plan, source, [Replica(0), Replica(1)]) == measured
+    assert worth.cost(dataclasses.replace(plan, batch_size=16), source, [Replica(0), Replica(1)]) == worth.Cost(1.0, 2.0)
+    for file in tmp_path.glob("cost-*"):
+        file.write_text('{"seconds": "many"}')
+    assert worth.cost(plan, source, [Replica(0), Replica(1)]) == worth.Cost(1.0, 2.0)
 
 
 def test_the_mode_follows_what_was_measured() -> None:

@@ -1,8 +1,14 @@
-"""Whether compiling a run's step, and starting processes for it, takes less time than it saves: by a few updates that are timed."""
+"""Whether compiling a run's step, and starting processes for it, takes less time than it saves: by a few updates that are timed once.
+
+What was measured is kept beside the compiled code, so that the same run on the same machine is carried out alike, to the last bit.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +16,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from offrl.errors import UserError
 from offrl.settings.replicas import Replica
+from offrl.system import backend
+from offrl.system.files import write_text
 from offrl.training.compiling import ahead
+from offrl.training.compiling.fingerprint import sources
 from offrl.training.engine import LocalEngine, Plan, first_state, group_sizes
 
 LEAST = 200  # updates; shorter runs are eager without being timed
@@ -27,11 +37,11 @@ class Cost:
     """One pattern's share of a run, eagerly."""
 
     seconds: float  # an update of all replicas, one group after the other
-    operations: int  # of a pattern, which is what is compiled; about
+    compiling: float  # seconds that compiling a pattern takes; about
 
     def compiling_pays(self, updates: int, processes: int) -> bool:
         """Whether `updates` by so many processes end sooner compiled."""
-        return updates * self.seconds * SAVED / processes > ahead.compiling_seconds(self.operations)
+        return updates * self.seconds * SAVED / processes > self.compiling
 
     def processes_pay(self, updates: int) -> bool:
         """Whether `updates` take long enough for other processes to be of help."""
@@ -39,8 +49,24 @@ class Cost:
 
 
 def cost(plan: Plan, source: Any, replicas: list[Replica]) -> Cost:
-    """Time some eager updates of fresh replicas on the CPU, of as many as one program may hold."""
+    """What updates of these replicas cost on this machine: as it was measured before, or is now."""
     size = group_sizes(len(replicas), min(len(replicas), plan.group))[0]
+    algorithm = plan.algorithm
+    run = (type(algorithm).__qualname__, algorithm.config, algorithm.spec, plan.batch_size, plan.precision, size, len(replicas))
+    name = hashlib.sha256(repr((sources("offrl"), *run)).encode()).hexdigest()[:32]
+    path = backend.compiled_folder() / f"cost-{name}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(path.read_text())
+        return Cost(float(known["seconds"]), float(known["compiling"]))
+    cost = _measured(plan, source, replicas, size)
+    with contextlib.suppress(OSError, UserError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(dataclasses.asdict(cost)) + "\n")
+    return cost
+
+
+def _measured(plan: Plan, source: Any, replicas: list[Replica], size: int) -> Cost:
+    """Time some eager updates of fresh replicas on the CPU, of as many as one program may hold."""
     period = plan.algorithm.traits.period
     engine = LocalEngine(dataclasses.replace(plan, mode="eager", group=size), source, replicas[:size], torch.device("cpu"))
     state = first_state(plan.algorithm, replicas[:size])
@@ -54,7 +80,8 @@ def cost(plan: Plan, source: Any, replicas: list[Replica]) -> Cost:
         began = time.perf_counter()
         engine.run(step, period)
         times.append(time.perf_counter() - began)
-    return Cost(min(times) / period * len(replicas) / size, int(BACKWARD * counter.count))
+    compiling = ahead.compiling_seconds(int(BACKWARD * counter.count))
+    return Cost(min(times) / period * len(replicas) / size, compiling)
 
 
 class _Counter(TorchFunctionMode):
