@@ -43,7 +43,7 @@ def start(data: Path, runs_dir: Path, *more: str, path: Path | None = None) -> s
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == status, out + err
     return out, err
 
