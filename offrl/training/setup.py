@@ -96,7 +96,8 @@ def set_up(
         resources.enter_context(exclusive(run_dir))
     plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, CPU_GROUP if algorithm.traits.vectorized else 1, world)
     cost = None
-    if device.type == "cpu" and world.size == 1 and not dataset.mapped and not algorithm.traits.text:
+    by_hand = config.compile != "auto" and config.workers is not None and config.eval.workers is not None
+    if device.type == "cpu" and world.size == 1 and not dataset.mapped and not algorithm.traits.text and not by_hand:
         nothing = worth.Cost(0.0, 0)  # a trial
         prepared = None if config.steps < worth.LEAST else algorithm.sampler().prepare(dataset)
         cost = nothing if prepared is None else worth.cost(plan, prepared, crowd)

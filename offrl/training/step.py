@@ -117,6 +117,10 @@ class Step:
             return vmap(replica)
         return replica if self.alone else lambda *x: _stacked(replica(*_first(x)))
 
+    def _refreshed_together(self, state: TrainState) -> bool:
+        """Whether `Algorithm.refresh` is called for all replicas at once: what is as large as this is slower under vmap on a CPU."""
+        return self.batched and state.step.device.type != "cpu"
+
     def _refresh(self, state: TrainState, sums: Metrics, step: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
         """`Algorithm.refresh` for all replicas, eagerly. Where updates write over the state, so does this."""
 
@@ -128,9 +132,9 @@ class Step:
             self._configure({name: getattr(self.base, name) for name in hyper})
             return state, {k: v.float() for k, v in metrics.items()}
 
-        if self.batched and state.step.device.type != "cpu":
+        if self._refreshed_together(state):
             new, metrics = vmap(one)(state, hyper)
-        else:  # what is as large as this is slower under vmap on a CPU
+        else:
             results = [one(*pytree.tree_map(lambda x, n=n: x[n], (state, hyper))) for n in range(len(state.step))]
             new, metrics = pytree.tree_map(lambda *leaves: torch.stack(leaves), *results)
         if self.mode == "eager":

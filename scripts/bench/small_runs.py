@@ -42,7 +42,7 @@ def table(algo: str, options: argparse.Namespace) -> list[str]:
     spent: dict[str, list[float]] = {label: [] for label in programs}
     try:
         for _, program in programs.values():
-            compare_speed.start(program, sys.executable, options.rows)
+            compare_speed.start(program, sys.executable, options.rows, compare_speed.cores()[0])
             if program.failure:
                 raise SystemExit(f"{program.key}: {program.failure}")
         for _ in range(options.rounds):

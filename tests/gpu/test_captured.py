@@ -22,12 +22,12 @@ from offrl.nn.quasimetric import _running_maximum
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.step import make_step
+from offrl.training.step import Step, make_step
 from tests.support import cases
 from tests.support.imitated import META, Held, Machine, imitated, kernels_of, largest_difference, main, numbers, trace
 
 FAMILIES = ("iql", "dt", "dynamics")  # one of each stands for it
-APART = {"breeze": 2e-4, "combo": 5e-5}  # one inverts a matrix otherwise there, the other's small gradients are whole steps of Adam
+APART = {"breeze": 2e-4}  # it inverts a matrix otherwise there
 
 
 def first(case: Any) -> bool:
@@ -35,8 +35,10 @@ def first(case: Any) -> bool:
 
 
 @cases.each([pytest.param(c, marks=() if first(c) else pytest.mark.slow) for c in cases.ALL])
-def test_update_can_be_captured(case: Any) -> None:
+def test_update_can_be_captured(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raises where the host would wait for a value, copy, or mix devices inside the graph; replays give the CPU's eager numbers."""
+    # rollouts of one replica at a time round otherwise, and a ReLU at its kink makes much of that
+    monkeypatch.setattr(Step, "_refreshed_together", lambda self, state: self.batched)
     algorithm, dataset = case.make(), cases.data(case.discrete)
     found = trace(algorithm, dataset, cases.BATCH)
     expected, _ = cases.train(algorithm, list(range(len(found.state.step))), found.updates)

@@ -194,8 +194,8 @@ def _quick() -> Iterator[None]:
     from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-    logger = logging.getLogger("torch._inductor")
-    level, beside = logger.level, _Beside(cpp_builder.CppBuilder.build)
+    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension")]  # the latter looks for CUDA
+    levels, beside = [logger.level for logger in loggers], _Beside(cpp_builder.CppBuilder.build)
     no_checks = (
         "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
         "static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}\n"
@@ -210,10 +210,12 @@ def _quick() -> Iterator[None]:
     try:
         for change in changes:
             setattr(*change)
-        logger.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         for original in originals:
             setattr(*original)
 
