@@ -17,23 +17,18 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import json
-import os
-import platform
 import queue
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(SCRIPTS))
 
 from peers import checkouts, common, flops  # noqa: E402 - only the script's own folder has it
+from peers.contest import Contestant, ask, burst, cores, environment, machine, say, span, start, stop  # noqa: E402
 
 PACKAGES = {  # environment -> pip's calls, in order
     "d3rlpy": [["torch==2.13.0"], ["d3rlpy==2.8.1"]],
@@ -71,20 +66,6 @@ LABELS = {
     "ogbench": ("OGBench's own loop, JAX", "seohongpark/ogbench"),
 }
 SEVERAL = ("iql", "td3_bc")  # measured with several seeds as well
-
-
-@dataclass
-class Contestant:
-    """A program to be started: `core` is the number of the core (among those allowed) that it is held on."""
-
-    key: str
-    module: str
-    arguments: list[str] = field(default_factory=list)
-    environment: str = "offrl"
-    core: int = 0
-    process: subprocess.Popen[str] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    failure: str = ""
 
 
 @dataclass
@@ -149,54 +130,6 @@ def write(path: Path | None, lines: list[str]) -> str:
     return text
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def environment(folder: Path, calls: list[list[str]]) -> tuple[str, str]:
-    """The interpreter of a virtual environment with these packages, made if need be, and an empty text, or why there is none."""
-    python, mark = folder / "bin" / "python", folder / "installed.json"
-    if mark.exists() and json.loads(mark.read_text()) == calls:
-        return str(python), ""
-    say(f"making the environment {folder}: {' '.join(word for call in calls for word in call)}")
-    commands = [[sys.executable, "-m", "venv", str(folder)], *([str(python), "-m", "pip", "install", "-q", *call] for call in calls)]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            return "", last_line(done.stderr) or f"{' '.join(command)} failed"
-    mark.write_text(json.dumps(calls))
-    return str(python), ""
-
-
-def last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
-def machine() -> str:
-    """One line about the machine and when this was."""
-    model = platform.processor() or platform.machine()
-    cpu = Path("/proc/cpuinfo")
-    if cpu.exists():
-        model = next((line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")), model)
-    vectors = subprocess.run([sys.executable, "-c", VECTORS], capture_output=True, text=True).stdout.strip()
-    return f"{time.strftime('%Y-%m-%d')}, {model}, {vectors}, {len(cores())} cores, Python {platform.python_version()}."
-
-
-VECTORS = """
-import torch
-from pathlib import Path
-info = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\\n\\n")[0].splitlines() if ":" in line)
-fields = {k.strip(): v.strip() for k, v in info.items()}
-print(f"{fields.get('vendor_id')} family {fields.get('cpu family')} model {fields.get('model')}, {torch.backends.cpu.get_cpu_capability()}")
-"""
-
-
-def cores() -> list[int]:
-    """The cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
 # ---- contestants
 
 
@@ -237,64 +170,6 @@ def contestants(name: str, folder: Path | None) -> tuple[list[Contestant], list[
     return [*programs, Contestant("square", "gemm"), Contestant("own", "gemm", ["--products", name])], rows
 
 
-def command(python: str, module: str, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The command that starts a program of scripts/peers, and its environment, with one thread for everything."""
-    paths = [str(SCRIPTS), str(SCRIPTS.parent)]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
-    jax = {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"}
-    surroundings = {**os.environ, **threads, **jax, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
-    return [python, "-m", f"peers.{module}", *arguments], surroundings
-
-
-def start(contestant: Contestant, python: str, rows: int, core: int) -> None:
-    """Start a contestant, warm it up on any of the cores, and hold it on its own; notes why if it does not get there."""
-    line, surroundings = command(python, contestant.module, [*contestant.arguments, "--rows", str(rows)])
-
-    def hold() -> None:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {core})
-
-    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the program has ended
-    pipe = subprocess.PIPE
-    contestant.process = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=surroundings, preexec_fn=hold)
-    assert contestant.process.stdout is not None
-    ready = contestant.process.stdout.readline()
-    if ready:
-        contestant.facts = json.loads(ready)
-        if hasattr(os, "sched_setaffinity"):
-            for task in Path(f"/proc/{contestant.process.pid}/task").iterdir():  # its threads, each of which is held by itself
-                os.sched_setaffinity(int(task.name), {cores()[contestant.core]})
-    else:
-        contestant.process.wait()
-        errors.seek(0)
-        contestant.failure = last_line(errors.read()) or f"ended with status {contestant.process.returncode}"
-        say(f"{contestant.key} failed: {contestant.failure}")
-
-
-def burst(group: list[Contestant], seconds: float) -> list[float]:
-    """Updates per second of contestants that run side by side."""
-    for contestant in group:
-        assert contestant.process is not None and contestant.process.stdin is not None
-        contestant.process.stdin.write(f"burst {seconds}\n")
-        contestant.process.stdin.flush()
-    rates = []
-    for contestant in group:
-        assert contestant.process is not None and contestant.process.stdout is not None
-        line = contestant.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{contestant.key} ended during a burst")
-        rates.append(json.loads(line)["rate"])
-    return rates
-
-
-def stop(programs: list[Contestant]) -> None:
-    for contestant in programs:
-        if contestant.process is not None and contestant.process.stdin is not None:
-            contestant.process.stdin.close()
-            contestant.process.wait()
-
-
 # ---- tables
 
 
@@ -324,15 +199,6 @@ def difference(expected: list[dict[str, float]], actual: list[dict[str, float]])
     if [sorted(row) for row in expected] != [sorted(row) for row in actual]:
         return float("nan")
     return max(abs(a[k] - b[k]) / max(abs(a[k]), 1.0) for a, b in zip(expected, actual, strict=True) for k in a)
-
-
-def ask(module: str, python: str, arguments: list[str]) -> dict[str, Any]:
-    """Run a program of scripts/peers on the first core and return its one answer."""
-    line, surroundings = command(python, module, arguments)
-    done = subprocess.run(line, env=surroundings, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{module}: {last_line(done.stderr)}")
-    return json.loads(last_line(done.stdout))
 
 
 def table(name: str, options: argparse.Namespace, pythons: dict[str, str], missing: dict[str, str]) -> tuple[list[str], str]:
@@ -419,7 +285,7 @@ def summary_line(name: str, rows: list[Row], reference: dict[str, Row]) -> str:
 def ratio(row: Row, other: Row) -> str:
     """The median of the ratios of rates within a round, with their smallest and largest."""
     ratios = [a / b for a, b in zip(row.rates, other.rates, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return span(ratios)
 
 
 def line_of(row: Row, parts: list[Contestant], reference: dict[str, Row]) -> str:

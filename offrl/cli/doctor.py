@@ -231,7 +231,7 @@ class _Doctor:
 
     def memory(self, check: SelfCheck) -> str:
         """The number of seeds that fit beside each other."""
-        from offrl.training.setup import SHARE
+        from offrl.training.groups import SHARE
 
         self.fastest = None  # its memory is free again
         state, working, free = check.memory()

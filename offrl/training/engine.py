@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from offrl.algorithm import Algorithm, Metrics, TrainState, select, stack, with_settings
 from offrl.settings.replicas import Replica, hyper
 from offrl.system.progress import Pace
-from offrl.training.compiled import Hyper
+from offrl.training.compiling.program import Hyper
 from offrl.training.distributed import World
 from offrl.training.step import Batches, Step, make_step
 

@@ -12,7 +12,8 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, Slices, first_state
-from offrl.training.setup import choose_mode, default_group
+from offrl.training.groups import default_group
+from offrl.training.setup import choose_mode
 
 Progress = Callable[[int, float], None]  # updates done, updates per second
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
@@ -32,15 +31,12 @@ from offrl.system.locks import exclusive
 from offrl.tasks.environments import resolve_task
 from offrl.training import distributed
 from offrl.training.compiling import worth
-from offrl.training.engine import Engine, LocalEngine, Plan, first_state
+from offrl.training.engine import Engine, LocalEngine, Plan
 from offrl.training.grid import try_update
-from offrl.training.step import make_step
+from offrl.training.groups import CPU_GROUP, default_group
 from offrl.training.workers import WorkerEngine, WorkersUnavailable, shares
 
 PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
-SHARE = 0.8  # of a GPU's free memory that replicas may take
-STATES = 3.0  # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the graph
-CPU_GROUP = 4  # replicas in one program on CPU: more gain nothing there, and their activations leave the cache
 
 
 @dataclass(frozen=True)
@@ -95,25 +91,21 @@ def set_up(
     if world.first:
         resources.enter_context(exclusive(run_dir))
     plan = Plan(algorithm, config.algo.batch_size, "eager", config.precision, CPU_GROUP if algorithm.traits.vectorized else 1, world)
-    cost = None
     by_hand = config.compile != "auto" and config.workers is not None and config.eval.workers is not None
-    if device.type == "cpu" and world.size == 1 and not dataset.mapped and not algorithm.traits.text and not by_hand:
-        nothing = worth.Cost(0.0, 0)  # a trial
-        prepared = None if config.steps < worth.LEAST else algorithm.sampler().prepare(dataset)
-        cost = nothing if prepared is None else worth.cost(plan, prepared, crowd)
+    timed = device.type == "cpu" and world.size == 1 and not dataset.mapped and not algorithm.traits.text and not by_hand
+    prepared = algorithm.sampler().prepare(dataset) if timed and config.steps >= worth.LEAST else None
+    cost = None if not timed else worth.FREE if prepared is None else worth.cost(plan, prepared, crowd)
     long = config.steps >= PAYS_FROM if cost is None else cost.processes_pay(config.steps)
     devices = training_devices(config, device, len(crowd), dataset.mapped, long)
+    pays = None if cost is None else cost.compiling_pays(config.steps, len(devices))
+    plan = dataclasses.replace(plan, group=len(crowd))
 
     @functools.cache
     def source() -> Any:  # each of several processes moves it to its own device
-        home = devices[0] if len(devices) == 1 else torch.device("cpu")
-        if cost is not None and prepared is not None:
+        if prepared is not None:
             return prepared
+        home = devices[0] if len(devices) == 1 else torch.device("cpu")
         return algorithm.sampler().prepare(dataset if dataset.mapped else dataset.to(home))
-
-    plan = dataclasses.replace(plan, group=len(crowd))
-
-    pays = None if cost is None else cost.compiling_pays(config.steps, len(devices))
 
     def choose() -> tuple[str, int]:
         mode = "eager" if world.size > 1 else choose_mode(config.compile, device, config.steps, algorithm, pays)
@@ -261,41 +253,3 @@ def no_triton(device: str) -> str | None:
     except Exception as error:  # headers of Python or CUDA's library are not there, mostly
         return f"a line of code did not compile there ({first_line(error)}); install Python's headers (python3-dev), or see the message"
     return None
-
-
-def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: torch.device) -> int:
-    """The number of replicas to train as one program: on a GPU as many as its memory holds. source: what the sampler prepared, there.
-
-    Group sizes decide the last bits of a result on some machines, so a run keeps the one that it began with.
-    """
-    if not plan.algorithm.traits.vectorized:
-        return 1
-    share = -(-replicas // workers)
-    if device.type == "cpu":
-        return max(1, min(share, CPU_GROUP))
-    if share == 1:
-        return 1
-    state, working = replica_bytes(plan, source, device)
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    # every replica's states stay there, whatever the group; what an update needs besides is needed by one group at a time
-    return max(1, min(share, int((SHARE * free - share * state) / working)))
-
-
-def replica_bytes(plan: Plan, source: Any, device: torch.device) -> tuple[float, float]:
-    """Bytes of GPU memory that one more replica takes: for good, by its states, and while its group trains, by activations and gradients.
-
-    Measured: the peaks of eager updates of two replicas and of four.
-    """
-    seeds = [Replica(0), Replica(1), Replica(2), Replica(3)]
-    algorithm = plan.algorithm
-    peaks, state = [], first_state(algorithm, seeds[:1])
-    for size in (2, 4):
-        step = make_step(algorithm, source, batch_size=plan.batch_size, replicas=size, precision=plan.precision)
-        states = pytree.tree_map(lambda x: x.to(device), first_state(algorithm, seeds[:size]))
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step.run(states, {}, 0, algorithm.traits.period)
-        torch.cuda.synchronize(device)
-        peaks.append(torch.cuda.max_memory_allocated(device) - before)
-    return STATES * float(sum(x.nbytes for x in pytree.tree_leaves(state))), max(1.0, (peaks[1] - peaks[0]) / 2)

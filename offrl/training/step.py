@@ -21,7 +21,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, with_config
 from offrl.data.samplers.transitions import Batch
 from offrl.training import distributed
-from offrl.training.compiled import Hyper, Program, Updates
+from offrl.training.compiling.program import Hyper, Program, Updates
 from offrl.training.updates import add, counted, update_keys
 
 KEYS = 128  # updates whose keys are made at once

@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     import torch
-    from compare_speed import cores, machine
+    from peers.contest import cores, machine
     from peers.runner import products_per_second, synthetic
 
     from offrl import registry

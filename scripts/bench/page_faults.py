@@ -19,6 +19,8 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(SCRIPTS))
 
+from peers.contest import span  # noqa: E402 - only the scripts' folder has it
+
 NAMES = ("iql", "cql", "edac", "dt", "ensemble")
 WAYS = ("returned", "kept")
 
@@ -61,7 +63,7 @@ def line(name: str, rounds: int, updates: int) -> str:
         for what, digits in (("faults", 0), ("ms", 1))
         for part in (returned, kept)
     ]
-    return f"| {name} | {' | '.join(cells)} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
+    return f"| {name} | {' | '.join(cells)} | {span(ratios)} |"
 
 
 def serve(name: str, way: str, updates: int) -> None:

@@ -10,15 +10,13 @@ one thread, and runs a burst in every round; a ratio is taken within a round. CP
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(SCRIPTS)]
 
-import compare_speed  # noqa: E402 - only the scripts' folder has it
-from compare_speed import Contestant  # noqa: E402
+from peers.contest import Contestant, burst, cores, machine, span, start, stop  # noqa: E402 - only the scripts' folder has it
 
 PLAIN = "plain PyTorch loop"
 ALGORITHMS = {"iql": "IQL", "td3_bc": "TD3+BC"}
@@ -42,23 +40,19 @@ def table(algo: str, options: argparse.Namespace) -> list[str]:
     spent: dict[str, list[float]] = {label: [] for label in programs}
     try:
         for _, program in programs.values():
-            compare_speed.start(program, sys.executable, options.rows, compare_speed.cores()[0])
+            start(program, sys.executable, options.rows, cores()[0])
             if program.failure:
                 raise SystemExit(f"{program.key}: {program.failure}")
         for _ in range(options.rounds):
             for label, (seeds, program) in programs.items():
-                spent[label].append(1e3 / compare_speed.burst([program], options.seconds)[0] / seeds)
+                spent[label].append(1e3 / burst([program], options.seconds)[0] / seeds)
     finally:
-        compare_speed.stop([program for _, program in programs.values()])
+        stop([program for _, program in programs.values()])
     lines = [f"| {ALGORITHMS[algo]} | ms of CPU for an update of a seed (range) | of the plain loop (range) |", "|---|---|---|"]
     for label, values in spent.items():
         ratios = [a / b for a, b in zip(values, spent[PLAIN], strict=True)]
         lines.append(f"| {label} | {span(values)} | {span(ratios)} |")
     return lines
-
-
-def span(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main() -> None:
@@ -71,7 +65,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--out", type=Path, help="also write the text to this Markdown file")
     options = parser.parse_args()
-    lines = [compare_speed.machine()]
+    lines = [machine()]
     for algo in options.only or ALGORITHMS:
         lines += ["", *table(algo, options)]
     text = "\n".join(lines) + "\n"

@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peers.contest import span
 
 MARKS = ("import", "data", "first update", "first score")
 BEGAN, MARK = "OFFRL_BENCH_BEGAN", "startup:"
@@ -104,7 +107,7 @@ def main() -> None:
         cells = []
         for name in (*MARKS, "CPU"):
             values = [row[name] for row in rows]
-            cells.append(f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})")
+            cells.append(span(values, 1))
         commit = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         lines.append(f"| {commit.stdout.strip()} | {count} | {state} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"

@@ -19,6 +19,11 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(SCRIPTS))
+
+from peers import common, flops  # noqa: E402 - only the scripts' folder has it
+from peers.contest import span  # noqa: E402
+
 NAMES = ("iql", "td3_bc", "cql", "edac", "dt", "ensemble")
 # a contestant of scripts/peers, in the tree where it is started, that says what its bursts cost
 CONTESTANT = """
@@ -82,9 +87,8 @@ def table(name: str, options: argparse.Namespace) -> list[str]:
     for label, rate in rates.items():
         before, alone, least = (ratios(rate, other) for other in (rates["before"], rates["its products alone"], floor))
         faults = statistics.median(answer["faults"] for answer in answers[label])
-        spread = f"{statistics.median(before):.2f} ({min(before):.2f} to {max(before):.2f})"
         shares = f"{statistics.median(alone):.2f} | {statistics.median(least):.2f}"
-        lines.append(f"| {label} | {statistics.median(rate):.1f} | {spread} | {faults:,.0f} | {shares} |")
+        lines.append(f"| {label} | {statistics.median(rate):.1f} | {span(before)} | {faults:,.0f} | {shares} |")
     return lines
 
 
@@ -94,9 +98,6 @@ def ratios(rates: list[float], others: list[float]) -> list[float]:
 
 def needed(name: str, options: argparse.Namespace) -> float:
     """FLOPs of the products that an update needs."""
-    sys.path.insert(0, str(SCRIPTS))
-    from peers import common, flops
-
     hidden = flops.HIDDEN.get(name, common.HIDDEN)
     return flops.needed(name, flops.BATCHES.get(name, common.BATCH), options.observation, options.action, hidden)
 

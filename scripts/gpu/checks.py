@@ -37,7 +37,8 @@ from offrl.algorithm import stack
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
-from offrl.training import engine, setup
+from offrl.training import engine
+from offrl.training.groups import replica_bytes
 from offrl.training.setup import choose_mode
 from offrl.training.step import make_step
 from offrl.training.updates import metric_means
@@ -241,7 +242,7 @@ def replica(algo: str, device: str, mode: str) -> Answer:
         peaks.append(torch.cuda.max_memory_reserved() - before)
         del trainer
     real = (peaks[1] - peaks[0]) / 4
-    estimate = sum(setup.replica_bytes(plan, source, torch.device(device)))
+    estimate = sum(replica_bytes(plan, source, torch.device(device)))
     verdict = "right" if real <= 1.1 * estimate else "TOO SMALL"
     return {"verdict": verdict, "text": f"{real / 1e6:.0f} MB more for each of 4; the engine reckons with {estimate / 1e6:.0f} MB"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -67,6 +67,20 @@ def descend(
 
 def polyak(target: Tree, online: Tree, tau: float) -> Tree:
     return jax.tree.map(lambda t, o: (1 - tau) * t + tau * o, target, online)
+
+
+def actor_critic(adam: optax.GradientTransformation, actor: Tree, critic: Tree) -> Tree:
+    """The state of an actor and critics with their targets and optimisers."""
+    opt = {"actor": adam.init(actor), "critic": adam.init(critic)}
+    target = jax.tree.map(jnp.copy, {"actor": actor, "critic": critic})  # donated buffers must not be shared
+    return {"actor": actor, "critic": critic, "target": target, "opt": opt}
+
+
+def random_actor_twin(key: jax.Array, hidden: Sequence[int]) -> tuple[Layers, Layers]:
+    """The initial layers of a policy and of two critics."""
+    ka, kc = jax.random.split(key)
+    actor = random_layers(ka, common.OBSERVATION, *hidden, common.ACTION)
+    return actor, random_twin(kc, common.OBSERVATION + common.ACTION, *hidden, 1)
 
 
 class Loop:

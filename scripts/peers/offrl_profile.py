@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from offrl.algorithm import Algorithm
 from offrl.optim import Adam
 from offrl.system import backend
-from offrl.training.compiled import Program
+from offrl.training.compiling.program import Program
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "matmul")
 

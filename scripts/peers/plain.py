@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,46 @@ class Twin(nn.Module):
     def forward(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sa = torch.cat([state, action], 1)
         return self.q1(sa).squeeze(-1), self.q2(sa).squeeze(-1)
+
+
+class Actor(nn.Module):
+    """A deterministic policy with actions in [-1, 1]."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.net = mlp(*sizes)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.net(state))
+
+
+class TD3:
+    """An actor and two critics with their targets and optimisers: what TD3+BC and ReBRAC begin with."""
+
+    def __init__(self, actor: Actor, critic: Twin, rate: float) -> None:
+        self.actor, self.critic = actor, critic
+        self.actor_target, self.critic_target = copy.deepcopy(actor), copy.deepcopy(critic)
+        self.actor_optimizer = torch.optim.Adam(actor.parameters(), lr=rate)
+        self.critic_optimizer = torch.optim.Adam(critic.parameters(), lr=rate)
+        self.done = 0
+
+    def load(self, weights: Arrays) -> None:
+        for name, net in (("critic0", self.critic.q1), ("critic1", self.critic.q2), ("actor", self.actor.net)):
+            load(net, weights, name)
+        self.actor_target.load_state_dict(self.actor.state_dict())
+        self.critic_target.load_state_dict(self.critic.state_dict())
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
+        """One step; the loss."""
+        value = loss.item()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return value
+
+    def follow(self, tau: float) -> None:
+        soft_update(self.critic_target, self.critic, tau)
+        soft_update(self.actor_target, self.actor, tau)
 
 
 class Buffer:

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from peers import common, jax_loop
-from peers.common import ACTION, OBSERVATION
 from peers.flops import BATCHES, DEEP_HIDDEN
-from peers.jax_loop import Layers, Tree, descend, mlp, polyak
+from peers.jax_loop import Layers, Tree, actor_critic, descend, mlp, polyak
 
 DISCOUNT, TAU, PENALTY, CLIP = 0.99, 0.005, 0.01, 0.5
 ADAM = optax.adam(1e-3)
@@ -34,15 +33,11 @@ def twin(nets: Tree, x: jax.Array) -> jax.Array:
 
 def state_of(actor: Layers, layers: Layers) -> Tree:
     critic = {"layers": layers, "norms": [(jnp.ones((2, width)), jnp.zeros((2, width))) for width in DEEP_HIDDEN]}
-    opt = {"actor": ADAM.init(actor), "critic": ADAM.init(critic)}
-    target = jax.tree.map(jnp.copy, {"actor": actor, "critic": critic})  # donated buffers must not be shared
-    return {"actor": actor, "critic": critic, "target": target, "opt": opt}
+    return actor_critic(ADAM, actor, critic)
 
 
 def init(key: jax.Array) -> Tree:
-    ka, kc = jax.random.split(key)
-    actor = jax_loop.random_layers(ka, OBSERVATION, *DEEP_HIDDEN, ACTION)
-    return state_of(actor, jax_loop.random_twin(kc, OBSERVATION + ACTION, *DEEP_HIDDEN, 1))
+    return state_of(*jax_loop.random_actor_twin(key, DEEP_HIDDEN))
 
 
 def make_update(noise: float) -> Callable[..., tuple[Tree, Tree]]:

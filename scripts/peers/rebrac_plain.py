@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from peers import common, plain
-from peers.common import ACTION, OBSERVATION, Arrays
+from peers.common import ACTION, OBSERVATION
 from peers.flops import BATCHES, DEEP_HIDDEN
 from torch import nn
 from torch.nn import functional as F
@@ -28,29 +26,10 @@ class Twin(plain.Twin):
         self.q1, self.q2 = normed(*sizes), normed(*sizes)
 
 
-class Actor(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = plain.mlp(OBSERVATION, *DEEP_HIDDEN, ACTION)
-
-    def forward(self, state: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.net(state))
-
-
-class ReBRAC:
+class ReBRAC(plain.TD3):
     def __init__(self, noise: float = 0.2, discount: float = 0.99, tau: float = 0.005, penalty: float = 0.01) -> None:
         self.noise, self.discount, self.tau, self.penalty = noise, discount, tau, penalty
-        self.actor, self.critic = Actor(), Twin(OBSERVATION + ACTION, *DEEP_HIDDEN, 1)
-        self.actor_target, self.critic_target = copy.deepcopy(self.actor), copy.deepcopy(self.critic)
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=1e-3)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=1e-3)
-        self.done = 0
-
-    def load(self, weights: Arrays) -> None:
-        for name, net in (("critic0", self.critic.q1), ("critic1", self.critic.q2), ("actor", self.actor.net)):
-            plain.load(net, weights, name)
-        self.actor_target.load_state_dict(self.actor.state_dict())
-        self.critic_target.load_state_dict(self.critic.state_dict())
+        super().__init__(plain.Actor(OBSERVATION, *DEEP_HIDDEN, ACTION), Twin(OBSERVATION + ACTION, *DEEP_HIDDEN, 1), 1e-3)
 
     def update(self, batch: dict[str, torch.Tensor]) -> dict[str, float]:
         state, action, after = batch["observations"], batch["actions"], batch["next_observations"]
@@ -65,21 +44,14 @@ class ReBRAC:
             y = batch["rewards"] + self.discount * batch["masks"] * target_q
         q1, q2 = self.critic(state, action)
         critic_loss = F.mse_loss(q1, y) + F.mse_loss(q2, y)
-        log["critic/loss"] = critic_loss.item()
-        self.critic_optimizer.zero_grad()
-        critic_loss.backward()
-        self.critic_optimizer.step()
+        log["critic/loss"] = self.descend(self.critic_optimizer, critic_loss)
 
         if self.done % 2 == 0:
             pi = self.actor(state)
             q = torch.min(*self.critic(state, pi))
             actor_loss = self.penalty * (pi - action).pow(2).sum(-1).mean() - q.mean() / q.abs().mean().detach()
-            log["actor/loss"] = actor_loss.item()
-            self.actor_optimizer.zero_grad()
-            actor_loss.backward()
-            self.actor_optimizer.step()
-            plain.soft_update(self.critic_target, self.critic, self.tau)
-            plain.soft_update(self.actor_target, self.actor, self.tau)
+            log["actor/loss"] = self.descend(self.actor_optimizer, actor_loss)
+            self.follow(self.tau)
         return log
 
 

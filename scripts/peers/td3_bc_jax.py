@@ -8,23 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from peers import common, jax_loop
-from peers.common import ACTION, HIDDEN, OBSERVATION
-from peers.jax_loop import Layers, Tree, descend, mlp, polyak, twin
+from peers.common import HIDDEN
+from peers.jax_loop import Layers, Tree, actor_critic, descend, mlp, polyak, twin
 
 DISCOUNT, TAU, ALPHA, CLIP = 0.99, 0.005, 2.5, 0.5
 ADAM = optax.adam(3e-4)
 
 
-def state_of(actor: Layers, critic: Layers) -> Tree:
-    opt = {"actor": ADAM.init(actor), "critic": ADAM.init(critic)}
-    target = jax.tree.map(jnp.copy, {"actor": actor, "critic": critic})  # donated buffers must not be shared
-    return {"actor": actor, "critic": critic, "target": target, "opt": opt}
-
-
 def init(key: jax.Array) -> Tree:
-    ka, kc = jax.random.split(key)
-    actor = jax_loop.random_layers(ka, OBSERVATION, *HIDDEN, ACTION)
-    return state_of(actor, jax_loop.random_twin(kc, OBSERVATION + ACTION, *HIDDEN, 1))
+    return actor_critic(ADAM, *jax_loop.random_actor_twin(key, HIDDEN))
 
 
 def make_update(noise: float) -> Callable[..., tuple[Tree, Tree]]:
@@ -61,7 +53,7 @@ def main() -> None:
     options = common.options()
     if options.check:
         weights, batches = common.load_check(options.check)
-        state = state_of(jax_loop.given_layers(weights, "actor"), jax_loop.given_twin(weights))
+        state = actor_critic(ADAM, jax_loop.given_layers(weights, "actor"), jax_loop.given_twin(weights))
         jax_loop.check(make_update(0.0), state, batches, period=2)
         return
     loop = jax_loop.Loop(init, make_update(0.2), common.transitions(options.rows), options.replicas, period=2)

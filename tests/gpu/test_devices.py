@@ -20,7 +20,8 @@ from offrl.settings.train import TrainConfig
 from offrl.system import backend
 from offrl.training import distributed, setup
 from offrl.training.engine import LocalEngine, Plan, first_state
-from offrl.training.setup import choose_mode, default_group, training_devices
+from offrl.training.groups import default_group
+from offrl.training.setup import choose_mode, training_devices
 from offrl.training.step import make_step
 from tests.support import cases
 from tests.support.imitated import META, Held, Machine, imitated

@@ -366,12 +366,12 @@ def test_what_compute_sanitizer_says(check: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_runs_in_another_mode_than_asked_for_is_no_measurement(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.training import compiled
+    from offrl.training.compiling import program
 
     def refuse(*arguments: Any, **settings: Any) -> Any:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(compiled.torch, "compile", refuse)  # the step then goes on without
-    monkeypatch.setattr(compiled.ahead, "available", lambda: False)
+    monkeypatch.setattr(program.torch, "compile", refuse)  # the step then goes on without
+    monkeypatch.setattr(program.ahead, "available", lambda: False)
     with pytest.raises(RuntimeError, match=r"to run compiled and goes on eager|no compiler"):
         check.run({"job": "speed", "algo": "bc", "replicas": 1, "mode": "compiled", "rows": 500, "seconds": 0.1}, "cpu")

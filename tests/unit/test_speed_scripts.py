@@ -179,7 +179,8 @@ def test_counted_products_of_rebrac_and_qrl_are_a_floor() -> None:
 
 
 def test_table_has_ratios_within_a_round() -> None:
-    from compare_speed import BEST, JAX, OURS, PLAIN, Contestant, Row, line_of, references, summary_line
+    from compare_speed import BEST, JAX, OURS, PLAIN, Row, line_of, references, summary_line
+    from peers.contest import Contestant
 
     plain = Row(PLAIN, ["plain"], roles=(PLAIN,), rates=[100.0, 200.0, 100.0])
     row = Row(OURS, ["c"], seeds=4, rates=[300.0, 400.0, 250.0])

@@ -48,6 +48,9 @@ class Cost:
         return updates * self.seconds > 2 * STARTING
 
 
+FREE = Cost(0.0, 0.0)  # a trial's updates, too few to be timed
+
+
 def cost(plan: Plan, source: Any, replicas: list[Replica]) -> Cost:
     """What updates of these replicas cost on this machine: as it was measured before, or is now."""
     size = group_sizes(len(replicas), min(len(replicas), plan.group))[0]
