@@ -6,6 +6,7 @@ All functions work on ONE replica's parameters, so under `vmap` each replica is 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -92,7 +93,9 @@ def once(scalar: Tensor) -> Tensor:
     The fused kernel of an Adam update would spend most of its time in exponentials of the step count; a reduction is never fused into its
     readers.
     """
-    if torch.compiler.is_compiling() and scalar.device.type == "cpu":
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    traced = torch.compiler.is_compiling() or (tracer is not None and tracer.get_proxy_mode() is not None)
+    if traced and scalar.device.type == "cpu":
         return scalar.expand(16).amax()  # of fewer elements the reduction is unrolled, and fused again
     return scalar
 

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from offrl.errors import UserError
 from offrl.system import backend, locks
 from offrl.system.files import write_text
+from offrl.training.compiling import kernels
 from offrl.training.compiling.fingerprint import Fingerprint, Unnamed, sources
 
 PROGRAMS = "programs"  # in the folder of compiled code
@@ -60,7 +61,8 @@ class Library:
         name = Fingerprint()
         key: Path | None = None
         with contextlib.suppress(Unnamed):
-            for part in (sources("offrl"), str(structure), [(x.dtype, x.shape, x.stride()) for x in leaves], *subject):
+            inputs = [(x.dtype, x.shape, x.stride()) for x in leaves]
+            for part in (sources("offrl"), kernels.kinds(), str(structure), inputs, *subject):
                 name.add(part)
             key = folder / f"{name.digest()}.key"
         with contextlib.ExitStack() as stack:
@@ -115,7 +117,8 @@ def _made(work: Work, leaves: list[Tensor], structure: Any, folder: Path) -> tup
     """A library of the traced `work`, compiled unless another name's graph was the same; and the tensors that it reads besides `leaves`."""
     graph, constants = _traced(work, leaves, structure)
     inputs = [*leaves, *constants]
-    text = f"{sources('offrl.training.compiling')}\n{graph.code}\n{[(x.dtype, tuple(x.shape), x.stride()) for x in inputs]}\n"
+    text = f"{sources('offrl.training.compiling')}\n{kernels.kinds()}\n{graph.code}\n"
+    text += f"{[(x.dtype, tuple(x.shape), x.stride()) for x in inputs]}\n"
     text += "\n".join(f"{name} {x.tolist()}" for name, x in sorted(_held(graph).items()))
     program = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
     if not program.is_file() or os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
@@ -173,7 +176,10 @@ def _compile(graph: fx.GraphModule, inputs: list[Tensor], program: Path) -> None
     try:
         with _quick(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's of its own use of itself
-            options = {**OPTIONS, "joint_custom_pre_pass": passes.Simpler(), "aot_inductor.output_path": str(place)}
+            options: dict[str, Any] = {**OPTIONS, "aot_inductor.output_path": str(place)}
+            options["joint_custom_pre_pass"] = passes.Simpler(own := kernels.kinds())
+            if own:
+                options["aot_inductor.custom_ops_to_c_shims"] = kernels.DECLARATIONS
             made = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options=options)))
         operators = made.with_suffix(".json")  # those that are called through Python
         if operators.is_file():

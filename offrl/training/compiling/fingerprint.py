@@ -201,13 +201,13 @@ def _of_library(module: str | None) -> bool:
 
 @functools.cache
 def sources(package: str) -> str:
-    """The checksum of all Python files of an imported package: code that is found by name while it runs belongs to them."""
+    """The checksum of all source files of an imported package: code that is found by name while it runs belongs to them."""
     digest = hashlib.sha256()
     for folder in sys.modules[package].__path__:
         for at, folders, names in os.walk(folder, followlinks=True):
             folders.sort()
             for name in sorted(names):
-                if name.endswith(".py"):
+                if name.endswith((".py", ".cpp")):
                     path = Path(at, name)
                     digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
