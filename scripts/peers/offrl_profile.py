@@ -5,8 +5,12 @@ A process of its own: the profiler and the names of the compiled kernels would s
 
 from __future__ import annotations
 
+import atexit
 import functools
+import os
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +25,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from offrl.algorithm import Algorithm
 from offrl.optim import Adam
 from offrl.system import backend
-from offrl.training.compiling.program import Program
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "matmul")
 
@@ -29,6 +32,8 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn", "mkl_linear", "
 def group(name: str) -> str:
     """The part of an update that an operator or a compiled kernel belongs to. Dropout's random numbers count as sampling."""
     short = name.removeprefix("aten::").lstrip("_")
+    if name.startswith("aoti_torch_cpu_"):  # what a compiled update calls
+        return "sampling" if name.endswith("_stream") else "matrix products" if "mm" in name or "product" in name else "other arithmetic"
     if "cpp_fused" in name:  # named after the operators that were fused into it
         if any(word in name for word in ("sqrt", "lerp")):
             return "optimiser and targets"
@@ -109,7 +114,8 @@ def main() -> None:
         import torch._inductor.config as inductor
 
         inductor.cpp.enable_kernel_profile = True
-        Program.cpp_wrapper = False  # the C++ wrapper calls products without telling the profiler; dispatch costs more without it
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="offrl-profile-")  # what is kept does not tell the profiler
+        atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
     algorithm, dataset = build(options.algo, options.rows)
     size = batch_size(options.algo)
     runner = Runner(algorithm, dataset, seeds=range(options.replicas), mode=options.mode, batch_size=size)

@@ -138,7 +138,7 @@ def test_processes_share_one_compilation_and_the_next_ones_need_no_compiler(tmp_
     first = [start("compiled") for _ in range(2)]
     results = [json.loads(process.communicate(timeout=300)[0]) for process in first]
     assert sorted(compiler for _, compiler, *_ in results) == [False, True]  # the other one waited
-    libraries = list(tmp_path.glob("programs/*.so"))
+    libraries = [path for path in tmp_path.glob("programs/*.so") if not path.name.startswith("kernels-")]
     assert len(libraries) == 1
     later, eager = (json.loads(start(mode).communicate(timeout=300)[0]) for mode in ("compiled", "eager"))
     assert later[:3] == ["compiled", False, False] and later[3] == results[0][3] == results[1][3]

@@ -135,7 +135,7 @@ def _gated_product(graph: Graph, left: Any, right: Any) -> Node | None:
             continue
         gate, outer, inner, turned = parts
         count, rows, depth = factor.meta["val"].shape[0], outer.meta["val"].shape[1], inner.meta["val"].shape[2]
-        if outer.meta["val"].shape[0] != count or inner.meta["val"].shape[0] != count:
+        if not count == outer.meta["val"].shape[0] == inner.meta["val"].shape[0] or gate.meta["val"].numel() != count * rows * depth:
             continue
         gate = _call(graph, aten.view.default, gate, [count, rows, depth])
         outer, inner = _call(graph, aten.select.int, outer, 2, 0), _call(graph, aten.select.int, inner, 1, 0)

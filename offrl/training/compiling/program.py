@@ -26,8 +26,6 @@ ALIKE = {"float32": 0.02, "tf32": 0.1, "bf16": 0.3}  # relative; code for anothe
 class Program:
     """A whole pattern of updates in place; `mode` becomes eager or cudagraph where compiled code is not to be had or wrong."""
 
-    cpp_wrapper = True  # False shows a profiler the matrix products by name
-
     def __init__(self, updates: Updates, period: int, mode: str, precision: str, pool: Any, subject: Sequence[Any] = ()) -> None:
         """updates: the pattern, eager. mode: compiled, cudagraph or compiled-cudagraph. pool: see `make_step`. subject: all that decides
         what `updates` does, by which it is found when it has been compiled before; empty: it is not kept."""
@@ -56,7 +54,7 @@ class Program:
         """`_in_place`, compiled if the mode says so."""
         if self._function is None:
             self._function = self._in_place
-            if self.mode == "compiled" and self.cpp_wrapper and self.subject and self.precision == "float32" and ahead.available():
+            if self.mode == "compiled" and self.subject and self.precision == "float32" and ahead.available():
                 self._function = self._by_library
             elif self.mode.startswith("compiled"):
                 self._function = self._jit()
@@ -91,7 +89,7 @@ class Program:
         options: dict[str, Any] = {"joint_custom_pre_pass": passes.Simpler()}
         if skip is not None:
             options["guard_filter_fn"] = skip
-        if skip is not None and self.cpp_wrapper and "cudagraph" not in self.mode:
+        if skip is not None and "cudagraph" not in self.mode:
             options["cpp_wrapper"] = True  # calling a hundred kernels from Python takes a twentieth of a small update
         if "cudagraph" in self.mode and "deterministic" in torch._inductor.list_options():
             options["deterministic"] = True  # else timings decide the last bits, and those of a resumed run may find otherwise
