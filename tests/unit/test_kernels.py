@@ -30,9 +30,9 @@ def layouts(draw: torch.Generator, *shape: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def assert_near(ours: Tensor, exact: Tensor, depth: int) -> None:
-    """Rounding of float32: 1e-7 for each of `depth` terms of size 1 at the worst, and its root mostly."""
+    """Rounding of float32, in another order of sums; a term that is wrong or left out is of size 1."""
     assert ours.shape == exact.shape
-    torch.testing.assert_close(ours.double(), exact, rtol=0.0, atol=2e-6 * depth**0.5)
+    torch.testing.assert_close(ours.double(), exact, rtol=0.0, atol=2e-5 * depth**0.5)
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,10 @@ inline void transpose(const float* from, int64_t from_step, float* to, int64_t t
 // to[k * stride + n] = b[k, n], n < width, filled up with zeros to `full`
 void copy(Matrix b, int64_t depth, int64_t width, int64_t full, float* to, int64_t stride) {
   if (b.across == 1) {
-    for (int64_t k = 0; width == full && k < depth; k++)
+    bool vectors = width == full && full % LANES == 0;
+    for (int64_t k = 0; vectors && k < depth; k++)
       for (int64_t n = 0; n < width; n += LANES) store(to + k * stride + n, load(&b.at(k, n)));
-    for (int64_t k = 0; width < full && k < depth; k++) {
+    for (int64_t k = 0; !vectors && k < depth; k++) {
       std::copy_n(&b.at(k, 0), width, to + k * stride);
       std::fill_n(to + k * stride + width, full - width, 0.0f);
     }

@@ -25,6 +25,7 @@ ALLOWED = {
     "offrl/system/backend.py": {"code.rename": "Inductor's own folder, by names of this machine", "Path(folder).rename": "the same",
                                 "code.with_suffix(SEAL).unlink": OWN},
     "offrl/training/compiling/ahead.py": {"os.replace": "moves it into place, in the folder of compiled code", "shutil.rmtree": FRESH},
+    "offrl/training/compiling/kernels.py": {"os.replace": "moves it into place, in the folder of compiled code"},
     "offrl/runs/log.py": {"os.ftruncate": "takes back a line of the file that it has open"},
     "offrl/runs/results.py": {"target.with_suffix('.parquet').unlink": OWN},
     "offrl/benchmark/run.py": {"(folder / plan.CELLS / plan.STOP).unlink": OWN},
