@@ -184,4 +184,4 @@ def _right(library: ctypes.CDLL) -> bool:
     expected = (outer[..., None] * (gate > 0) * inner[:, None, :]).double() @ right.double()
     close = functools.partial(torch.allclose, rtol=1e-4, atol=1e-4)
     results = ((out.mT, expected), (dense, gate.double() @ right.double()), (sums[..., None], gate.double() @ inner.double()[..., None]))
-    return all(close(ours.double(), exact) for ours, exact in results)
+    return all(close(result.double(), exact) for result, exact in results)
