@@ -10,6 +10,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.nn import make_policy
+from offrl.nn.own.networks import ActorNetworkSettings
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -18,7 +19,7 @@ NOISE = 1_000  # folded into the key of samples; dropout folds in the numbers of
 
 
 @dataclass
-class BCConfig:
+class BCConfig(ActorNetworkSettings):
     """Settings of BC."""
 
     name: str = "bc"

@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset
     from offrl.data.load import load_dataset
+    from offrl.data.tables.frame import from_dataframe
     from offrl.errors import Interrupted, UserError
     from offrl.evaluation.policy import TrainedPolicy
+    from offrl.interop.load_policy import load_policy
     from offrl.registry import register
     from offrl.system.trust import trusted
     from offrl.tasks.task import Task
+    from offrl.training.listeners.callback import EvaluationEvent
 
-__all__ = ["Dataset", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError", "finetune", "from_arrays",
-           "load", "load_dataset", "register", "train", "trusted"]  # fmt: skip
+__all__ = ["Dataset", "EvaluationEvent", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError",
+           "finetune", "from_arrays", "from_dataframe", "load", "load_dataset", "load_policy", "register", "train", "trusted"]  # fmt: skip
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
+    "EvaluationEvent": ("offrl.training.listeners.callback", "EvaluationEvent"),
     "Interrupted": ("offrl.errors", "Interrupted"),
     "ModelEnv": ("offrl.world_models.environment", "ModelEnv"),
     "ModelVectorEnv": ("offrl.world_models.environment", "ModelVectorEnv"),
@@ -37,12 +41,25 @@ _WHERE = {
     "UserError": ("offrl.errors", "UserError"),
     "finetune": ("offrl.api", "finetune"),
     "from_arrays": ("offrl.data.arrays", "from_arrays"),
+    "from_dataframe": ("offrl.data.tables.frame", "from_dataframe"),
     "load": ("offrl.api", "Run"),
     "load_dataset": ("offrl.data.load", "load_dataset"),
+    "load_policy": ("offrl.interop.load_policy", "load_policy"),
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),
     "trusted": ("offrl.system.trust", "trusted"),
 }
+
+
+def _linked() -> None:
+    """In a checkout by a git that makes no links (Windows), `offrl/algorithms` and the like are small files: the folders count."""
+    import os
+
+    if not os.path.isdir(os.path.join(__path__[0], "algorithms")):
+        __path__.append(os.path.dirname(__path__[0]))
+
+
+_linked()
 
 
 def __getattr__(name: str) -> Any:

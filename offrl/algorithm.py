@@ -19,6 +19,7 @@ from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
+from offrl.nn.own.networks import with_own_networks
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 
@@ -119,7 +120,7 @@ class Algorithm(ABC):
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
         with torch.random.fork_rng(devices=[]):
-            self.networks = self.modules()  # only their structure is used: `apply` is handed the parameters
+            self.networks = with_own_networks(config, self.modules())  # only their structure is used: `apply` is handed the parameters
 
     def __copy__(self) -> Algorithm:
         copied = object.__new__(type(self))
@@ -221,7 +222,7 @@ class Algorithm(ABC):
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed a GPU's too, which is not put back
-            modules = self.modules()
+            modules = with_own_networks(self.config, self.modules())
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
         state = TrainState(
             params=params,

@@ -6,14 +6,16 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offrl import registry, video
 from offrl.data.dataset import Dataset
+from offrl.data.given import as_dataset, is_own, name_of
 from offrl.data.load import load_dataset
+from offrl.data.tables.frame import is_frame
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import Labeller
-from offrl.errors import UserError
+from offrl.errors import UserError, say
 from offrl.evaluation import reward_inference
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool import evaluate_parallel
@@ -26,19 +28,25 @@ from offrl.finetuning.loop import finetune as play_and_learn
 from offrl.finetuning.record import directory
 from offrl.finetuning.setup import begin
 from offrl.finetuning.summary import write
+from offrl.ope.afterwards import judge
 from offrl.ope.candidates import data_of
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
-from offrl.runs.settings import run_settings
+from offrl.runs.settings import data_named, run_settings, scored_again
+from offrl.settings.advice import first_run
 from offrl.settings.compose import compose
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
-from offrl.settings.untrusted import literal
 from offrl.system.devices import pick_device
+from offrl.system.user_code import refuse_imported
 from offrl.tasks.task import Task, with_factory
 from offrl.training import distributed
+from offrl.training.listeners.callback import OnEvaluation
 from offrl.training.loop import train as run_training
 from offrl.training.stages import ready
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Run(SavedRun):
@@ -113,7 +121,9 @@ class Run(SavedRun):
     def _task(self, env: str | Callable[[], Any] | None, goals: bool | None = None) -> Task:
         task = self.task(env, goals)
         if task is None:
-            raise UserError(f"{self.dir}: there is no environment to score in; name one: offrl evaluate {self.dir} env=ID")
+            own = self.spec.task
+            note = own.note if own is not None and own.env_id is None and own.note else f"name one: offrl evaluate {self.dir} env=ID"
+            raise UserError(f"{self.dir}: there is no environment to score in; {note[0].lower()}{note[1:]}")
         return task
 
     def export(
@@ -141,50 +151,69 @@ class Run(SavedRun):
         video.prepare()
         return video.film(self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True)
 
-    def plot(self, others: Sequence[SavedRun] = ()) -> bool:
-        """Draw learning_curve.png, and grid.png for a grid over one or two fields; False when there is nothing to draw."""
+    def plot(self, others: Sequence[SavedRun] = ()) -> Figure | None:
+        """Draw learning_curve.png, beside the curves of `others`, and grid.png for a grid over one or two fields.
+
+        Returns the figure of the learning curve, which a notebook shows and whose `show()` opens a window; None when nothing was scored.
+        """
         return plot_run(self, others)
 
 
 def train(
     algo: str | None = None,
-    dataset: str | Path | Dataset | None = None,
+    dataset: str | Path | Sequence[str | Path] | Dataset | Any = None,
     *,
     seeds: int | Sequence[int] | None = None,
     steps: int | None = None,
     env: str | Callable[[], Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    on_evaluation: OnEvaluation | Sequence[OnEvaluation] | None = None,
     **more: Any,
 ) -> Run:
     """Train `algo` on a dataset, all seeds at once, score it, and return the run.
 
-    algo: "iql" by default. dataset: whatever the command line takes, or a `Dataset`; the built-in one by default. seeds: how many (4 by
-    default), or which. env: a Gymnasium id, a function that makes an
-    environment, or "none"; by default the dataset's own. settings: any other setting by its name on the command line, such as
-    {"algo.temperature": 5.0, "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). A grid trains
-    every combination of its values with every seed: grid={"temperature": [1, 3, 10]}, or settings={"grid.temperature": [1, 3, 10]}. The
-    same call continues a run that was interrupted, and returns at once where it had finished. Raises UserError for what a command would
-    refuse.
+    algo: "iql" by default. dataset: whatever the command line takes, a list of files, a DataFrame of pandas or polars (whose columns
+    settings={"dataset.fields.observations": ["temp", "flow_*"]} names), or a `Dataset`; the built-in one by default. seeds: how many (4
+    by default), or which. env: a Gymnasium id, "file.py:Name", a function or class that makes an environment, or "none"; by default the
+    dataset's own. settings: any other setting by its name on the command line, such as {"algo.temperature": 5.0,
+    "dataset.top_fraction": 0.1}; settings without a dot can be given as keywords (quiet=True). A grid trains every combination of its
+    values with every seed: grid={"temperature": [1, 3, 10]}, or settings={"grid.temperature": [1, 3, 10]}. on_evaluation: a function, or
+    several, called after each evaluation with an `EvaluationEvent` (step, scores, policies, run_dir); one that returns False ends the
+    run, and one that fails ends it with all saved. plugins="my.py": see docs/tutorials/own-algorithm.md. The same call continues a run
+    that was interrupted, and returns at once where it had finished. Raises UserError for what a command would refuse.
     """
     named = {"algo": algo, "seeds": seeds, "steps": steps}
     values: dict[str, Any] = {**{k: v for k, v in named.items() if v is not None}, **more, **(settings or {})}
     if isinstance(env, str):
         values["eval.env"] = env
-    data = dataset if isinstance(dataset, Dataset) else None
+    data = dataset if isinstance(dataset, Dataset) or is_frame(dataset) else None
     if dataset is not None:
-        values["dataset"] = literal(dataset.spec.name) if isinstance(dataset, Dataset) else str(dataset)
-    return train_from(values, data, env if callable(env) else None)[0]
+        values["dataset"] = name_of(dataset)
+    return train_from(values, data, env if callable(env) else None, on_evaluation)[0]
 
 
-def train_from(values: Mapping[str, Any], dataset: Dataset | None = None, env: Callable[[], Any] | None = None) -> list[Run]:
-    """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first."""
+def train_from(
+    values: Mapping[str, Any],
+    dataset: Any = None,
+    env: Callable[[], Any] | None = None,
+    on_evaluation: OnEvaluation | Sequence[OnEvaluation] | None = None,
+) -> list[Run]:
+    """Train with the settings `values`, and the algorithms to compare with; returns the runs, the main one first, whose evaluations
+    `on_evaluation` is called with.
+
+    dataset: a `Dataset` or a DataFrame, in place of what `values` name.
+    """
+    refuse_imported()
     main = compose(values) if values.get("resume") is None else run_settings(values["resume"], values, ("dataset", "eval"))
     result: list[Run] = []
     for config in itertools.chain([main], _compared(main)):
         config, data, pretrained = _prepare(config, dataset, env)
         run_dir = runs.directory(config, data)
-        run_training(config, data, run_dir, pretrained)
+        run_training(config, data, run_dir, pretrained, None if result else on_evaluation)
         run = Run(run_dir)
+        run.factory = env
+        if distributed.world().first:
+            say(*([] if config.quiet else judge(run, config, data)))
         if distributed.world().first and run.acts:
             run.plot()
         result.append(run)
@@ -206,26 +235,24 @@ def _compared(main: TrainConfig) -> Iterator[TrainConfig]:
             yield compose({**settings, **shared, "algo": name, "compare": []})
 
 
-def _prepare(config: TrainConfig, dataset: Dataset | None, env: Callable[[], Any] | None) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:
+def _prepare(config: TrainConfig, dataset: Any, env: Callable[[], Any] | None) -> tuple[TrainConfig, Dataset, Mapping[str, Any]]:
     """The data of a run, its settings with what the data decide, and the runs that its algorithm builds on; see `stages.ready`."""
-    if dataset is None and config.resume and Run(config.resume).spec.source == "arrays" and not _registered(config):
-        raise UserError(
-            f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it"
-        )
     device = str(pick_device(config.device))
     if dataset is None:
+        data_named(config)
         data = load_dataset(config.dataset, device, config.quiet)
     else:
-        data = apply_transforms([dataset], config.dataset, device=device, quiet=config.quiet)
+        data = apply_transforms([as_dataset(dataset, config.dataset)], config.dataset, device=device, quiet=config.quiet)
+    acts = registry.get("algo", config.algo.name).traits.policy_modules
+    if acts and is_own(config.dataset.name, data):
+        first_run.choose_steps(config, len(data), device == "cpu")  # also for the algorithms to compare with
+    if env is None and config.resume:
+        config = scored_again(config)
     if env is not None:
         task = with_factory(data.spec.task, env, data.spec.name)
         data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, task=task))
     config, pretrained = ready(config, data)
     return config, data, pretrained
-
-
-def _registered(config: TrainConfig) -> bool:
-    return config.dataset.name in registry.names("dataset")
 
 
 def finetune(
@@ -250,9 +277,10 @@ def finetune(
         values["steps"] = steps
     if isinstance(env, str):
         values["env"] = env
+    dataset = load_dataset(dataset) if is_frame(dataset) else dataset
     data = dataset if isinstance(dataset, Dataset) else None
     if dataset is not None and data is None:
-        values["dataset"] = str(dataset)
+        values["dataset"] = name_of(dataset)
     path = run.dir if isinstance(run, Run) else run
     return finetune_from(path, values, data, env if callable(env) else None)
 

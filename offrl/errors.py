@@ -34,6 +34,17 @@ def nearest(name: str, options: Iterable[str]) -> str:
     return f" Did you mean '{folded[close[0]]}'?" if close else ""
 
 
+def few(name: str, options: Iterable[str], most: int = 5) -> str:
+    """`" Did you mean 'x'? Or: y, z."`: the options most like `name`, `most` of them; all where there are no more. "" for none."""
+    options = sorted(map(str, options))
+    folded = {o.lower().replace("_", "-"): o for o in options}
+    close = [folded[c] for c in difflib.get_close_matches(str(name).lower().replace("_", "-"), folded, n=most, cutoff=0.45)]
+    others = [o for o in (close if len(options) > most else options) if not close or o != close[0]]
+    if likely := nearest(name, options):
+        return likely + (f" Or: {', '.join(others)}." if others else "")
+    return f" Nearest: {', '.join(close or others)}." if close or len(options) <= most else ""
+
+
 def first_line(error: BaseException) -> str:
     """The message of an exception in one line; its kind where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -57,6 +68,11 @@ def say(*lines: str, file: TextIO | None = None) -> None:
     """
     if lines:
         print(*map(one_line, lines), sep="\n", file=file, flush=True)
+
+
+def note(message: str) -> None:
+    """One line on standard error: how what was asked for is understood."""
+    say(f"offrl: note: {message}", file=sys.stderr)
 
 
 def warn(message: str) -> None:

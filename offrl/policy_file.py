@@ -10,9 +10,11 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.data.containers.guard import reading
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.nn.outline import check_memory, of_file, outline
+from offrl.nn.outline import check_memory, outline
+from offrl.nn.outline import of_file as sized_by
 from offrl.settings.saved import restored
 from offrl.system import files
+from offrl.system.plugins.loading import of_file
 
 ASSETS = "luggage/"  # before names of tensors of `Algorithm.assets`
 CURE = "the file is damaged, or no policy that offrl wrote"
@@ -29,11 +31,12 @@ def read(path: Path) -> tuple[Algorithm, TrainState, int]:
         raise UserError(f"{path} does not say which algorithm acts, and on what: {CURE}")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise UserError(f"{path} has the seed {str(seed)[:60]}: {CURE}")
+    of_file(meta.get("plugins"), str(path))
     kind = registry.get("algo", name)
     config = restored(kind.Config, settings, str(path))
     if not kind.traits_for(config).policy_modules:
         raise UserError(f"{path} is of {name}, which trains no policy: {CURE}")
-    with reading(path, f" as a policy of {name}", CURE), of_file(tensors):
+    with reading(path, f" as a policy of {name}", CURE), sized_by(tensors):
         data = DataSpec.from_json(spec, str(path))
         assets = {n.removeprefix(ASSETS): tensor for n, tensor in tensors.items() if n.startswith(ASSETS)}
         pretrained = kind.load_assets(assets, about) if about is not None else {}

@@ -6,12 +6,15 @@ The core never imports the four folders that stand on it; it finds them, and thi
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
-from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offrl.errors import UserError, nearest, warn
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 # importing the packages registers their members
@@ -36,19 +39,32 @@ _plugins_loaded = False
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Decorator: make an object known as `name`. `kind` is "algo", "dataset" (a loader), "task" (an environment lookup), "published"
-    (a lookup of published scores), "termination" or "reward" (a known function of a transition), "transform" (of a dataset, by a model that
-    it trains), "reward_labels" (a class whose `load` reads a file of that kind), "stop" (an
+    """Decorator: make an object known as `name`. `kind` is "algo", "network", "dataset" (a loader), "task" (an environment lookup),
+    "published" (a lookup of published scores), "termination" or "reward" (a known function of a transition), "transform" (of a
+    dataset, by a model that it trains), "reward_labels" (a class whose `load` reads a file of that kind), "stop" (an
     `offrl.training.stopping.StoppingRule`) or "artifact" (an `offrl.training.artifacts.Artifact`)."""
 
     def add(item: T) -> T:
         known = _table.setdefault(kind, {})
         if name in known and getattr(known[name], "__qualname__", None) != getattr(item, "__qualname__", None):
-            raise ValueError(f"{kind} '{name}' is registered twice: {known[name]!r} and {item!r}")
+            raise UserError(f"{kind} '{name}' is registered twice, by {_place(known[name])} and by {_place(item)}: give one another name")
         known[name] = item
         return item
 
     return add
+
+
+def _place(item: Any) -> str:
+    """Where a member is defined: its file and its name."""
+    module = sys.modules.get(getattr(item, "__module__", ""))
+    return f"{getattr(module, '__file__', None) or getattr(item, '__module__', '?')}:{getattr(item, '__qualname__', repr(item))}"
+
+
+def entry_points(group: str) -> Iterable[EntryPoint]:
+    """Those that installed packages declare."""
+    import importlib.metadata  # a tenth of a second, which --help need not wait for
+
+    return importlib.metadata.entry_points(group=group)
 
 
 def load_plugins() -> None:
@@ -67,7 +83,8 @@ def load_plugins() -> None:
 
 def extended(kind: str) -> bool:
     """Whether there may be members besides offrl's own, so that only importing all of them tells. Imports nothing."""
-    return bool(_table.get(kind)) or bool(entry_points(group="offrl.plugins"))
+    others = (getattr(item, "__module__", "") for item in _table.get(kind, {}).values())
+    return any(module.partition(".")[0] != "offrl" for module in others) or bool(entry_points(group="offrl.plugins"))
 
 
 def names(kind: str) -> dict[str, Any]:

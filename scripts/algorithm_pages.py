@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/algorithms.md and docs/algorithms/NAME.md: the overview, actions, sources and settings.
+"""Write the generated parts of docs/algorithms.md, docs/algorithms/NAME.md (actions, sources, settings, measurements) and docs/choosing.md.
 
     python scripts/algorithm_pages.py              # rewrites what lies between the two marks of each page
     python scripts/algorithm_pages.py --check      # only lists the pages that are out of date, and exits with 1 if there are any
@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import measured
 
 from offrl import registry
 from offrl.settings.compose import compose
@@ -47,6 +49,7 @@ class Page(NamedTuple):
     papers: str
     family: str
     presets: dict[str, tuple[str, str]]  # name -> (title, paper)
+    equations: bool
 
 
 def settings(name: str) -> list[Setting]:
@@ -87,7 +90,7 @@ def read_page(path: Path) -> Page:
     if head is None or head[3] not in FAMILIES:
         raise ValueError(f"{path}: a title, and the lines '- Paper: ...' and '- Family: ...' with a family of {', '.join(FAMILIES)}")
     presets = {name: (title, paper) for name, title, paper in re.findall(r"^- Preset `(\w+)`: (.+?), (\[.+?\)): ", text, re.M)}
-    return Page(head[1], re.sub(r", \*.+?\*", "", head[2]), head[3], presets)
+    return Page(head[1], re.sub(r", \*.+?\*", "", head[2]), head[3], presets, "\n## Equations\n" in text)
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -99,6 +102,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     for name, rows in table.items():
         path = DOCS / "algorithms" / f"{name}.md"
         yield path, filled(path, details(name, written[name], rows, shared, symbol))
+    known = {label for name, page in written.items() for label in (name, *page.presets)}
+    yield DOCS / "choosing.md", filled(DOCS / "choosing.md", *("\n".join(measured.suite_table(suite, known)) for suite in measured.SUITES))
 
 
 def filled(path: Path, *blocks: str) -> str:
@@ -139,6 +144,8 @@ def details(name: str, page: Page, rows: list[Setting], shared: dict[tuple[str, 
     for preset in (name, *page.presets):
         values = " ".join(f"`{k}={shown_value(v)}`" for k, v in changed(preset).items())
         lines += [f"- `algo={preset}` sets {values}"] if values else []
+    if not page.equations:
+        lines += losses(algorithm)
     marks = {s.name: symbol.get((name, s.name), "") for s in rows}
     lines += ["", "## Settings", "", "| Setting | Symbol | Default | Meaning |", "|---|---|---|---|"]
     for s in rows:
@@ -147,7 +154,17 @@ def details(name: str, page: Page, rows: list[Setting], shared: dict[tuple[str, 
     common = [f"`{s.name}={s.default}`" for s in rows if (s.name, s.meaning) in shared and not marks[s.name]]
     if common:
         lines += ["", f"[Shared settings](../algorithms.md#shared-settings): {', '.join(common)}."]
+    lines += measured.section(name, [name, *page.presets])
     return "\n".join(lines)
+
+
+def losses(algorithm: type) -> list[str]:
+    """The lines of "Losses": what the docstrings of the paper's losses say, for pages without equations."""
+    rows = []
+    for loss in [name for name in vars(algorithm) if name.endswith("_loss")]:
+        first = (getattr(algorithm, loss).__doc__ or "").strip().partition("\n\n")[0]
+        rows += [f"- `{loss}`: `{' '.join(first.replace('`', '').split())}`"] if first else []
+    return ["", "## Losses", "", "As the docstrings of the source state them.", "", *rows] if rows else []
 
 
 def cell(text: str) -> str:

@@ -11,7 +11,6 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
 read -ra settings <<<"${CPUS:-ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2}"
-if [ $# -eq 0 ]; then set -- -n 2 -m "not learning and not slow"; fi
 
 cache=""
 trap '[ -z "$cache" ] || rm -rf "$cache"' EXIT

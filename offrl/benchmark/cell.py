@@ -24,8 +24,8 @@ from offrl.system.signals import terminable
 
 # The variables that a job on another machine is told of, each without the logins in it. A key is never among them: a job that needs one
 # has it from the environment that its launcher gives it.
-PASSED_ON = ("OFFRL_CACHE", "OFFRL_SHARED_CACHE", "OFFRL_MIRROR", "OFFRL_LM", "OFFRL_NEORL2", "OFFRL_TRUST", "MINARI_DATASETS_PATH",
-             "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # fmt: skip
+PASSED_ON = ("OFFRL_CACHE", "OFFRL_SHARED_CACHE", "OFFRL_MIRROR", "OFFRL_LM", "OFFRL_NEORL2", "OFFRL_TRUST", "OFFRL_PLUGINS",
+             "MINARI_DATASETS_PATH", "D4RL_DATASET_DIR", "OGBENCH_DATASET_DIR", "MUJOCO_GL")  # fmt: skip
 STOP_SECONDS = 1.0  # between two looks for a request to stop
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import json
 import time
 from collections import Counter
@@ -12,45 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offrl.benchmark.config import BenchmarkConfig
 from offrl.benchmark.suites import Suite
 from offrl.errors import UserError, nearest
 from offrl.runs import record as runs
 from offrl.settings.compose import compose, fill, flatten
-from offrl.settings.field import plain_name, setting
+from offrl.settings.field import plain_name
 from offrl.settings.presets import algorithm_group
 from offrl.settings.train import TrainConfig, seed_list
 from offrl.system import trust
 from offrl.system.files import write_text
+from offrl.system.locks import lock
 
 VERSION = 1
 RECORD, CELLS, PLAN, STOP = "benchmark.json", "cells", "plan.json", "stop"
 PARTS = "parts"  # what cells need trained first: values, world models
 
 
-@dataclass
-class BenchmarkConfig:
-    """Settings of `offrl benchmark`; every other one is a setting of `offrl train` and goes to all cells."""
-
-    suite: str = setting("d4rl-gym", "a suite of configs/suite, or a YAML file; `own` takes datasets=[a.hdf5,b.hdf5]")
-    algos: list[str] = setting(["bc", "td3_bc", "iql"], "algorithms; ALGO.NAME=VALUE sets something for one of them: iql.temperature=5")
-    datasets: list[str] = setting([], "only these datasets of the suite; for suite=own, its files or names")
-    seeds: Any = setting(5, "how many seeds (0, 1, ...) or a list of seeds; all seeds of a cell train at once")
-    steps: int | None = setting(None, "updates of each seed; null: the suite's, or else the algorithm's own", low=1)
-    name: str | None = setting(None, "the benchmark's folder in runs_dir; null: the suite's name")
-    runs_dir: str = setting("runs", "where the benchmark's folder is made")
-    launcher: str = setting("serial", "what runs the cells: serial, local, ray, slurm, slurm_local; launcher.NAME=VALUE sets it up")
-    jobs: int | None = setting(None, "cells at once, with a launcher; null: one for each core, or the launcher's own number", low=1)
-    retry: bool = setting(True, "train failed cells again; false leaves them failed")
-    dry_run: bool = setting(False, "print the cells and how far they are, and train nothing")
-    quiet: bool = setting(False, "print the final table only (also --quiet)")
-
-
 OWN = tuple(BenchmarkConfig.__dataclass_fields__)
 TRAIN = tuple(TrainConfig.__dataclass_fields__)
 NOT_HERE = {  # settings of `offrl train` that a grid of runs decides itself
-    "algo": "algos=[...] says which algorithms",
-    "dataset": "datasets=[...] says which datasets",
-    "compare": "algos=[...] says which algorithms",
+    "algo": "algos=a,b says which algorithms",
+    "dataset": "datasets=a,b says which datasets",
+    "compare": "algos=a,b says which algorithms",
     "label": "",
     "resume": "the same command continues a benchmark",
     "match": "",
@@ -278,9 +262,11 @@ def hold(path: Path, patience: float = 0.0) -> Iterator[bool]:
         end = time.monotonic() + patience
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file, wait=False)
                 break
-            except OSError:
+            except OSError as error:
+                if error.errno == errno.ENOSYS:
+                    break
                 if time.monotonic() >= end:
                     yield False
                     return

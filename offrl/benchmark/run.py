@@ -17,7 +17,7 @@ from offrl.benchmark.launch import load as load_launcher
 from offrl.benchmark.plan import Cell
 from offrl.benchmark.progress import GridProgress, watching
 from offrl.errors import UserError
-from offrl.runs.tables import print_table
+from offrl.runs.tables import print_table, report_command
 from offrl.system import children, trust
 
 
@@ -128,3 +128,6 @@ def _results(folder: Path, say: Callable[[str], None]) -> None:
         return
     written = results.write(scores, folder / "results.csv")
     say(f"results: {', '.join(str(p) for p in written)}")
+    if scores.scores:
+        for line in report_command(folder):
+            say(line)

@@ -54,7 +54,7 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
     suite = _parse(read_yaml(path), path, Path() if name in known else path.parent)
     if not suite.entries:
         if not datasets:
-            raise UserError(f"suite={name} has no datasets of its own: name them, datasets=[a.hdf5,b.hdf5]")
+            raise UserError(f"suite={name} has no datasets of its own: name them, datasets=a.hdf5,b.hdf5")
         return Suite(**{**vars(suite), "entries": _labelled([_entry(d, Path(), "datasets") for d in datasets], "datasets")})
     if not datasets:
         return suite

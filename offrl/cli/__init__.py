@@ -4,4 +4,7 @@ prints (a command without it sees to --help itself).
 Nothing heavy is imported before a command knows what to do.
 """
 
-NAMES = ("train", "finetune", "evaluate", "adapt", "benchmark", "report", "select", "data", "collect", "model", "export", "list", "doctor")
+NAMES = (
+    "train", "finetune", "evaluate", "adapt", "benchmark", "report", "select", "data", "collect", "model", "export", "list", "doctor",
+    "completion",
+)  # fmt: skip

@@ -13,7 +13,7 @@ from offrl.settings.field import describe, setting
 class AdaptConfig:
     """Settings of `offrl adapt`."""
 
-    tasks: Any = setting(100, "how many tasks, none of them in the data, or their numbers: tasks=[7,8,9]")
+    tasks: Any = setting(100, "how many tasks, none of them in the data, or their numbers: tasks=7,8,9")
     episodes: int | None = setting(None, "episodes of each task; null: 20, or 1 where there is one observation only (bandits)", low=1)
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     explore: bool = setting(True, "sample actions, which for DPT is how it explores; false: the most probable ones")
@@ -125,5 +125,5 @@ def chosen(tasks: Any, some: Any) -> list[int]:
         return some(tasks)
     valid = isinstance(tasks, list) and tasks and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in tasks)
     if not valid or len(set(tasks)) != len(tasks):
-        raise UserError(f"tasks={tasks} must be how many tasks, at least 1, or a list of their numbers: tasks=[7,8,9]")
+        raise UserError(f"tasks={tasks} must be how many tasks, at least 1, or a list of their numbers: tasks=7,8,9")
     return list(tasks)

@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _help() -> str:
-    from offrl.benchmark.plan import BenchmarkConfig
+    from offrl.benchmark.config import BenchmarkConfig
     from offrl.settings.field import describe
     from offrl.settings.presets import config_names
 
@@ -37,7 +37,7 @@ def _help() -> str:
             "Trains every algorithm on every dataset of a suite, all seeds of a cell in one run. The same command again keeps finished",
             "cells, continues interrupted ones and tries failed ones again.",
             "",
-            "Settings and their defaults (lists are written [a,b]):",
+            "Settings and their defaults (lists are written a,b):",
             "",
             *describe(BenchmarkConfig()),
             "  launcher.NAME=VALUE                      sets up the launcher; configs/launcher/*.yaml has its settings",

@@ -121,6 +121,8 @@ class _Doctor:
         arithmetic = configure(device, 1)
         if device.type == "cpu":
             words = f"{cores()} cores, {free_bytes() / 1e9:.0f} GB of memory free; {_vectors()}"
+        elif device.type == "mps":
+            words = f"the host: {_vectors()}"
         else:
             import torch
 

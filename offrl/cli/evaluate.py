@@ -21,18 +21,18 @@ class EvaluateConfig:
 
     episodes: int = setting(10, "episodes of each policy", low=1)
     seed: int = setting(0, "decides the start states, together with the policy's seed and the episode")
-    env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in")
+    env: str | None = setting(None, "a Gymnasium id, or file.py:Name; null: the environment that the run was scored in")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     parallel: int = setting(64, "environments alive at once in one process; never changes a score", low=1)
     device: str = setting("auto", "auto, cpu or cuda:N: where policies act whose actions take long (planners, language models)")
     target_returns: list[Any] = setting(
         [],
-        "target returns of return-conditioned policies, all at once: [1000,2000,3000], or auto, spread over the data's; "
+        "target returns of return-conditioned policies, all at once: 1000,2000,3000, or auto, spread over the data's; "
         "writes RUN/target_returns.csv and .png",
     )
     rewards: list[str] = setting(
         [],
-        "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, [a.py:f,a.py:g], as "
+        "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, a.py:f,a.py:g, as "
         "dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
     )
     acting: dict[str, Any] = setting(
@@ -107,7 +107,7 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig) -> int:
     from offrl.runs.tables import interval_text, print_table
 
     if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
-        raise UserError("target_returns is auto, or a list of numbers: target_returns=[1000,2000,3000]")
+        raise UserError("target_returns is auto, or a list of numbers: target_returns=1000,2000,3000")
     targets = None if config.target_returns == ["auto"] else config.target_returns
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     achieved = trained.evaluate_target_returns(targets, **scoring)

@@ -77,4 +77,9 @@ def _report(result: Exported) -> list[str]:
         f"{result.path} ({sizes}): {', '.join(map(shape, about['inputs']))} -> {shape(about['outputs'][0])}",
         f"checked with {checked.runtime} against the Python policy in batches of {batches}: {outcome}",
         f"{result.description}: what goes in and comes out, units, scores, versions",
+        *(
+            [f"{result.path.parent} is a repository for the Hub: {', '.join(p.name for p in result.card)} are there too"]
+            if result.card
+            else []
+        ),
     ]

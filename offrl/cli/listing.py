@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from offrl import registry
 from offrl.errors import say
 from offrl.runs.tables import print_table
+from offrl.settings import known
 from offrl.settings.compose import compose
 from offrl.settings.field import describe, marked, shown_value
 from offrl.settings.presets import algorithm_group, base_algorithm, config_names, experiment_settings, find_experiment
@@ -19,17 +21,18 @@ from offrl.settings.train import TrainConfig
 
 def print_all() -> None:
     """Algorithms with their papers, and the experiments that belong to them."""
-    rows = []
-    for name, algorithm in registry.names("algo").items():
-        module = __import__(algorithm.__module__, fromlist=["_"])
-        text = (module.__doc__ or algorithm.__doc__ or "").strip()
-        rows.append([name, text.splitlines()[0] if text else ""])
-    print_table(["algorithm", "what it is"], rows)
-    variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in registry.names("algo")]
+    own = {name: about for name, about in known.index()["algorithms"].items() if "base" not in about}
+    titles = {name: about["title"] for name, about in own.items()}
+    if registry.extended("algo"):  # plugins
+        for name, algorithm in registry.names("algo").items():
+            text = (sys.modules[algorithm.__module__].__doc__ or algorithm.__doc__ or "").strip()
+            titles[name] = text.splitlines()[0] if text else ""
+    print_table(["algorithm", "what it is"], [[name, titles[name]] for name in sorted(titles)])
+    variants = [f"{n} (of {base_algorithm(n)})" for n in config_names("algo") if n not in titles]
     if variants:
         say("", f"with other settings: {', '.join(variants)}")
     say("", "experiments (published settings, found by the dataset's name; `tuned` and the like only with experiment=NAME):")
-    for name in registry.names("algo"):
+    for name in sorted(titles):
         if experiments := [e for e in config_names("experiment") if e.startswith(f"{name}/")]:
             say(f"  {', '.join(experiments)}")
     say("datasets: offrl data list; an algorithm's settings: offrl list algo=NAME, on a dataset: offrl list algo=NAME dataset=NAME")
@@ -37,25 +40,31 @@ def print_all() -> None:
 
 def algorithm_settings(name: str) -> list[str]:
     """Lines with an algorithm's settings, their defaults, and what it changes in the other settings. Raises UserError if unknown."""
-    config, base = compose({"algo": name, "experiment": "none", "dataset": "-"}), base_algorithm(algorithm_group(name))
-    lines = describe(config.algo, "algo.")
-    standard = dict(_values(TrainConfig()))
-    changed = [f"{k}={shown_value(v)}" for k, v in _values(config) if k not in CHOSEN and v != standard[k]]
-    if registry.get("algo", base).traits.vectorized:
-        lines.append(f"  a grid (grid.NAME=[a,b]) varies {', '.join(varied(type(config.algo)))}")
-        if fixed := marked(config.algo, "structural", "shared"):
+    name = algorithm_group(name)
+    if known.is_known(name):
+        about = known.index()["algorithms"][name]
+        config, vectorized, changed = known.schema(name), about["vectorized"], about["changes"]
+    else:
+        composed = compose({"algo": name, "experiment": "none", "dataset": "-"})
+        standard = dict(settings_values(TrainConfig()))
+        config, vectorized = composed.algo, registry.get("algo", base_algorithm(name)).traits.vectorized
+        changed = [f"{k}={shown_value(v)}" for k, v in settings_values(composed) if k not in CHOSEN and v != standard[k]]
+    lines = describe(config, "algo.")
+    if vectorized:
+        lines.append(f"  a grid (grid.NAME=a,b) varies {', '.join(varied(type(config)))}")
+        if fixed := marked(config, "structural", "shared"):
             lines.append(f"  and cannot vary {', '.join(fixed)}, which decide networks, losses or what the replicas share")
     return lines + ([f"  and it sets {' '.join(changed)}"] if changed else [])
 
 
-CHOSEN = ("algo", "dataset.name", "experiment", "given", "label")  # by what is asked here
+CHOSEN = ("algo", "dataset.name", "experiment", "given", "label", "plugins")  # by what is asked here
 
 
-def _values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def settings_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of the settings of a run, its algorithm's own in one."""
     for name, value in vars(config).items():
         if dataclasses.is_dataclass(value) and name != "algo":
-            yield from _values(value, f"{prefix}{name}.")
+            yield from settings_values(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
@@ -79,10 +88,13 @@ def data_sets() -> dict[str, list[str]]:
     """Names that `dataset=` takes without a path, by family."""
     from offrl.data.formats import minari
 
-    families: dict[str, list[str]] = {"ships with offrl": ["builtin"], "registered": list(registry.names("dataset"))}
-    for table, listed in registry.names("task_names").items():
-        for name in listed():
-            families.setdefault(f"{table} {name.partition('-')[0]}", []).append(name)
+    families: dict[str, list[str]] = {family: list(names) for family, names in known.index()["datasets"].items()}
+    if registry.extended("dataset") or registry.extended("task_names"):  # plugins
+        families["registered"] = list(registry.names("dataset"))
+        for table, listed in registry.names("task_names").items():
+            for name in listed():
+                if name not in (family := families.setdefault(f"{table} {name.partition('-')[0]}", [])):
+                    family.append(name)
     families["minari, installed"] = minari.installed()
     return {family: names for family, names in families.items() if names}
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from offrl.cli import NAMES
 from offrl.errors import UserError, nearest, say
+from offrl.system.plugins.loading import VARIABLE, blaming, load_named, typed
+from offrl.system.plugins.loading import scope as plugin_scope
 from offrl.system.trust import trusted
 
 HELP = """\
@@ -18,35 +21,43 @@ offrl: offline reinforcement learning from logged data
 
 usage: offrl COMMAND [name=value ...]
 
+begin
   offrl train                        train IQL on the dataset that ships with offrl, and score it in MuJoCo
-  offrl train algo=td3_bc dataset=hopper-medium-v2 seeds=4 steps=1000000
-  offrl train grid.temperature=[1,3,10] grid.expectile=[0.7,0.9] seeds=4     24 policies as one program
-  offrl train dataset=my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
-  offrl train resume=runs/NAME       continue a run (so does the command that began it)
-  offrl finetune runs/NAME env=Hopper-v5 steps=100000     let its policies go on learning in an environment, or fresh ones: algo=sac_n
-  offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
-  offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
+  offrl list                         algorithms and experiments; `offrl list algo=NAME` shows an algorithm's settings
+  offrl data list                    datasets that can be named
+  offrl doctor                       is training right on this machine, how fast, how many seeds fit (device=cuda)
 
-  offrl benchmark suite=d4rl-gym algos=[bc,td3_bc,iql] seeds=5     datasets x algorithms x seeds; here, or launcher=local, ray, slurm
+your data
+  offrl data inspect DATASET         what is in a dataset, and every fault in it; `offrl data doctor` makes a page of it
+  offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset, label
+  offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=model.zip records from any policy
+
+train
+  offrl train td3_bc hopper-medium-v2 seeds=4 steps=1e6            the same as algo=td3_bc dataset=hopper-medium-v2 ...
+  offrl train my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
+  offrl train grid.temperature=1,3,10 grid.expectile=0.7,0.9       24 policies as one program
+  offrl train resume=runs/NAME       continue a run (so does the command that began it)
+  offrl finetune runs/NAME env=Hopper-v5 steps=100000              let its policies go on learning in an environment; fresh: algo=sac_n
+  offrl benchmark suite=d4rl-gym algos=bc,td3_bc,iql seeds=5       datasets x algorithms x seeds; launcher=local, ray, slurm
+
+look at what came out
   offrl report runs/NAME ...         one HTML page: scores with intervals, curves, profiles, published numbers
+  offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
   offrl select runs/NAME ...         rank checkpoints and policies by the data alone
+  offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
   offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER
   offrl export runs/NAME             a policy as ONNX, or for torch.export (format=pt2)
 
-  offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=model.zip records from any policy
-  offrl data inspect DATASET         what is in a dataset, and every fault in it; `offrl data doctor` makes a page of it
-  offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset
-  offrl data list                    datasets that can be named
-  offrl list                         algorithms and experiments; `offrl list algo=NAME` shows an algorithm's settings
-  offrl doctor                       is training right on this machine, how fast, how many seeds fit (device=cuda)
-
-  offrl train --help                 every setting; so for the other commands
+help
+  offrl COMMAND --help               its settings; offrl train --help dataset, offrl data merge --help
+  offrl completion bash              completion by the Tab key, also for zsh and fish
+  offrl COMMAND ... plugins=my.py    your own file with algorithms, networks, data sources, environments (docs/tutorials/own-algorithm.md)
   offrl COMMAND ... trust=true       files that a command reads may name Python code, which runs: for files whose author you trust
   offrl --version
 """
 
 TRUST = f"  {'trust=false':<40} true: files of this command may name Python code, which runs; say so only where you trust their author"
-UNTRUSTING = ("list", "doctor")  # commands that read no files of others
+UNTRUSTING = ("list", "doctor", "completion")  # commands that read no files of others
 
 # what the machine refuses, whatever was asked for: a full or failing disk, missing rights
 _OUTSIDE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE)
@@ -59,9 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         arguments, trust = _trust(arguments)
-        command, rest = _command(arguments)
-        with trusted(trust):
-            status = command(rest)
+        with trusted(trust), plugin_scope():
+            arguments = _plugins(arguments)
+            command, rest = _command(arguments)
+            with blaming():
+                status = command(rest)
         if any(a in ("-h", "--help") for a in arguments[1:]) and arguments[0] not in UNTRUSTING:
             say(TRUST)
         return status
@@ -94,6 +107,17 @@ def _trust(arguments: list[str]) -> tuple[list[str], bool | None]:
     return [a for a in arguments if not a.startswith("trust=")], values[0] == "true" if values else None
 
 
+def _plugins(arguments: list[str]) -> list[str]:
+    """The arguments without plugins=FILES, which are imported now, so that every command knows what is in them; $OFFRL_PLUGINS has them
+    from here on. Raises UserError."""
+    texts = [a.removeprefix("plugins=") for a in arguments if a.startswith("plugins=")]
+    names = [name.strip(" '\"") for text in texts for name in text.removeprefix("[").removesuffix("]").split(",")]
+    if texts or os.environ.get(VARIABLE):
+        load_named()
+        typed([name for name in names if name])
+    return [a for a in arguments if not a.startswith("plugins=")]
+
+
 def _fail(message: str) -> int:
     say(f"offrl: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
@@ -120,7 +144,16 @@ def _command(arguments: list[str]) -> tuple[Callable[[list[str]], int], list[str
     if name not in NAMES:
         raise UserError(f"unknown command '{name}'.{nearest(name, NAMES)} Commands: {', '.join(NAMES)}; see offrl --help")
     module = importlib.import_module(f"offrl.cli.{name}")
+    if any(re.match(r"--?[A-Za-z]|[A-Za-z_.]*-[\w.-]*=", a) for a in rest):
+        from offrl.cli.words import switches
+        from offrl.settings.habits.arguments import as_settings
+
+        rest = as_settings(rest, switches(name))
     if hasattr(module, "USAGE") and any(a in ("-h", "--help") for a in rest):
+        if name == "data":
+            from offrl.cli.words.data_help import text
+
+            return (module.run, ["label"]) if "label" in rest else (_show, [text(module.USAGE, rest)])
         return _show, [module.USAGE]
     return module.run, rest
 

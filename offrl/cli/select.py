@@ -39,7 +39,7 @@ def usage() -> str:
             "Ranks every checkpoint and final policy of runs (or of folders of runs), and other policies, by their estimated discounted",
             "return on logged data; no environment is touched. Data: the runs' own, or dataset=NAME.",
             "",
-            "Settings and their defaults (lists are written [a,b]):",
+            "Settings and their defaults (lists are written a,b):",
             "",
             "  dataset=null                             data to evaluate on, in place of the runs' own; also dataset.SETTING=value",
             "  policy=AGENT                             an SB3 zip, a run, a policy file or file.py:name; may be given several times",

@@ -13,18 +13,17 @@ WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tens
 
 def run(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
-        say(*_settings_help(arguments).splitlines())
-        return 0
-    arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
-    from offrl.settings.compose import parse
-    from offrl.settings.presets import algorithm_group
+        from offrl.cli.words.train_help import text
 
-    values = parse(arguments)
-    if isinstance(algo := values.get("algo"), str):
-        algorithm_group(algo)  # a mistake is told before torch is imported
+        say(*text([a for a in arguments if not a.startswith("-")]).splitlines())
+        return 0
+    from offrl.settings.compose import parse, rehearse
+    from offrl.settings.habits.arguments import placed
+
+    values = rehearse(parse(placed(arguments)))  # mistakes are told before torch is imported
     from offrl.api import train_from
     from offrl.errors import Interrupted
-    from offrl.runs.tables import final_table
+    from offrl.runs.tables import explain, final_table, next_commands
     from offrl.system.signals import terminable
     from offrl.training.distributed import world
 
@@ -40,23 +39,14 @@ def run(arguments: list[str]) -> int:
     lost = [r for run in runs for r in run.diverged]
     if results := [result for run in runs for result in run.results()]:
         final_table(results, main_run.scored_in)
+    quiet = bool(values.get("quiet"))
+    if not quiet:
+        explain(main_run)
     for run in runs:
         files = ", ".join(n for n in WRITTEN if (run.dir / n).exists())
         say(f"{run.algorithm}: {run.dir}{os.sep} ({files})")
+    if not quiet:
+        say(*next_commands(runs))
     if lost:
         warn(f"diverged and frozen: {', '.join(map(str, lost))}")
     return 1 if len(main_run.diverged) == len(main_run.replicas) else 0
-
-
-def _settings_help(arguments: list[str]) -> str:
-    from offrl.settings.field import describe
-    from offrl.settings.train import TrainConfig
-
-    lines = ["usage: offrl train [name=value ...] [--quiet]", "", "Settings and their defaults (lists are written [a,b]):", ""]
-    lines += describe(TrainConfig())
-    algo = next((a.removeprefix("algo=") for a in arguments if a.startswith("algo=")), None)
-    if algo is not None:
-        from offrl.cli.listing import algorithm_settings
-
-        lines += algorithm_settings(algo)
-    return "\n".join([*lines, ""])

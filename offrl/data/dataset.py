@@ -14,6 +14,8 @@ from offrl.errors import UserError, one_line
 from offrl.settings.kinds import check_types
 from offrl.tasks.task import Task, task_from_json
 
+CORE = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations", "successor_known")  # which all have
+
 
 @dataclass(frozen=True)
 class DataSpec:
@@ -91,7 +93,7 @@ class DataSpec:
         return spec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Columns with one row per step. Every row of an episode is kept, the last one too; `transition_rows` are the ones TD learning may use.
 
@@ -119,6 +121,18 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])
+
+    def __repr__(self) -> str:
+        """One line: name, sizes, returns. The generated one would print every tensor."""
+        about, returns = self.spec, self.raw_returns
+        shape = "x".join(map(str, about.observation_shape)) or "text"
+        mean = f", mean return {float(returns.mean()):.6g}" if len(returns) else ""
+        extra = [c for c in self.columns if c not in CORE]
+        more = f", and {', '.join(extra)}" if extra else ""
+        return (
+            f"Dataset({about.name!r}: {len(self):,} rows, {self.num_episodes:,} episodes{mean}; observations {shape}, actions "
+            f"{self._kind_of_actions()}{more}; {self.nbytes / 1e6:,.1f} MB on {self.device})"
+        )
 
     @property
     def num_episodes(self) -> int:

@@ -10,6 +10,7 @@ from offrl.data.memory import chunks
 from offrl.data.raw import RawData
 from offrl.errors import UserError
 from offrl.system import trust
+from offrl.tasks.own import in_file
 from offrl.tasks.task import Task
 
 MANY_JUMPS = 0.1  # share of the rows  # that a file may have: more, and it is the stored successors that are wrong
@@ -18,7 +19,13 @@ UNBOUNDED = 1e30  # bounds beyond this are no range: some Boxes have float32's l
 
 def step_limit(task: Task | None) -> int | None:
     """Steps after which the task's environment stops an episode."""
-    if task is None or task.max_episode_steps is not None or task.env_id is None or not trust.importable(task.env_id):
+    if (
+        task is None
+        or task.max_episode_steps is not None
+        or task.env_id is None
+        or not trust.importable(task.env_id)
+        or in_file(task.env_id)
+    ):
         return task.max_episode_steps if task else None
     try:
         import gymnasium

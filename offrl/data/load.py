@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from offrl.data.dataset import Dataset
 from offrl.data.formats import Source, resolve
+from offrl.data.given import name_of
 from offrl.data.memory import Memory, affordable, mapped_bytes, open_mapped
 from offrl.data.read import load_one
+from offrl.data.tables.frame import from_dataframe, is_frame
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import labeller
@@ -22,8 +24,8 @@ from offrl.system.files import cache_dir
 LAYOUT = 2  # raise it when the files of a cached dataset change meaning
 
 
-def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", quiet: bool = False) -> Dataset:
-    """The dataset that `config` (or a name or path alone) describes; a `Dataset` is returned as it is.
+def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu", quiet: bool = False) -> Dataset:
+    """The dataset that `config` (or a name, path, list of paths or DataFrame alone) describes; a `Dataset` is returned as it is.
 
     The columns are on the CPU, in memory, or memory-mapped when `config.memory` says so or when they need more than the memory limit of
     the host or of `device`, the one they are meant for; `Dataset.to` moves them. `quiet`: no progress of models that label
@@ -31,8 +33,10 @@ def load_dataset(config: DatasetConfig | str | Dataset, device: str = "cpu", qui
     """
     if isinstance(config, Dataset):
         return config
-    if isinstance(config, str | Path):
-        config = DatasetConfig(name=str(config))
+    if not isinstance(config, DatasetConfig):
+        if is_frame(config):
+            return from_dataframe(config)
+        config = DatasetConfig(name=name_of(config))
     config.validate()
     names = [config.name, *config.concatenate]
     sources = [resolve(name, config) for name in names]

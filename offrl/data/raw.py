@@ -52,6 +52,7 @@ class RawData:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what `warn` printed
     about: dict[str, Any] = field(default_factory=dict)  # what the source says of itself (author, algorithm, ...): `offrl data` keeps it
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of tables: the columns of the file that each of ours is made of
     final_columns: dict[str, np.ndarray] = field(default_factory=dict)  # [E, ...] an extra column after each episode's last row, if known
 
     @property

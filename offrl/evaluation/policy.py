@@ -20,8 +20,11 @@ from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, desired_goal
+from offrl.evaluation.predict import PredictState, predict
+from offrl.nn.own.networks import factories
 from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
+from offrl.system.plugins.loading import used_by
 
 KEYS = 1_000  # steps of an episode whose keys are made at once
 
@@ -48,7 +51,7 @@ class TrainedPolicy:
         self.std = None if spec.observation_std is None else torch.tensor(spec.observation_std)
         self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
         self._carry: Any = None
-        self._t = 0
+        self._t = self._draws = 0
         self._ready: tuple[Actor, Tensor] | None = None  # what acts, and keys, on the device
 
     def __getstate__(self) -> dict[str, Any]:
@@ -254,6 +257,18 @@ class TrainedPolicy:
         self._t += 1
         return actions if batched else actions[0]
 
+    def predict(
+        self, observation: Any, state: PredictState | None = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, PredictState | None]:
+        """(action, state) for one observation [O], or (actions, state) for a batch [B, O], as Stable-Baselines3's `predict`.
+
+        state: what the last call returned, for a policy with a memory; None where episodes begin, and for all others. episode_start: True,
+        or [B], where they do. deterministic: greedy; else a sample, another one at each call. Raises UserError as `act`, and for policies
+        of texts or of returns, which take more than an observation.
+        """
+        self._draws += not deterministic
+        return predict(self, observation, state, episode_start, deterministic, self._draws)
+
     def _answer(self, observation: Any, explore: bool) -> Any:
         """`act` for one text, or a list of them."""
         texts = [observation] if isinstance(observation, str) else list(observation)
@@ -270,6 +285,8 @@ class TrainedPolicy:
         algorithm = self.algorithm
         config, spec = dataclasses.asdict(algorithm.config), algorithm.spec.to_json()
         meta = {"kind": "policy", "seed": self.seed, "config": config, "spec": spec}
+        if plugins := used_by(type(algorithm), *factories(algorithm.config).values()):
+            meta["plugins"] = [Path(path).name for path in plugins]  # not where they lie: the file may go to others
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})
         tensors, about = algorithm.assets()
         assets = {policy_file.ASSETS + name: tensor for name, tensor in tensors.items()}

@@ -127,7 +127,7 @@ def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:
 
 def _scores(run: SavedRun, replica: Replica) -> list[dict[str, Any]]:
     """The last evaluation of this policy, and of all seeds of its cell."""
-    rows = run.scores and run.final_scores
+    rows = run.final_scores
     if not rows or len(rows) != len(run.replicas):
         return []
     i = run.replicas.index(replica)

@@ -10,7 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import torch
 
 from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.export import OPSET, SUFFIX, describe
+from offrl.export import OPSET, SUFFIX, card, describe
 from offrl.export.check import Check, Runner, check
 from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names
 from offrl.settings.field import plain_name
@@ -41,6 +41,7 @@ class Exported:
     description: Path  # the JSON file beside it
     check: Check
     about: dict[str, Any]  # what the JSON file holds
+    card: tuple[Path, ...] = ()  # README.md and policy.safetensors, where a folder was written
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def export_run(
     stochastic: bool = False,
     opset: int | None = None,
 ) -> Exported:
-    """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`.
+    """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`. Into a folder it also writes
+    a model card, README.md, and policy.safetensors, so that the folder can be uploaded to the Hugging Face Hub.
 
     out: a file, or a folder for `policy.SUFFIX`; by default RUN/export/REPLICA. See `export_policy` for the rest.
     """
@@ -76,7 +78,10 @@ def export_run(
     for own in ("policies", "checkpoints"):
         if (run.dir / own).resolve() in path.resolve().parents:
             raise UserError(f"out={out} is where the run keeps its own {own}; choose another folder")
-    return export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica))
+    done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica))
+    if out is None or Path(out).is_dir() or not Path(out).suffix:  # a folder that can become a repository
+        return replace(done, card=tuple(card.write(path.parent, policy, done.about)))
+    return done
 
 
 def export_policy(

@@ -21,7 +21,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, Pairs, ValueHead, call, make_head
+from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, NetworkSettings, Pairs, ValueHead, call, make_head
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 
@@ -32,7 +32,7 @@ def epsilon_field(default: float = 1e-5) -> Any:
 
 
 @dataclass
-class CriticSettings:
+class CriticSettings(NetworkSettings):
     """Settings of every algorithm that learns Q; an algorithm's own defaults are in its file."""
 
     learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)

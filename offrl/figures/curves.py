@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
 from offrl.figures.style import (
@@ -27,6 +27,9 @@ from offrl.runs.run import SavedRun
 from offrl.runs.tables import Result
 from offrl.settings.replicas import Values, number
 from offrl.system.csv_text import read
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_LINES = 12  # with more grid points than this a grid is drawn as a heat map of grid points and steps
 MOST_SPREADS = 3  # with more lines than this the seeds and the intervals are left out
@@ -60,19 +63,19 @@ def learning_curve(
     ylabel: str = "",
     title: str = "",
     column: str | None = None,
-) -> bool:
+) -> Figure | None:
     """Draw evaluations over training steps, 900 x 550 pixels: the mean over seeds with its 95% interval, and every seed as a thin line.
 
     A grid has a line for each point, the means only where these are more than MOST_SPREADS, and more than MOST_LINES become a heat map.
     `scores_csvs`: label -> scores.csv. `behaviour`: the dataset's own mean, as a dashed line, in the unit of `column`, which is by
-    default "score" where every file has scores and "return_mean" otherwise. Returns False, and draws nothing, when there is no value.
-    Raises UserError when a file cannot be read or `out` cannot be written.
+    default "score" where every file has scores and "return_mean" otherwise. Returns the figure; None, and draws nothing, when there is no
+    value. Raises UserError when a file cannot be read or `out` cannot be written.
     """
     if column is None:
         column = "score" if all(read_curves(path, "score") for path in scores_csvs.values()) else "return_mean"
     files = {label: points for label, path in scores_csvs.items() if (points := read_curves(path, column))}
     if not files:
-        return False
+        return None
     runs = {_line_name(label, values, len(files) > 1): curves for label, points in files.items() for values, curves in points.items()}
     fields = [field for field, _ in next(iter(next(iter(files.values()))))]
     heading = ylabel or unit(column)
@@ -93,19 +96,19 @@ def learning_curve(
     axes.set_title(heading + (f"  ({note})" if note else ""), loc="left", fontsize=9.5, color="#333333")
     label_ends(axes, ends)
     save(figure, out)
-    return True
+    return figure
 
 
-def plot_run(run: SavedRun, others: Sequence[SavedRun] = ()) -> bool:
+def plot_run(run: SavedRun, others: Sequence[SavedRun] = ()) -> Figure | None:
     """Draw learning_curve.png of a run, beside the curves of `others`, and grid.png for a grid over one or two fields.
 
-    Returns False when there is nothing to draw.
+    Returns the figure of the learning curve; None when there is nothing to draw.
     """
     files = {one.algorithm: one.dir / SCORES for one in (run, *others) if (one.dir / SCORES).exists()}
-    results, title = run.results(), f"{run.algorithm} on {run.dataset}"
+    results, title = run.results(), f"{', '.join(dict.fromkeys(r.algorithm for r in (run, *others)))} on {run.dataset}"
     grid_picture(results, run.dir / GRID, title=title)
     behaviour = results[0].behaviour if results else None
-    return bool(files) and learning_curve(files, run.dir / CURVE, behaviour=behaviour, title=title)
+    return learning_curve(files, run.dir / CURVE, behaviour=behaviour, title=title) if files else None
 
 
 def draw_lines(
@@ -130,7 +133,7 @@ def draw_lines(
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    axes.set_xlabel("training steps", fontsize=9.5, color="#333333")
+    axes.set_xlabel("updates", fontsize=9.5, color="#333333")
     return ends
 
 
@@ -191,7 +194,7 @@ def _draw_values(axes: Any, field: str, levels: Sequence[float], means: Sequence
     axes.set_xlabel(field, fontsize=9.5, color="#333333")
 
 
-def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, fields: Sequence[str], title: str) -> bool:
+def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, fields: Sequence[str], title: str) -> Figure:
     """The mean over seeds of each line (top to bottom) at each evaluation (left to right)."""
     from offrl.statistics.intervals import mean_interval
 
@@ -199,10 +202,10 @@ def _heat_map_of_steps(runs: Mapping[str, Curves], out: Path, *, heading: str, f
     table = [[mean_interval([c[s] for c in curves.values() if s in c])[0] for s in steps] for curves in runs.values()]
     figure, axes = new_figure(title, height=max(4.4, min(24.0, 1.2 + 0.2 * len(runs))))
     heat_map(axes, table, [thousands(s) for s in steps], list(runs), numbers=len(steps) <= 12 and len(runs) <= 110)
-    axes.set_xlabel("training steps", fontsize=9.5, color="#333333")
+    axes.set_xlabel("updates", fontsize=9.5, color="#333333")
     axes.set_title(f"{heading}; rows: {', '.join(fields)}", loc="left", fontsize=9.5, color="#333333")
     save(figure, out)
-    return True
+    return figure
 
 
 def heat_map(axes: Any, table: Sequence[Sequence[float]], columns: Sequence[str], rows: Sequence[str], *, numbers: bool) -> None:

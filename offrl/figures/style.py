@@ -12,6 +12,7 @@ from offrl.errors import UserError, printable
 from offrl.system.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito's
+MORE_COLOURS = (*COLOURS, "#882255", "#999933", "#332288", "#aa4499", "#661100", "#44aa99", "#808080")  # and Tol's muted ones
 GREY = "#666666"
 FONTS = ("font.family", "font.sans-serif", "font.serif", "font.monospace")  # a matplotlibrc may name one with the letters of a language
 LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
@@ -36,9 +37,10 @@ def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: b
     """An empty figure (`height` and `width` in inches of 125 pixels) and its axes, which make room for all that is written unless `fitted`
     is off (to make it takes as long as to draw)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
+    from offrl.figures.shown import ShownFigure
+
+    figure = ShownFigure(figsize=(width, height), dpi=125, layout="constrained" if fitted else None)
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(printable(title), x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)  # a $ in a name is a $
@@ -99,7 +101,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = L
 
 
 def short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else "0.0" if abs(value) < 0.05 else f"{value:.1f}"  # not -0.0
 
 
 def thousands(x: float) -> str:

@@ -16,6 +16,7 @@ from offrl.runs import record as runs
 from offrl.settings.diff import difference
 from offrl.settings.field import plain_name
 from offrl.system import files as checkpoint
+from offrl.system.plugins.loading import load_named
 
 
 def directory(start: Start) -> Path:
@@ -73,6 +74,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
         "group": len(start.replicas),
         "device": device,
         "online": {"label": start.label, "parent": start.parent, "fixed": start.fixed, "anneal": start.anneal},
+        **({"plugins": plugins} if (plugins := load_named()) else {}),
         "packages": {name: runs.installed(name) for name in runs.PACKAGES},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",

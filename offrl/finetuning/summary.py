@@ -41,7 +41,7 @@ def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
 
     Regret is that of Cal-QL (arXiv 2303.05479, section 7): 1 less the mean normalised score, here over the evaluations after step 0.
     """
-    rows = run.scores
+    rows = run.score_rows
     unit = "score" if rows and all(r["score"] is not None for r in rows) else "return"
     key = "score" if unit == "score" else "return_mean"
     result = []

@@ -182,7 +182,7 @@ class Fitted:
             parts = []
             for first in range(0, len(rows), size):
                 states = scale.observations(observations[rows[first : first + size]]).to(device)
-                parts.append(q(critic, states, actions[first : first + size].to(device)).double().cpu())
+                parts.append(q(critic, states, actions[first : first + size].to(device)).cpu().double())
             out.append(scale.returns(torch.cat(parts), self.algorithm.config.discount))
         return torch.stack(out)
 

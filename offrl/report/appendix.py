@@ -29,7 +29,8 @@ def settings(made: Material) -> None:
         rows = details.two_runs(*runs)
         page.heading("What differs between the two runs")
         if rows:
-            page.table(["setting", *(r.dir.name for r in runs)], rows)
+            with folded(page, len(rows) > MANY, f"{len(rows)} settings, versions and machines"):
+                page.table(["setting", *(r.dir.name for r in runs)], rows)
         else:
             page.text("Nothing: their settings, data and versions are the same.")
         return
@@ -77,7 +78,8 @@ def environments(made: Material) -> None:
             page.table(["dataset", "scored in", "algorithms"], body)
     if rows:
         marked = [[name, Cell(text, kind="warning") if name in several else text, count] for name, text, count in rows]
-        page.table(["software and machine", "version", "runs"], marked, caption="As each run wrote it down; several values are marked.")
+        with folded(page, not several, "Software and machine"):
+            page.table(["name", "version", "runs"], marked, caption="As each run wrote it down; several values are marked.")
 
 
 def diagnostics(made: Material) -> None:
@@ -116,7 +118,7 @@ def diagnostics(made: Material) -> None:
             page.legend([(label, c) for label, c in colour.items() if label in present])
             with page.gallery(small=True):
                 for dataset, lines in metrics[metric].items():
-                    page.figure(figures.diagnostic(dataset, lines, colour), "")
+                    page.figure(figures.diagnostic(dataset, lines, colour), "", alt=f"{metric} on {dataset}: {', '.join(lines)}")
     if left_out:
         page.text(f"Not drawn, to keep the page small: {', '.join(left_out)} (metrics.jsonl of each run has them).", "small")
 

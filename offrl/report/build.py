@@ -15,13 +15,15 @@ from offrl.report import figures, scores
 from offrl.report.compare import check_baseline, compare
 from offrl.report.config import ReportConfig
 from offrl.report.context import MANY, Material, count
+from offrl.report.opening import answer, whiskers
+from offrl.report.opening.films import films
 from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
-from offrl.report.summary import headline
 from offrl.runs.comparable import groups
 from offrl.runs.record import SCORES
 from offrl.runs.results import Results, collect, write
 
+MOST_ANSWERS = 4  # with a picture, after the first
 MOST_SCORES = 25_000_000  # bytes of scores.csv, and of tables given by name, from which on evaluations are left out
 THINNED = (
     "of the evaluations of each seed only one in {} is read, besides the last one and the final one, for the tables of scores have more "
@@ -78,11 +80,12 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
     made = Material(page, out, results, rows, comparisons, ungrouped, figures.colours(labels))
     write(results, out / "scores.csv")
     write_text(out / "table.csv", table(rows))
-    for sentence in headline(comparisons, rows):
-        page.text(sentence, "lead")
+    _answers(made, config.bootstrap)
     _problems(made)
+    page.contents()
     settle()
     say("drawing")
+    films(made)
     scores.scores(made)
     scores.together(made)
     scores.searches(made)
@@ -98,6 +101,21 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
         "pictures as PNG."
     )
     return page.save(out / "index.html")
+
+
+def _answers(made: Material, reps: int) -> None:
+    """The first screen: who is ahead, by how much, how sure; of many datasets the first few with their pictures."""
+    page = made.page
+    first, *others = answer.answers(
+        made.comparisons, made.rows, lambda dataset, score: details.behaviour(made.results.runs, dataset, score), reps
+    )
+    whiskers.show(page, first, made.colour, first=True)
+    with page.gallery() if len(others) > 1 else contextlib.nullcontext():
+        for one in others[:MOST_ANSWERS]:
+            whiskers.show(page, one, made.colour, first=False)
+    if rest := others[MOST_ANSWERS:]:
+        with page.details(f"{count(len(rest), 'more dataset')}"):
+            page.items([f"{one.verdict} {one.sure}" for one in rest])
 
 
 def thinning(paths: Sequence[str | Path]) -> int:
@@ -143,6 +161,8 @@ def _problems(made: Material) -> None:
         cells = ", ".join(f"{e.label} on {e.dataset}" for e in group[:3]) + (f" and {len(group) - 3} more" if len(group) > 3 else "")
         (failed if "failed" in reason or "diverged" in reason else rest).append(f"{cells}: {reason}")
     lines = [*made.results.problems, *failed, *rest]
+    if not made.results.final and len(made.rows) <= whiskers.MOST_ROWS:
+        lines = list(made.results.problems)  # the first screen names each
     if (every := made.results.every) > 1:
         lines.insert(0, THINNED.format(every, MOST_SCORES / 1e6))
     _, several = details.version_rows(made.results.runs)

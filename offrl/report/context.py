@@ -42,8 +42,8 @@ class Material:
         present = {e.label for e in rows}
         return [label for label in self.colour if label in present]
 
-    def add(self, figure: Any, name: str, caption: str) -> None:
-        """Show a figure, and write it as NAME.png."""
+    def add(self, figure: Any, name: str, caption: str, alt: str = "") -> None:
+        """Show a figure, and write it as NAME.png. alt: what it shows, in words, where the caption does not say it."""
         from offrl.figures.style import save
 
         short, number = name[:LONGEST_NAME], 1
@@ -54,7 +54,7 @@ class Material:
         self.pictures.add(name)
         save(figure, self.out / f"{name}.png")
         figure.set_layout_engine("none")  # settled; the drawing in the page need not do it again
-        self.page.figure(figure, caption)
+        self.page.figure(figure, caption, alt=alt)
 
 
 def count(number: int, word: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offrl.figures.curves import Curves, draw_lines
-from offrl.figures.style import COLOURS, clip_height, label_ends, new_figure, ordered_colours, plain_axes, thousands
+from offrl.figures.style import COLOURS, MORE_COLOURS, clip_height, label_ends, new_figure, ordered_colours, plain_axes, thousands
 
 if TYPE_CHECKING:
     from offrl.statistics.aggregate import Curve, Interval
@@ -22,7 +22,7 @@ LONGEST_LABEL = 16  # letters of a name that may stand at the end of its line
 
 def colours(algorithms: Sequence[str]) -> dict[str, str]:
     """A colour for each algorithm, in their order."""
-    palette = list(COLOURS) if len(algorithms) <= len(COLOURS) else ordered_colours(len(algorithms))
+    palette = list(MORE_COLOURS) if len(algorithms) <= len(MORE_COLOURS) else ordered_colours(len(algorithms))
     return dict(zip(algorithms, palette, strict=False))
 
 

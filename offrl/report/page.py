@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.report.style import DARK, FONT, LIGHT, SCRIPT, STYLE, THEMED
+from offrl.report.style import DARK, FONT, LIGHT, SCRIPT, STYLE, themed
 
+BROAD = 7  # columns, above which a table is printed in smaller type
 KINDS = ("note", "warning", "bad", "good")
 
 
@@ -58,6 +59,7 @@ class Page:
         self._contents: list[tuple[int, str, str]] = []
         self._ids: set[str] = set()
         self._pictures = 0
+        self._listed = 0  # the place of the table of contents among the parts
 
     # ------------------------------------------------------------------------------------------------------------ text
 
@@ -94,6 +96,14 @@ class Page:
         """Text with its line breaks, in fixed-width type."""
         self._parts.append(f"<pre>{escape(text)}</pre>")
 
+    def contents(self) -> None:
+        """The table of contents belongs here, rather than on top."""
+        self._listed = len(self._parts)
+
+    def markup(self, text: str) -> None:
+        """HTML as it stands: the caller has escaped what is not its own."""
+        self._parts.append(text)
+
     # ---------------------------------------------------------------------------------------------------------- tables
 
     def table(
@@ -124,9 +134,11 @@ class Page:
         caption_html = f'<p class="small">{escape(caption)}</p>' if caption else ""  # no <caption>, which would be as wide as a wide table
         top = f"<thead><tr>{head}</tr></thead>" if any(headers) else ""
         below = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        broad = " broad" if len(headers) > BROAD else ""
+        region = f'class="scroll{broad}" tabindex="0" role="region" aria-label="{escape(caption or "table")}"'
         sorts = _class("sortable" if sortable and len(rows) > 1 else "")
         self._parts.append(
-            f'{caption_html}<div class="scroll" tabindex="0"><table{sorts}>{top}'
+            f"{caption_html}<div {region}><table{sorts}>{top}"
             f"<tbody>\n{chr(10).join(body)}\n</tbody></table></div>" + (f'<ol class="notes">{below}</ol>' if below else "")
         )
 
@@ -155,7 +167,7 @@ class Page:
 
     def legend(self, colours: Sequence[tuple[str, str]]) -> None:
         """Names with their colours (name, one of style.COLOURS), for pictures that share them."""
-        marks = "".join(f'<span><i style="background:{_themed(escape(c))}"></i>{escape(name)}</span>' for name, c in colours)
+        marks = "".join(f'<span><i style="background:{themed(escape(c))}"></i>{escape(name)}</span>' for name, c in colours)
         self._parts.append(f'<p class="legend">{marks}</p>')
 
     # --------------------------------------------------------------------------------------------------------- blocks
@@ -180,16 +192,18 @@ class Page:
         """The whole page."""
         links = "".join(f'<li class="l{level}"><a href="#{name}">{escape(text)}</a></li>' for level, name, text in self._contents)
         contents = f'<nav aria-label="contents"><ul>{links}</ul></nav>' if len(self._contents) > 1 else ""
+        above, below = self._parts[: self._listed], self._parts[self._listed :]
+        inside = [*above, contents, *below] if self._listed else below
         subtitle = f'<p class="subtitle">{escape(self.subtitle)}</p>' if self.subtitle else ""
-        policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+        policy = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">\n'
             f"<title>{escape(self.title)}</title>\n"
             f"<style>:root{{{LIGHT}}}@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}{STYLE}</style>\n"
-            f"</head><body>\n{contents}<main>\n<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n"
-            + "\n".join(self._parts)
+            f"</head><body>\n{'' if self._listed else contents}<main>\n<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n"
+            + "\n".join(inside)
             + f"\n</main>\n<script>{SCRIPT}</script>\n</body></html>\n"
         )
 
@@ -220,19 +234,12 @@ def svg(figure: Any, prefix: str, alt: str = "") -> str:
     size = re.search(r'viewBox="([\d. ]+)"', opening)
     box = size.group(1) if size else "0 0 1 1"
     rest = re.sub(r'(\bid="|url\(#|href="#)', lambda m: f"{m.group(1)}{prefix}-", rest)
-    rest = re.sub(r'style="[^"]*"', lambda m: _themed(m.group()).replace("'DejaVu Sans'", FONT), rest)
+    rest = re.sub(r'style="[^"]*"', lambda m: themed(m.group()).replace("'DejaVu Sans'", FONT), rest)
     rest = re.sub(r"(\d\.\d\d)\d{3,}", r"\1", rest)  # matplotlib writes six digits; a hundredth of a point is enough
     rest = re.sub(r"\n\s*", "\n", rest)
     width = float(box.split()[2])
     wide = ' class="wide"' if width > 500 else ""
     return f'<svg viewBox="{box}"{wide} width="{width * 4 / 3:.0f}" role="img" aria-label="{escape(alt)}">{rest.strip()}'
-
-
-def _themed(text: str) -> str:
-    """Known colours replaced by the variables of the style sheet."""
-    for colour, variable in THEMED.items():
-        text = text.replace(colour, f"var({variable})")
-    return text
 
 
 def _class(name: str) -> str:

@@ -131,7 +131,8 @@ def digits(value: float, score: bool = True) -> str:
     """A score with one decimal; a return with one below 1,000 and none above."""
     if not math.isfinite(value):
         return "-"
-    return f"{value:,.1f}" if score or abs(value) < 1000 else f"{value:,.0f}"
+    text = f"{value:,.1f}" if score or abs(value) < 1000 else f"{value:,.0f}"
+    return text.lstrip("-") if not text.strip("-0.") else text
 
 
 def span(interval: Interval, score: bool = True) -> str:
@@ -151,7 +152,7 @@ def show(entry: Entry, notes: list[str], *, top: bool = False) -> Shown:
             notes.append(entry.published.source)
         note = f"[{notes.index(entry.published.source) + 1}]"
         std = "" if entry.published.std is None else f" \u00b1 {digits(entry.published.std, score)}"
-        published = [whole(f"published {digits(entry.published.mean, score)}{std} {note}")]
+        published = ["published " + whole(f"{digits(entry.published.mean, score)}{std} {note}")]
     else:
         published = []
     if not entry.seeds:

@@ -13,9 +13,9 @@ from offrl.report import diagnostics as details
 from offrl.report import figures
 from offrl.report.compare import Comparison
 from offrl.report.context import MANY, Material, count, folded
+from offrl.report.opening.searches import SEARCH
 from offrl.report.page import Cell, slug
 from offrl.report.rows import BEST, RAW, UNSCORED, Entry, digits, show, span, whole
-from offrl.report.summary import SEARCH
 from offrl.runs.comparable import settings_matrix
 from offrl.runs.tables import CHOICE
 from offrl.statistics.aggregate import DRAWS, Interval, expected_online_performance
@@ -154,7 +154,7 @@ def _every_cell(made: Material) -> None:
 
 
 def together(made: Material) -> None:
-    if not made.comparisons and not made.ungrouped:
+    if (not made.comparisons and not made.ungrouped) or len(made.results.datasets) < 2:
         return
     page = made.page
     page.heading("Datasets taken together")
@@ -252,6 +252,6 @@ def curves(made: Material) -> None:
                 lines[e.label] = curves
             mean = details.behaviour(made.results.runs, dataset, score)
             figure = figures.learning(dataset, lines, made.colour, "normalised score" if score else "return", mean)
-            made.add(figure, f"curve-{slug(dataset)}", "")
+            made.add(figure, f"curve-{slug(dataset)}", "", f"Learning curves on {dataset}: {', '.join(lines)}")
     if thinned:
         page.text(f"Of curves of more than {MOST_POINTS} evaluations only about so many are drawn, evenly.", "small")

@@ -13,16 +13,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offrl.errors import UserError
+from offrl.runs.loggers.boards import Boards
 from offrl.settings.replicas import Replica
 from offrl.system.csv_text import text_of
 from offrl.system.files import open_to_append, replacing
 from offrl.system.progress import TrainingProgress
-
-if TYPE_CHECKING:
-    from offrl.runs.tensorboard import Board
 
 SCORE_COLUMNS = (
     "step", "seed", "episodes", "return_mean", "return_std", "length_mean", "success", "score", "dataset",
@@ -135,10 +133,13 @@ class RunLog:
         replicas: Sequence[Replica],
         title: str,
         unscored: int | None = None,
+        loggers: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`resume_step`: the step of the checkpoint that the run goes on from; None for a new run, which starts with empty files.
         `replicas`: what the values of `metrics` and the rows of `scores` belong to, in their order. `unscored`: the step whose
-        scores come again, because the checkpoint was written before they were there; they are the last ones.
+        scores come again, because the checkpoint was written before they were there; they are the last ones. `loggers`: names of
+        `offrl.runs.loggers`, which are shown the curves, and the `settings` of the run.
 
         Raises UserError when `run_dir` cannot be written to.
         """
@@ -157,11 +158,10 @@ class RunLog:
         scores_to = keep_to if unscored is None else unscored - 1
         self._scores = LineFile(self.run_dir / "scores.csv", _csv_step, scores_to, header=",".join(self._columns) + "\n")
         self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
-        self._purge_step = scores_to + 1
         # TensorBoard's purge takes metrics of these steps too
         lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
-        self._again = [json.loads(line) for line in lines if json_step(line) > scores_to]
-        self._board: Board | None = None
+        again = [json.loads(line) for line in lines if json_step(line) > scores_to]
+        self._boards = Boards(loggers, self.run_dir, self.replicas, scores_to + 1, again, settings or {})
         self._final: tuple[int, dict[str, list[float | None]]] | None = None  # the last scores
         count = f"{len(self.replicas)} {'replicas' if fields else 'seeds'}" if len(self.replicas) > 1 else ""
         self._show = TrainingProgress(title, total_steps, len(self.replicas), count, resume_step or 0, quiet)
@@ -182,7 +182,7 @@ class RunLog:
         """Training metrics at `step`: name -> one value per replica, in their order. What is not finite becomes null."""
         rows = {name: _floats(column) for name, column in values.items()}
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
-        self._tensorboard(lambda board: board.scalars(step, rows))
+        self._shown(lambda board: board.scalars(step, rows))
 
     def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None:
         """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and SENTENCE (`step` and the
@@ -198,18 +198,18 @@ class RunLog:
         shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
         self._final = step, shown
 
-        def show(board: Board) -> None:
+        def show(board: Any) -> None:
             board.scalars(step, shown)
             if returns is not None:
                 board.histogram(step, "eval/episode_returns", returns)
 
-        self._tensorboard(show)
+        self._shown(show)
 
     def hparams(self, settings: Mapping[str, Any]) -> None:
         """Put the run, with its settings and its last scores, into TensorBoard's HPARAMS table. Nothing where this log has no scores."""
         if self._final is not None:
             step, results = self._final
-            self._tensorboard(lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()}))
+            self._shown(lambda board: board.hparams(step, settings, {k.removeprefix("eval/"): v for k, v in results.items()}))
 
     def timing(self, step: int, **seconds: float) -> None:
         """Durations (seconds) and speeds at `step`."""
@@ -236,11 +236,10 @@ class RunLog:
         self._show.stop()
         for lines in (self._metrics, self._scores, self._timing):
             lines.file.close()
-        if self._board is not None:
-            try:
-                self._board.close()
-            except OSError as error:
-                raise write_error(error, self.run_dir / "tensorboard") from None
+        try:
+            self._boards.close()
+        except OSError as error:
+            raise write_error(error, self.run_dir / "tensorboard") from None
 
     def __enter__(self) -> RunLog:
         return self
@@ -248,15 +247,9 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tensorboard(self, show: Callable[[Board], None]) -> None:
+    def _shown(self, show: Callable[[Any], None]) -> None:
         try:
-            if self._board is None:
-                from offrl.runs.tensorboard import Board
-
-                self._board = Board(self.run_dir / "tensorboard", self.replicas, self._purge_step)
-                for row in self._again:
-                    self._board.scalars(row.pop("step"), row)
-            show(self._board)
+            self._boards.show(show)
         except OSError as error:
             raise write_error(error, self.run_dir / "tensorboard") from None
 

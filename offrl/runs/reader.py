@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from offrl import registry
 from offrl.errors import UserError, one_line
 from offrl.runs.log import SENTENCE
 from offrl.runs.parse import Damage, finite, header, provenance, whole_rows, yaml_or_error
+from offrl.runs.paths import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
 from offrl.runs.run import SavedRun
@@ -169,8 +169,8 @@ class Reader:
                 settings[replica.cell] = self._digests[content]
                 self.variants.append(Variant(dataset, label, settings[replica.cell], point_settings, {**given, **values}))
         steps = config.get("steps") if isinstance(config.get("steps"), int) else None
-        if steps is not None and config.get("stop", "none") != "none":
-            steps = min(steps, _ended(path, config) or steps)
+        if steps is not None:
+            steps = min(steps, ended_early(path, config) or steps)
         rows = self._rows(path / SCORES, run)
         at, dead = self._progress(path / METRICS, run)
         last = max((step for step, _, _ in rows), default=0)
@@ -284,15 +284,6 @@ def _flat(identity: str) -> dict[str, Any]:
     """The settings of an identity, given as JSON, only to be read: thousands of runs differ in their seeds alone."""
     values = {k: v for k, v in complete(json.loads(identity)).items() if k not in ("seeds", "grid")}
     return {k: v for k, v in flatten(values).items() if k not in _PLACES}
-
-
-def _ended(run_dir: Path, config: Mapping[str, Any]) -> int | None:
-    """The step at which the stopping rule ended a run; None where it did not, or is not installed any more."""
-    try:
-        step: int | None = registry.get("stop", str(config["stop"])).ended(run_dir, config)
-    except UserError:
-        return None
-    return step
 
 
 def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:

@@ -17,6 +17,7 @@ from offrl import registry
 from offrl.data.addresses import without_logins
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from offrl.nn.own.networks import SETTINGS, factories
 from offrl.runs.paths import RECORD, no_run
 from offrl.runs.schema import check_entries, check_record
 from offrl.settings.dataset import DatasetConfig
@@ -27,6 +28,8 @@ from offrl.settings.saved import current
 from offrl.settings.train import FREE, TrainConfig, seed_list
 from offrl.system import files as checkpoint
 from offrl.system import trust
+from offrl.system.plugins.loading import checksums, of_file, used_by
+from offrl.tasks.own import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +46,8 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
     values["algo"], values["dataset"] = without_places(config.algo), without_places(config.dataset)  # the fingerprint says what data are
     values["seeds"] = seed_list(config.seeds)
+    if files := used_by(registry.get("algo", config.algo.name), *factories(config.algo).values()):
+        values["plugins"] = checksums(files)  # with other content it is another run
     grid = values.pop("grid")
     if grid:
         values["grid"] = [[field, cells] for field, cells in grid.items()]  # a list: the order of the fields is that of the replicas
@@ -69,6 +74,8 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     if config.name:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
+    # of the settings that older runs lack: they keep their names
+    settings["algo"] = {k: v for k, v in settings["algo"].items() if v is not None or k not in SETTINGS}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
     data = "".join(c if c.isalnum() or c in "-_." else "-" for c in dataset.spec.name)
     return Path(config.runs_dir) / f"{config.label}-{data}-{digest}"
@@ -111,10 +118,11 @@ def prepare(
         "replicas": [{"seed": r.seed, **dict(r.values)} for r in replicas(config)],  # the columns of metrics.jsonl
         "data": dataset.describe(),
         "spec": dataset.spec.to_json(),
-        "env": config.eval.env,
+        "env": _environment(config, dataset),
         "mode": mode,
         "group": group,
         "device": device.type,
+        **({"plugins": config.plugins} if config.plugins else {}),
         "packages": {name: installed(name) for name in PACKAGES},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
@@ -126,6 +134,13 @@ def prepare(
     saved["algo"] = _without(saved["algo"], config.grid)
     checkpoint.write_text(run_dir / CONFIG, OmegaConf.to_yaml(OmegaConf.create(without_logins(saved))))
     return mode, group
+
+
+def _environment(config: TrainConfig, dataset: Dataset) -> str:
+    """The environment of a run's scores: the setting, or where the function stands that makes it, so that others can name it."""
+    task = dataset.spec.task
+    factory = task.env_factory if task is not None and config.eval.env == "auto" else None
+    return config.eval.env if factory is None else place_of(factory) or config.eval.env
 
 
 def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
@@ -193,6 +208,7 @@ def read_record(run_dir: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
         check_record(record, ("identity.algo.name", "identity.seeds", *needed))
     except UserError as error:
         raise UserError(f"{path} is not what offrl writes ({error}); {RESTORE}") from None
+    of_file(record.get("plugins"), str(path))
     record["identity"]["algo"] = current(record["identity"]["algo"])
     return record
 

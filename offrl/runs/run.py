@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from offrl import registry
 from offrl.errors import UserError, nearest, one_line
-from offrl.runs.log import SENTENCE
+from offrl.runs.described import html_of, text_of
+from offrl.runs.log import SCORE_COLUMNS, SENTENCE
 from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
 from offrl.runs.tables import Result, summarise
-from offrl.settings.replicas import Replica, by_cell, expand, grid_text, number
+from offrl.settings.replicas import Replica, by_cell, expand, number
 from offrl.settings.saved import restored
 from offrl.system import csv_text, trust
 from offrl.system import files as checkpoint
 from offrl.tasks.provenance import Provenance
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from offrl.data.dataset import DataSpec
     from offrl.evaluation.policy import TrainedPolicy
     from offrl.tasks.task import Task
@@ -30,6 +33,7 @@ class SavedRun:
     def __init__(self, run_dir: str | Path) -> None:
         """Raises UserError when there is no run."""
         self.dir = Path(run_dir)
+        self.factory: Callable[[], Any] | None = None  # makes the environment that it was scored in, where that is known in this process
         self.record = read_record(self.dir, ("data.name",))
         self.seeds: list[int] = self.record["identity"]["seeds"]
         self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
@@ -39,8 +43,10 @@ class SavedRun:
         self.fingerprint: str = self.record["data"].get("fingerprint", "")  # of the data
 
     def __repr__(self) -> str:
-        grid = f", {grid_text(self.grid)}" if self.grid else ""
-        return f"{type(self).__name__}({str(self.dir)!r}: {self.algorithm} on {self.dataset}, seeds {self.seeds}{grid})"
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def spec(self) -> DataSpec:
@@ -62,7 +68,20 @@ class SavedRun:
         return bool(kind.traits_for(config).goal_conditioned)
 
     @property
-    def scores(self) -> list[dict[str, Any]]:
+    def scores(self) -> DataFrame:
+        """All evaluations as a pandas DataFrame: a row for each step and replica, with the columns of scores.csv.
+
+        Raises UserError where pandas is not installed; `score_rows` needs nothing.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("run.scores is a pandas DataFrame: pip install pandas; run.score_rows is the same as a list of dicts") from None
+        rows = self.score_rows
+        return pandas.DataFrame(rows, columns=list(rows[0]) if rows else [*SCORE_COLUMNS])
+
+    @property
+    def score_rows(self) -> list[dict[str, Any]]:
         """The rows of scores.csv, numbers as numbers and empty cells as None."""
         path = self.dir / SCORES
         if not path.exists():
@@ -71,14 +90,14 @@ class SavedRun:
 
     @property
     def final_scores(self) -> list[dict[str, Any]]:
-        """The rows of the last evaluation, one for each replica."""
-        rows = self.scores
+        """The rows of the last evaluation, one for each replica; none where nothing was scored."""
+        rows = self.score_rows
         return [r for r in rows if r["step"] == rows[-1]["step"]]
 
     @property
     def scored_in(self) -> str:
         """The dataset and the provenance of the last scores, as the title of a table; "" without scores."""
-        if not (rows := self.scores and self.final_scores):
+        if not (rows := self.final_scores):
             return ""
         row = rows[0]
         if SENTENCE in row:
@@ -150,6 +169,7 @@ class SavedRun:
         from offrl.tasks.environments import resolve_task
         from offrl.tasks.task import with_factory
 
+        env = self.factory if env is None else env
         if isinstance(env, str):
             trust.typed(env)
         spec, trained_with = self.spec, self.record.get("env", "auto")
@@ -165,7 +185,7 @@ class SavedRun:
 
         Seeds that diverged are left out, unless all of a grid point's did: they did not train to the end.
         """
-        rows = self.scores and self.final_scores
+        rows = self.final_scores
         if not rows:
             return []
         diverged, policies = self.diverged, []

@@ -64,6 +64,7 @@ class RunRecord(TypedDict, total=False):
     kind: str
     online: Online
     packages: dict[str, str | None]
+    plugins: list[str]
 
 
 def check_record(record: Any, needed: Sequence[str]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.runs.record import CONFIG, read_record
+from offrl.runs.run import SavedRun
+from offrl.settings import known
 from offrl.settings.compose import finish, flatten
+from offrl.settings.habits.names import understood
 from offrl.settings.presets import algorithm_group
 from offrl.settings.saved import RENAMED, current
 from offrl.settings.train import TrainConfig
@@ -35,11 +39,12 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None, p
     trust.typed(values.get("eval.env"))
     saved["algo"] = current(saved.get("algo") or {})
     name = saved["algo"].get("name")
+    if name in known.index()["algorithms"]:
+        values = understood(values, str(name))
     given = {**{_renamed(k): v for k, v in saved.pop("given").items()}, **values}
     algo, dataset = values.pop("algo", None), values.pop("dataset", None)
-    if algo is not None and algo.replace("-", "_") not in (name, saved.get("label")):
-        known = algorithm_group(algo)
-        raise UserError(f"{run_dir} was trained with algo={name}, not {known}; a run continues with its own algorithm only")
+    if algo is not None and algo != saved.get("label") and (asked := algorithm_group(algo)) not in (name, saved.get("label")):
+        raise UserError(f"{run_dir} was trained with algo={name}, not {asked}; a run continues with its own algorithm only")
     for key in ("experiment", "resume"):
         values.pop(key, None)
     schema = OmegaConf.structured(TrainConfig)
@@ -54,6 +59,29 @@ def run_settings(run_dir: str | Path, values: Mapping[str, Any] | None = None, p
     result = finish(config, {**values, "runs_dir": str(run_dir.parent), "name": run_dir.name}, given)
     result.resume = str(run_dir)
     return result
+
+
+def data_named(config: TrainConfig) -> None:
+    """Raises UserError where a run goes on that was trained on arrays from Python, which no name stands for."""
+    if not config.resume or config.dataset.name in registry.names("dataset") or SavedRun(config.resume).spec.source != "arrays":
+        return
+    raise UserError(f"{config.resume} was trained on arrays from Python: offrl.train(resume={config.resume!r}, dataset=...) continues it")
+
+
+def scored_again(config: TrainConfig) -> TrainConfig:
+    """The settings of a run that goes on, with the environment that code of the user's made; a warning where nothing names that. Raises
+    UserError where only the run's file does."""
+    run = SavedRun(config.resume or "")
+    place, task = run.record.get("env", "auto"), run.spec.task
+    if config.eval.env != "auto" or task is None or task.env_id is not None:
+        return config
+    if place not in ("auto", "none"):
+        if not trust.importable(place):
+            raise UserError(f"{run.dir} is scored in {place}, which is code and only its file names: say it again, eval.env={place}")
+        return dataclasses.replace(config, eval=dataclasses.replace(config.eval, env=place))
+    if "no file names" in task.note:
+        warn(f"{run.dir} goes on without scores. {task.note}")
+    return config
 
 
 def _renamed(name: str) -> str:

@@ -1,18 +1,26 @@
-"""Tables of runs: rows of results, intervals in words, and the final table."""
+"""Tables of runs: rows of results, intervals in words, the final table, and what a person may look at next."""
 
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offrl.errors import one_line, say
 from offrl.settings.replicas import Replica, Values, by_cell, number
 from offrl.statistics.intervals import mean_interval
 
+if TYPE_CHECKING:
+    from offrl.runs.run import SavedRun
+
 Interval = tuple[float, float, float]  # mean, low, high
+MOST_PLACES = 4  # runs that a command names; of more their folder
+LONG = 200_000  # updates from which on their number explains no low score
+BUILTIN = "builtin"  # `source` of the dataset that ships with the package
 CHOICE = "note: to pick a cell by its score is to use the environment, and the cell's interval does not cover that choice"
 
 
@@ -96,6 +104,52 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
     print_table(list(columns), list(zip(*columns.values(), strict=True)), title)
     if sum(bool(r.values) for r in results) > 1:
         say(CHOICE)
+
+
+def explain(run: SavedRun) -> None:
+    """Why the scores of the dataset that ships with the package are low, which a newcomer asks; nothing about other data."""
+    results, data = run.results(), run.record["data"]
+    if data.get("source") != BUILTIN or not results or results[0].behaviour is None or results[0].score is None:
+        return
+    steps = run.final_scores[0]["step"]
+    if steps >= LONG:
+        return
+    say(
+        f"why so low: {steps:,} updates (papers: 1,000,000) on {data['rows']:,} rows (papers: about 1,000,000), whose own episodes score "
+        f"{results[0].behaviour:.1f} on average"
+    )
+
+
+def next_commands(runs: Sequence[SavedRun]) -> list[str]:
+    """Lines, `what it gives: COMMAND`, three at most, for the runs of one `offrl train`, the main one first; a shell takes the commands as
+    they stand."""
+    main, scored = runs[0], bool(runs[0].results())
+    place = _place(main.dir)
+    if not main.acts:
+        return []
+    if not scored:
+        return _aligned([("estimated from the data", f"offrl select {place}"), ("in an environment", f"offrl evaluate {place} env=ID")])
+    folders = [_place(run.dir) for run in runs] if len(runs) <= MOST_PLACES else [_place(main.dir.parent)]
+    lines = [("all of it on a page", f"offrl report {' '.join(folders)}")]
+    if not main.spec.text:
+        lines.append(("a film of the policies", f"offrl evaluate {place} video=true"))
+    if len(main.diverged) < len(main.replicas):
+        lines.append(("training on", f"offrl train resume={place} steps={2 * main.final_scores[0]['step']}"))
+    return _aligned(lines)
+
+
+def report_command(folder: str | os.PathLike[str]) -> list[str]:
+    """The line that a benchmark ends with."""
+    return _aligned([("all of it on a page", f"offrl report {_place(folder)}")])
+
+
+def _place(folder: str | os.PathLike[str]) -> str:
+    return shlex.quote(os.fspath(folder))
+
+
+def _aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(what) for what, _ in lines) + 1
+    return [f"{what + ':':{width}} {command}" for what, command in lines]
 
 
 def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, Any], values: Values = ()) -> Result:

@@ -12,7 +12,10 @@ from typing import Any, TypeVar, cast
 
 from offrl import registry
 from offrl.errors import UserError, nearest
+from offrl.settings import known
+from offrl.settings.assign import all_names, assign, grid_hint, shown
 from offrl.settings.field import check, plain_name
+from offrl.settings.habits.names import understood
 from offrl.settings.presets import (
     algorithm_group,
     base_algorithm,
@@ -24,20 +27,23 @@ from offrl.settings.presets import (
     read_yaml,
 )
 from offrl.settings.replicas import checked, grid_text
-from offrl.settings.train import TrainConfig, seed_list
+from offrl.settings.train import TrainConfig, logger_names, seed_list
 from offrl.settings.untrusted import check_code, read_settings
 from offrl.system import trust
+from offrl.system.plugins.loading import load_named, typed
 
 # names and paths: taken as they stand on the command line, whatever characters they hold
 PLAIN = ("algo", "dataset", "dataset.name", "dataset.cache_dir", "dataset.mirror", "experiment", "eval.env", "runs_dir", "name", "label",
          "resume", "config", "suite", "launcher", "env", "policy", "out", "returns", "world_model", "algo.world_model",
-         "algo.value_run")  # fmt: skip
+         "algo.value_run", "algo.actor_network", "algo.critic_network")  # fmt: skip
+NETWORKS = ("algo.actor_network", "algo.critic_network", "actor_network", "critic_network")
 OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
     """`["algo=iql", "algo.temperature=5"]` as a dictionary, values read by Hydra's grammar. Raises UserError for what it cannot read."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep
     from hydra.errors import HydraException
 
     parser = OverridesParser.create()
@@ -55,12 +61,15 @@ def parse(arguments: list[str]) -> dict[str, Any]:
             values[key] = None if text == "null" and key in OPTIONAL else text[1:-1] if quoted else text
             continue
         try:
-            override = parser.parse_override(f"key={text}")  # `text` alone: names of the user's own columns may hold anything
+            override = parser.parse_override(f"key={text.removesuffix(',')}")  # `text` alone: columns' names may hold anything
+            if isinstance(choices := override.value(), ChoiceSweep) and choices.simple_form:
+                values[key] = [getattr(item, "text", item) for item in choices.list]  # seeds=3,7
+                continue
             if override.is_sweep_override():
-                raise UserError(f"'{argument}' names several values; a list is written [a,b]{_grid_hint(key)}")
-            values[key] = override.value()
+                raise UserError(f"'{argument}' names several values; a list is written {key}=a,b or [a,b]{grid_hint(key)}")
+            values[key] = [override.value()] if text.endswith(",") else override.value()
         except HydraException:
-            cure = f"a list is written [a,b], text with special characters {key}=\"'a b'\""
+            cure = f"a list is written a,b or [a,b], text with special characters {key}=\"'a b'\""
             raise UserError(f"cannot read the value in '{argument}'; {cure}") from None
     return values
 
@@ -73,6 +82,11 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     `algo.world_model`. A grid of `values` is taken over one value in the file.
     """
     flat = {name: _plain(value) for name, value in plain_names(values).items()}
+    typed(flat.pop("plugins", None))
+    for name in NETWORKS:
+        file, colon, rest = str(flat.get(name) or "").rpartition(":")
+        if colon and file.endswith(".py"):
+            flat[name] = f"{Path(typed(file)[0]).name}:{rest}"  # where it lies is no part of what a run is
     path = flat.pop("config", None)
     if path is None:
         return flat
@@ -103,6 +117,8 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     from omegaconf import OmegaConf
 
     values = flatten(values)
+    plugins = load_named()
+    values = understood(values)
     trust.typed(values.get("eval.env"))
     given = dict(values)
     values.pop("resume", None)
@@ -117,14 +133,28 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     config.experiment, config.algo.name = experiment, base_algorithm(algo)
     config.match, defaults = experiment_settings(experiment, dataset)
     for name, value in defaults.items():
-        _set(config, name, value)
-    return finish(config, values, given)
+        assign(config, name, value)
+    return finish(config, {**values, "plugins": plugins} if plugins else values, given)
+
+
+def rehearse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` by offrl's own names. Raises the UserErrors of `compose` that need neither torch nor the algorithm's code: unknown names,
+    values of a wrong kind or out of range."""
+    from omegaconf import OmegaConf
+
+    settings = understood(flatten(values))
+    rest = {k: v for k, v in settings.items() if k not in ("algo", "dataset", "experiment", "resume")}
+    group = algorithm_group(str(settings.get("algo") or "iql"))
+    if settings.get("resume") is None and known.is_known(group):
+        dataset = str(settings.get("dataset", "builtin"))
+        choose_experiment(group, dataset, str(settings.get("experiment") or "auto"))
+        finish(
+            OmegaConf.structured(TrainConfig(algo=known.schema(group))), rest, {}, bool(known.index()["algorithms"][group]["vectorized"])
+        )
+    return settings
 
 
 Settings = TypeVar("Settings")
-
-
-FREE = frozenset({"fields", "acting"})  # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
 
 
 def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Settings:
@@ -136,11 +166,11 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
     from omegaconf.errors import OmegaConfBaseException
 
     config = OmegaConf.structured(settings)
-    known = _all_names(config)
+    names = all_names(config)
     for name, value in values.items():
-        if name.partition(".")[0] not in known:
-            raise UserError(f"offrl {command} has no setting '{name}'.{nearest(name, known)} Settings: {', '.join(known)}")
-        _set(config, name, value)
+        if name.partition(".")[0] not in names:
+            raise UserError(f"offrl {command} has no setting '{name}'.{nearest(name, names)} All of them: offrl {command} --help")
+        assign(config, name, value)
     try:
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -149,25 +179,31 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
     return cast(Settings, result)
 
 
-def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> TrainConfig:
-    """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range."""
+def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any], vectorized: bool | None = None) -> TrainConfig:
+    """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range.
+
+    vectorized: whether the algorithm trains several replicas at once; None: as it says itself.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     grid = {k.removeprefix("grid."): v for k, v in values.items() if k.startswith("grid.")}
     for name, value in values.items():
         if name == "grid" and value is not None:
-            raise UserError(f"grid={_shown(value)}: a grid names its fields, such as grid.learning_rate=[1e-4,3e-4]")
+            raise UserError(f"grid={shown(value)}: a grid names its fields, such as grid.learning_rate=1e-4,3e-4")
         if name.partition(".")[0] != "grid":
-            _set(config, name, value)
+            assign(config, name, value)
     try:
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     assert isinstance(result, TrainConfig)
     seeds = seed_list(result.seeds)
+    logger_names(result.logger)
     check(result)
-    result.grid = checked({**result.grid, **grid}, result.algo, len(seeds), registry.get("algo", result.algo.name).traits.vectorized)
+    if result.grid or grid:
+        vectorized = registry.get("algo", result.algo.name).traits.vectorized if vectorized is None else vectorized
+        result.grid = checked({**result.grid, **grid}, result.algo, len(seeds), vectorized)
     for name in result.grid:
         if f"algo.{name}" in values:
             raise UserError(f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out")
@@ -181,65 +217,6 @@ def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any]) -> 
     result.label = result.label or result.algo.name
     result.given = {k: v for k, v in given.items() if k not in ("resume", "name", "label", "compare", "given")}
     return result
-
-
-def _set(config: Any, name: str, value: Any) -> None:
-    """Set one value by its dotted name. Raises UserError for an unknown name (with the nearest one) or a value of a wrong kind."""
-    from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    node: Any = config
-    parts = name.split(".")
-    for i, part in enumerate(parts):
-        free = i > 0 and parts[i - 1] in FREE
-        if not isinstance(node, DictConfig) or (part not in node and not free):
-            prefix = ".".join(parts[:i])
-            options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
-            names = _all_names(config)
-            hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, names)
-            raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
-        node = node._get_node(part) if part in node else None
-    if isinstance(node, DictConfig) and not isinstance(value, Mapping):
-        raise UserError(
-            f"{name}={_shown(value)}: {name} has settings of its own, such as {name}.{next(map(str, node), 'observations')}=..."
-        )
-    old = None if node is None or node._is_none() else node._value()
-    if isinstance(value, float) and value.is_integer() and (isinstance(old, int) or isinstance(node, IntegerNode)):
-        value = int(value)  # steps=1e6
-    try:
-        OmegaConf.update(config, name, value, force_add=not FREE.isdisjoint(parts))
-    except OmegaConfBaseException as error:
-        text = str(error).splitlines()[0]
-        words = {
-            "Float": "a number",
-            "Integer": "a whole number",
-            "ool": "true or false",
-            "ListConfig": f"a list: {name}=[{_shown(value)}]",
-        }
-        kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
-        if isinstance(node, ListConfig) and kind in (words["Float"], words["Integer"]):
-            kind = f"a list of {kind.removeprefix('a ')}s"
-        elif kind == words["Float"] and isinstance(value, list):
-            kind += _grid_hint(name)
-        raise UserError(f"{name}={_shown(value)} must be {kind}" if kind else f"{name}={_shown(value)}: {text}") from None
-
-
-def _grid_hint(name: str) -> str:
-    return f"; grid.{name.removeprefix('algo.')}=[a,b] trains with each value" if name.startswith("algo.") else ""
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).replace("'", "")
-
-
-def _all_names(config: Any, prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for key in config:
-        names.append(f"{prefix}{key}")
-        node = config._get_node(key)
-        if hasattr(node, "keys") and not node._is_none():
-            names += _all_names(node, f"{prefix}{key}.")
-    return names
 
 
 def _defaults(dataset: str, algo: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from offrl.errors import UserError
 from offrl.settings.field import check, marked, setting
@@ -12,6 +12,8 @@ FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "
 MEMORY = ("auto", "device", "mmap")
 CACHE = ("auto", "always", "never")
 EXPERT_CHOICE = ("first", "best")
+ACTION_KINDS = ("auto", "continuous", "discrete", "one_hot", "multi_discrete")
+MISSING = ("refuse", "forward")
 WEIGHTING = ("none", "return", "advantage", "top")
 
 
@@ -58,11 +60,18 @@ class DatasetConfig:
         "builtin", "a file or folder, a D4RL, OGBench or registered name, or a Minari id; also written dataset=NAME", place=True
     )
     format: str = setting(
-        "auto", "layout; columns: npz, HDF5, Parquet, a key per column; padded: ImagineBench's; text: JSON lines", choices=FORMATS
+        "auto", "layout; columns: CSV, Parquet, npz, HDF5, a key per column; padded: ImagineBench's; text: JSON lines", choices=FORMATS
     )
     # Columns offrl knows: observations actions rewards terminations truncations next_observations episode_ends (flags or last rows)
-    # episode_ids; any other name is an extra column.
-    fields: dict[str, str] = setting({}, "column -> key in the file: dataset.fields.observations=obs dataset.fields.terminations=done")
+    # episode_ids time; any other name is an extra column.
+    fields: dict[str, Any] = setting(
+        {},
+        "column -> key in the file: dataset.fields.observations=obs dataset.fields.terminations=done; of CSV, Parquet and DataFrames also "
+        'lists and patterns: "dataset.fields.observations=[temp,flow_*]"',
+    )
+    action_kind: str = setting("auto", "what columns of actions in CSV, Parquet and DataFrames are", choices=ACTION_KINDS)
+    max_gap: float = setting(0.0, "of them: a longer gap in dataset.fields.time begins an episode (dates: seconds); 0: none", low=0.0)
+    missing: str = setting("refuse", "of them: forward: an observation that is missing is the last one before it", choices=MISSING)
     observation_keys: list[str] = setting([], "Dict observations: the entries that make the flat one, in order; []: all, sorted")
     action_low: list[float] = setting([], "the environment's action range, one value or one per dimension; []: found out")
     action_high: list[float] = setting([], "see action_low")
@@ -129,6 +138,9 @@ class DatasetConfig:
     )
     cache_limit_gb: float = setting(10.0, "disk for them; beyond it those not used for longest are removed", low=0.0, place=True)
     check: bool = setting(True, "refuse data whose faults would corrupt training; false: warn only")
+
+    def __post_init__(self) -> None:
+        self.fields = {k: v if isinstance(v, list | tuple | dict) else str(v) for k, v in self.fields.items()}
 
     def anywhere(self) -> DatasetConfig:
         """These settings with the defaults of those that are a `place`: two that agree in it ask for the same treatment of the data."""

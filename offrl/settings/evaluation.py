@@ -24,7 +24,8 @@ class EvalConfig:
         "0: none, training waits; never changes a score",
         low=0,
     )
-    env: str = setting("auto", "auto (the dataset's own environment), none, or a Gymnasium id")
+    env: str = setting("auto", "auto (the dataset's own environment), none, a Gymnasium id, or file.py:Name, a class or function of yours")
+    estimate: bool = setting(True, "without an environment: when training ends, estimate the policies' values from the data")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
 
 

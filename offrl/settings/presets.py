@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, few, nearest
+from offrl.settings.habits import algorithms
 
 SUFFIX = re.compile(r"\.(hdf5|h5|hdf|npz|npy|parquet|pq)$")
 
@@ -89,26 +90,32 @@ def finetune_settings(algo: str) -> dict[str, Any] | None:
 
 
 def base_algorithm(algo: str) -> str:
-    """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc)."""
-    if algo in registry.names("algo"):
-        return algo
+    """The registered algorithm behind a name: its own, or that of the file configs/algo/NAME.yaml (bc for percent_bc). Imports no torch."""
     defaults = _algorithm_file(algo).get("defaults", [])
-    return next(d.split("/")[2].partition("@")[0] for d in defaults if isinstance(d, str) and d.startswith("/offrl_algo/"))
+    return next((d.split("/")[2].partition("@")[0] for d in defaults if isinstance(d, str) and d.startswith("/offrl_algo/")), algo)
 
 
 def algorithm_group(name: str) -> str:
-    """The file under configs/algo, or the registered algorithm, called `name`. Raises UserError with the nearest name."""
+    """The file under configs/algo, or the registered algorithm, called `name`, in any spelling (TD3+BC, decision-transformer).
+
+    Raises UserError with the nearest names.
+    """
     known = {*config_names("algo")}
+    if name in known:
+        return name
     if registry.extended("algo"):
         known |= registry.names("algo").keys()
-    for spelling in (name, name.replace("-", "_")):
-        if spelling in known:
-            return spelling
-    raise UserError(f"unknown algorithm '{name}'.{nearest(name, known)} Known: {', '.join(sorted(known))}")
+    if name in known:
+        return name
+    if spelled := algorithms.meant(name, known):
+        return spelled
+    raise UserError(f"unknown algorithm '{name}'.{algorithms.instead(name) or few(name, known)} All of them: offrl list")
 
 
 def config_folder() -> Path:
-    return Path(str(resources.files("offrl"))) / "configs"
+    """The folder configs; beside the package in a checkout whose links Windows has made into small files."""
+    root = Path(str(resources.files("offrl")))
+    return root / "configs" if (root / "configs").is_dir() else root.parent / "configs"
 
 
 @functools.cache

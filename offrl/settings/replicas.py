@@ -116,7 +116,7 @@ def checked(grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool) ->
 def bounded(grid: Mapping[str, Sequence[float]], seeds: int) -> None:
     """Raises UserError for more than MOST_SEEDS replicas, before any is made, and for a field without values."""
     if empty := next((field for field, values in grid.items() if not values), ""):
-        raise UserError(f"grid.{empty} has no values; write grid.{empty}=[a,b]")
+        raise UserError(f"grid.{empty} has no values; write grid.{empty}=a,b")
     total = seeds * math.prod(map(len, grid.values()))
     if total > MOST_SEEDS:
         sizes = (
@@ -143,13 +143,13 @@ def _values(field: str, given: Any, algo: Any) -> list[float]:
                 raise ValueError
             value = float(item)
         except (ValueError, OverflowError):
-            raise UserError(f"{name}: {_shown(item)} must be a number; a list is written {name}=[a,b]") from None
+            raise UserError(f"{name}: {_shown(item)} must be a number; a list is written {name}=a,b") from None
         check(dataclasses.replace(algo, **{field: value}), "grid.")
         if value in values:
             raise UserError(f"{name} has the value {number(value)} twice")
         values.append(value)
     if not values:
-        raise UserError(f"{name} has no values; write {name}=[a,b]")
+        raise UserError(f"{name} has no values; write {name}=a,b")
     if field not in can:
         reason = (
             "how the networks are built or which terms a loss has" if field in marked(kind, "structural") else "what its replicas share"

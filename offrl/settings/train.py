@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
-from offrl.errors import UserError
+from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.field import setting
+
+LOGGERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass
@@ -29,12 +32,12 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     experiment: str = setting("auto", "per-dataset settings from configs/experiment: auto (by dataset), none, or algo/name")
     match: list[str] = field(default_factory=list)  # set by an experiment: patterns of the datasets' names that it is for
-    seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds; all train at once")
+    seeds: Any = setting(4, "how many seeds (0, 1, ...) or a list of seeds, 3,7; all train at once")
     grid: dict[str, Any] = setting(
-        {}, "values to train side by side, every combination with every seed: grid.temperature=[1,3,10] grid.expectile=[0.7,0.9]"
+        {}, "values to train side by side, every combination with every seed: grid.temperature=1,3,10 grid.expectile=0.7,0.9"
     )
     steps: int = setting(1_000_000, "updates of each seed", low=1)
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     compile: str = setting("auto", "how the step runs: auto picks by device and length", choices=("auto", "eager", "cudagraph", "compiled"))
     precision: str = setting(
         "float32",
@@ -60,10 +63,12 @@ class TrainConfig:
     stop_updates: int = setting(10_000, "stop=fqe-plateau: updates of each fitted Q evaluation", low=1)
     compare: list[str] = setting([], "algorithms to train as well, with their own default settings, for the final table")
     runs_dir: str = setting("runs", "where run directories are made")
+    plugins: list[str] = setting([], "your own Python files with algorithms, networks, data sources, environments: plugins=my.py")
     name: str | None = setting(None, "the run directory's name; null: algorithm, dataset and a hash of the settings")
     label: str | None = setting(None, "what tables and the run directory's name call the algorithm; null: its name")
     resume: str | None = setting(None, "a run directory to continue")
     config: str | None = setting(None, "a YAML file of settings; those on the command line win")
+    logger: Any = setting("tensorboard", "where curves are shown: tensorboard, wandb, mlflow, several as [tensorboard,wandb], or none")
     quiet: bool = setting(False, "print the final table only (also --quiet)")
     given: dict[str, Any] = field(default_factory=dict)  # as the user gave it, before defaults; for the runs of `compare`
 
@@ -94,16 +99,18 @@ FREE = (
     "label",
     "given",
     "config",
+    "plugins",
+    "logger",
 )
 
 
 def seed_list(seeds: Any) -> list[int]:
     """`4` -> [0, 1, 2, 3]; a list stays. Raises UserError for anything else, or for repeated or negative seeds."""
     if isinstance(seeds, bool) or not isinstance(seeds, (int, list, tuple, range)):
-        raise UserError(f"seeds={seeds!r} must be a number of seeds or a list of seeds, such as 4 or [3,7]")
+        raise UserError(f"seeds={seeds!r} must be a number of seeds or a list of seeds, such as seeds=4 or seeds=3,7")
     if isinstance(seeds, int) and seeds > MOST_SEEDS:
         raise UserError(
-            f"seeds={seeds} asks for that many seeds at once, at most {MOST_SEEDS} can be; seed {seeds} alone is seeds=[{seeds}]"
+            f"seeds={seeds} asks for that many seeds at once, at most {MOST_SEEDS} can be; seed {seeds} alone is seeds={seeds},"
         )
     if not isinstance(seeds, int) and len(seeds) > MOST_SEEDS:
         raise UserError(f"seeds= lists {len(seeds):,} seeds, at most {MOST_SEEDS:,} can train at once")
@@ -113,3 +120,16 @@ def seed_list(seeds: Any) -> list[int]:
     if len(set(values)) != len(values):
         raise UserError(f"seeds={seeds!r} names a seed twice")
     return values
+
+
+def logger_names(value: Any) -> list[str]:
+    """`wandb`, `[tensorboard,wandb]` or `none` as a list. Raises UserError for others, and for packages that are not installed."""
+    names = [value] if isinstance(value, str) else list(value or [])
+    names = [] if names == ["none"] else names
+    for name in names:
+        if name not in LOGGERS:
+            known = [*LOGGERS, "none"]
+            raise UserError(f"logger={name} is not known; choose among {', '.join(known)}.{nearest(str(name), known)}")
+        if name != "tensorboard" and importlib.util.find_spec(name) is None:
+            raise UserError(f"logger={name} needs pip install {name}")
+    return names

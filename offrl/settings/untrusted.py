@@ -16,6 +16,7 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import marked
 from offrl.settings.presets import as_settings, dotted, plain_names
 from offrl.system import trust
+from offrl.system.plugins.loading import of_file
 
 DEFAULTS = DatasetConfig()
 PLACES = tuple(f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name")  # the name says which data the run is of
@@ -50,6 +51,8 @@ def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
         lost = [f"{k}={v}" for k, v in dropped.items() if v != getattr(DEFAULTS, k.removeprefix("dataset.")) and k not in typed]
         if lost:
             warn(f"{path}: {' '.join(lost)} is not taken from a run's file; say it yourself where it is needed, or trust=true")
+    if values.get("plugins"):
+        values["plugins"] = of_file(values["plugins"], str(path))
     return {**values, "given": _given(given, values, path)}
 
 
@@ -60,7 +63,7 @@ def _given(given: Any, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     saved = {**dotted({k: v for k, v in values.items() if v is not None}), "dataset": (values.get("dataset") or {}).get("name")}
     result: dict[str, Any] = {}
     for name, value in plain_names(given).items():
-        if name in ("config", "resume", "trust", "runs_dir") or (name in PLACES and not trust.granted()):
+        if name in ("config", "resume", "trust", "runs_dir", "plugins") or (name in PLACES and not trust.granted()):
             continue
         plain = all("${" not in text for _, text in _texts(value))
         if plain or name in saved:

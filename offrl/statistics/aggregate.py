@@ -23,8 +23,8 @@ import numpy as np
 from offrl.statistics.bootstrap import CONFIDENCE, REPS, Curve, Interval, estimate, estimate_pair, rectangle, tasks_of
 
 __all__ = [
-    "CONFIDENCE", "DRAWS", "REPS", "Curve", "Interval", "aggregates", "expected_online_performance", "iqm", "mean", "median",
-    "optimality_gap", "performance_profile", "probability_of_improvement", "tasks_of",
+    "CONFIDENCE", "DRAWS", "REPS", "Curve", "Interval", "aggregates", "difference", "expected_online_performance", "iqm", "mean",
+    "median", "optimality_gap", "performance_profile", "probability_of_improvement", "tasks_of",
 ]  # fmt: skip
 
 DRAWS = (1, 2, 3, 5, 10, 15, 20)  # of settings, for the expected online performance
@@ -81,12 +81,23 @@ def probability_of_improvement(X: Any, Y: Any, *, reps: int = REPS, seed: int = 
 
     X, Y: [runs, tasks] of the same tasks in the same order; the numbers of runs may differ. The two are resampled independently.
     """
-    x, y = tasks_of(X), tasks_of(Y)
-    if len(x) != len(y):
-        raise ValueError(f"X has {len(x)} tasks and Y has {len(y)}: compare them on the same tasks")
+    x, y = _same_tasks(X, Y)
     ranks = [np.unique(np.concatenate(pair), return_inverse=True)[1].reshape(-1) for pair in zip(x, y, strict=True)]
     left, right = zip(*((r[: len(a)], r[len(a) :]) for r, a in zip(ranks, x, strict=True)), strict=True)
     return estimate_pair(list(left), list(right), _improvement, reps, seed, confidence)
+
+
+def difference(X: Any, Y: Any, *, reps: int = REPS, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
+    """IQM of X less IQM of Y, from the resamples of `probability_of_improvement`, whose X and Y these are. 0 in the interval: it decides
+    nothing."""
+    return estimate_pair(*_same_tasks(X, Y), lambda x, y: _iqm(x) - _iqm(y), reps, seed, confidence)
+
+
+def _same_tasks(X: Any, Y: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    x, y = tasks_of(X), tasks_of(Y)
+    if len(x) != len(y):
+        raise ValueError(f"X has {len(x)} tasks and Y has {len(y)}: compare them on the same tasks")
+    return x, y
 
 
 def performance_profile(

@@ -42,6 +42,10 @@ def configure(device: torch.device, threads: int, precision: str = "float32") ->
     torch.set_num_threads(threads)
     leave_dynamo()
     words = {"float32": "float32", "tf32": "products in TensorFloat-32", "bf16": "networks under bfloat16 autocast"}[precision]
+    if device.type == "mps":
+        if precision != "float32":
+            raise UserError(f"precision={precision} is not for device=mps; use float32")
+        return "Apple GPU (MPS, which offrl was never tried on), float32"
     if device.type != "cpu":
         if device.index is not None:  # "cuda" alone is the current one already, and `set_device` refuses it
             torch.cuda.set_device(device)  # streams and graphs are made on the current one

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -68,6 +69,8 @@ _marked = 0  # the process that `end_compilers_with_me` was called in
 def start(target: str, words: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any) -> subprocess.Popen[bytes]:
     """A fresh interpreter with our module path that calls `target`, "module:function", with `words`, and ends at once when this process has
     ended. options: of `subprocess.Popen`. Raises OSError."""
+    if os.name == "nt":  # which hands no open files to a child
+        raise OSError(errno.ENOSYS, "Windows hands no pipes to child processes")
     parent = _own_side()
     paths = [p for p in sys.path if isinstance(p, str)]
     command = [sys.executable or "python3", "-c", _START, str(parent.read), target, str(len(words)), *words, *paths]

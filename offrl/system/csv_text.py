@@ -38,6 +38,11 @@ def read(path: Path) -> list[dict[str, str]]:
     return [{**dict.fromkeys(header, ""), **dict(zip(header, row, strict=False))} for row in rows]
 
 
+def lines_of(lines: Iterable[str], delimiter: str) -> Any:
+    """A reader (csv.reader) of a person's own table: cells as they stand, for its apostrophes are its own."""
+    return csv.reader(lines, delimiter=delimiter)
+
+
 @functools.lru_cache(4096)
 def _written(text: str) -> str:
     return trust.cell(printable(text.replace("\n", " ")))

@@ -30,12 +30,17 @@ MALLOC = ((-3, 2**25), (-1, 2**29))  # M_MMAP_THRESHOLD, as large as it may be, 
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a setting: auto, cpu, cuda or cuda:N. Raises UserError for anything else or a GPU that is not there."""
+    """The device of a setting: auto, cpu, cuda, cuda:N or mps, which auto never takes. Raises UserError for another, or for a GPU that is
+    not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
-        raise UserError(f"device={name} is not known; use auto, cpu, cuda or cuda:N")
+    if kind == "gpu":
+        kind, name = "cuda", name.replace("gpu", "cuda")
+    if kind not in ("cpu", "cuda", "mps") or (index and not index.isdigit()) or (kind != "cuda" and index):
+        raise UserError(f"device={name} is not known; use auto, cpu, cuda, cuda:N or mps")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device=mps, but torch {torch.__version__} finds no GPU of Apple's; use device=cpu")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name}, but torch {torch.__version__} finds no CUDA GPU; use device=cpu or install a CUDA build of torch")
     if index and int(index) >= torch.cuda.device_count():

@@ -1,17 +1,18 @@
-"""Locks between processes: what is slow to compute is made once, and a run directory has one trainer."""
+"""Locks between processes, which the system drops with them: what is slow is computed once, and a run directory has one trainer."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import glob
 import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from torch import Tensor
 
@@ -19,8 +20,38 @@ from offrl.errors import UserError, say, warn
 from offrl.system import files as checkpoint
 from offrl.system import trust
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+try:
+    import msvcrt
+except ImportError:  # everywhere else
+    msvcrt = None  # type: ignore[assignment]
+
+FAR = 0x7FFFFFFE  # the byte that Windows locks: one that nobody reads, for there a locked byte cannot be read
+PATIENCE = 0.05  # seconds between two tries, where the system cannot wait for a lock
 OWNED = ".owned"  # in a temporary folder: the process that made it holds it
 Kept = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def lock(file: IO[Any], wait: bool = True) -> None:
+    """Hold `file` alone until it is closed. wait: until another process lets it go. Raises OSError where another holds it (`wait` False),
+    and where there are no locks."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    elif msvcrt is not None:
+        while True:
+            try:
+                file.seek(FAR)
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+                return
+            except OSError as error:
+                if not wait or error.errno not in (errno.EACCES, errno.EDEADLK, getattr(errno, "EDEADLOCK", errno.EDEADLK)):
+                    raise
+                time.sleep(PATIENCE)
+    else:
+        raise OSError(errno.ENOSYS, "this system has no file locks")
 
 
 def once(path: Path | None, make: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]], what: str, quiet: bool) -> Kept:
@@ -57,12 +88,12 @@ def alone(path: Path, what: str, quiet: bool) -> Iterator[None]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, wait=False)
         except OSError:
             if not quiet:
                 say(f"waiting for another process, which makes {what}")
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock(file)
         yield
 
 
@@ -80,9 +111,10 @@ def exclusive(run_dir: Path) -> Iterator[None]:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir=") from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is training in {run_dir}; wait for it, or choose another name=") from None
+            lock(file, wait=False)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise UserError(f"another process is training in {run_dir}; wait for it, or choose another name=") from None
         yield
 
 
@@ -92,25 +124,28 @@ class TemporaryFolder:
 
     def __init__(self, prefix: str, place: Path) -> None:
         """Raises OSError."""
+        user = os.getuid() if hasattr(os, "getuid") else 0  # on Windows all files are user 0's
         for left in glob.glob(f"{glob.escape(str(place / prefix))}*/{OWNED}"):
             folder = os.path.dirname(left)
             with contextlib.suppress(OSError, UserError):
                 about = os.lstat(folder)
-                if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():  # a link, or another user's in /tmp
+                if not stat.S_ISDIR(about.st_mode) or about.st_uid != user:  # a link, or another user's in /tmp
                     continue
-                with trust.open_to_write(left, "a") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with trust.open_to_write(left, "a") as file:
+                    lock(file, wait=False)
                     shutil.rmtree(folder, ignore_errors=True)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             self._lock = trust.open_to_write(self.path / OWNED, "a")  # held until `close`, or the end of this process
             with contextlib.suppress(OSError):  # a file system without locks: nobody removes it there
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                lock(self._lock)
             if os.path.exists(self.path / OWNED):  # not taken for an abandoned one before it was locked
                 return
             self._lock.close()
 
     def close(self) -> None:
         """Remove it with what it holds."""
+        if os.name == "nt":  # where an open file stays
+            self._lock.close()
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()

@@ -28,6 +28,7 @@ import torch
 
 from offrl.system import children
 from offrl.system.locks import TemporaryFolder
+from offrl.system.plugins.loading import load_named
 
 SHARED_FROM = 1 << 16  # bytes; smaller tensors go through the pipe
 
@@ -62,6 +63,7 @@ def attend(link: Connection, urgent: Callable[[Any], bool] = lambda message: Fal
     """In a worker: the messages that arrive, read by a thread that ends the process when the pipe closes. `urgent` messages, for which
     it returns True, are dealt with at once and not queued."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    load_named()  # what is unpickled, and environments, may be of plugins
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -89,7 +91,7 @@ def ending(process: subprocess.Popen[bytes]) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return f"was killed by {name}" + (" (the system does that when memory runs out)" if status == -signal.SIGKILL else "")
+    return f"was killed by {name}" + (" (the system does that when memory runs out)" if name == "SIGKILL" else "")
 
 
 class Shared:

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
+"""Progress of long work: a bar on a terminal and in a notebook, a line now and then elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import TypeVar
 
 from offrl.errors import one_line, say
+from offrl.system.display.notebook import NotebookBar, in_notebook
 
 INTERVAL = 10.0  # seconds between lines when the output is not a terminal
 FIRST = INTERVAL / 5  # seconds before the first
@@ -44,7 +45,8 @@ class Pace:
 
 
 class Display:
-    """A bar with text beside it, or lines. While a bar is up, rich puts anything that is printed (warnings too) above it.
+    """A bar with text beside it, in a terminal or below a notebook's cell, or lines. In a terminal, rich puts anything that is printed
+    meanwhile (warnings too) above the bar.
 
     stderr: on standard error, where the bar vanishes in the end.
     """
@@ -69,11 +71,14 @@ class Display:
             )
             self.task = self.bar.add_task(one_line(title), total=total, completed=done, text="", extra="")
             self.bar.start()
+        self.cell = NotebookBar(total, title, done) if not quiet and in_notebook() else None
 
     def show(self, done: int, text: str = "", extra: str = "", line: str = "", now: bool = False) -> bool:
         """Set the bar; elsewhere print `line`, at once if `now`, else when one is due. Returns whether it was shown."""
         if self.bar is not None:
             self.bar.update(self.task, completed=done, text=one_line(text), extra=one_line(extra))
+        elif self.cell is not None:
+            self.cell.update(done, _joined(text, extra), now)
         elif self.quiet or not (now or time.monotonic() >= self.next_line):
             return False
         else:
@@ -92,6 +97,8 @@ class Display:
         """Take the bar down."""
         if self.bar is not None:
             self.bar.stop()
+        if self.cell is not None:
+            self.cell.stop()
 
     def __enter__(self: D) -> D:
         return self

@@ -17,11 +17,12 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 from offrl.errors import UserError, warn
+from offrl.registry import entry_points
 
 SWITCH = "OFFRL_TRUST"  # "1", or the environments that were typed, divided by spaces: child processes inherit it
 # Packages whose environments a file may name as package:Name-v0 or package.envs.module:Name-v0. They are those of offrl's own tables and
@@ -31,6 +32,7 @@ ENVIRONMENTS = frozenset({"offrl", "gymnasium", "gymnasium_robotics", "minigrid"
 _PLAIN = re.compile(r"(?:game:)?\w[\w .,+=()-]*")
 # Arguments of offrl's environments that name a program to start, its options, or a run to read: no file gives them, plain or not.
 _OPENED = frozenset({"engine", "settings", "model"})
+_OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)  # the last two on Windows
 STALE = 60.0  # seconds after which nobody writes to an unfinished file any more
 _of_file: ContextVar[bool] = ContextVar("of_file", default=False)
 
@@ -64,7 +66,7 @@ def typed(env_id: str | None, arguments: Mapping[str, Any] | None = None) -> Non
     if granted():
         return
     known = os.environ.get(SWITCH, "").split()
-    words = [env_id] if env_id and not importable(env_id) and env_id.split() == [env_id] and env_id.isprintable() else []
+    words = [_word(env_id)] if env_id and not importable(env_id) and env_id.isprintable() else []
     words += filter(None, (_token(k, v) for k, v in (arguments or {}).items() if not _plain(k, v)))
     if new := [w for w in words if w not in known]:
         os.environ[SWITCH] = " ".join([*known, *new])
@@ -91,7 +93,12 @@ def importable(env_id: str) -> bool:
     if not isinstance(env_id, str):
         return False
     module, colon, _ = env_id.rpartition(":")
-    return not colon or _known(module) or granted() or env_id in os.environ.get(SWITCH, "").split()
+    return not colon or _known(module) or granted() or _word(env_id) in os.environ.get(SWITCH, "").split()
+
+
+def _word(env_id: str) -> str:
+    """An environment without spaces, as the names of files may have some."""
+    return quote(env_id, safe="/:.~\\+=-_") if set(env_id) & set(" %") else env_id
 
 
 def check_environment(env_id: str, arguments: Mapping[str, Any] | None = None) -> None:
@@ -99,8 +106,8 @@ def check_environment(env_id: str, arguments: Mapping[str, Any] | None = None) -
     other files, modules or programs."""
     if not importable(env_id):
         raise UserError(
-            f"environment '{env_id}' is named by a file, and to make it would run the Python module {str(env_id).rpartition(':')[0]}: if "
-            f"you know that module, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say trust=true"
+            f"environment '{env_id}' is named by a file, and to make it would run the Python code of {str(env_id).rpartition(':')[0]}: if "
+            f"you know it, name the environment yourself (env={env_id}; with `offrl train` eval.env={env_id}), or say trust=true"
         )
     for name, value in (arguments or {}).items():
         if _plain(name, value) or granted() or (token := _token(name, value)) is None or token in os.environ.get(SWITCH, "").split():
@@ -129,7 +136,7 @@ def _tell(message: str) -> None:
 
 def read_text(path: Path, most: int = 1 << 26) -> str:
     """The text of a plain file. Raises OSError, UnicodeDecodeError, and UserError for a pipe or the like and for more than `most` bytes."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _OWN)
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
@@ -167,6 +174,11 @@ def _token(name: str, value: Any) -> str | None:
         return ""
     except (TypeError, ValueError):
         return None
+
+
+def open_to_files(module: str) -> bool:
+    """Whether a file may have `module` imported, which thus nobody need have typed: of such only what Gymnasium registers is made."""
+    return _known(module)
 
 
 def _known(module: str) -> bool:
@@ -217,7 +229,7 @@ def open_to_write(path: str | os.PathLike[str], mode: str, **options: Any) -> IO
     flags = {"w": os.O_WRONLY | os.O_CREAT, "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND, "r": os.O_RDWR}[mode[0]]
     if os.path.islink(path):
         raise UserError(f"{path} is a link, to {os.path.realpath(path)}, and nothing is written through links; remove it")
-    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC, 0o666)
+    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | _OWN, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise UserError(f"{path} is no plain file, and nothing is written to it; remove it")
@@ -243,7 +255,7 @@ def open_part(path: Path, mode: int = 0o666) -> tuple[IO[bytes], Path]:
         with contextlib.suppress(FileNotFoundError):
             if left == part or left.is_symlink() or time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
-    return open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode)), part
+    return open(part, "x+b", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_BINARY", 0), mode)), part
 
 
 def cell(text: str) -> str:

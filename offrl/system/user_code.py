@@ -7,10 +7,19 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, nearest
+
+_importing: ContextVar[str] = ContextVar("importing", default="")
+
+
+def refuse_imported() -> None:
+    """Raises UserError where a file that is only imported, for a function or class in it, begins a run of its own."""
+    if path := _importing.get():
+        raise UserError(f'{path} trains when it is imported: put what it runs under `if __name__ == "__main__":`')
 
 
 def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
@@ -28,9 +37,11 @@ def python_object(place: str, name: str, text: str) -> tuple[Any, Path | None]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses and the like look their module up
         sys.path.insert(0, str(path.parent.resolve()))
+        token = _importing.set(str(path))
         try:
             guarded(f"importing {path}", spec.loader.exec_module, module)
         finally:
+            _importing.reset(token)
             sys.path.pop(0)
     else:
         try:

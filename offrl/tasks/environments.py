@@ -11,13 +11,16 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from offrl.errors import UserError, nearest, warn
 from offrl.settings.evaluation import EvalConfig
+from offrl.settings.habits.datasets import environment_hint
 from offrl.system import trust
+from offrl.tasks.own import own_environment
 from offrl.tasks.task import Task, lookup
 
 if TYPE_CHECKING:
@@ -97,6 +100,13 @@ def make_env(task: Task) -> gym.Env:
     arguments: dict[str, Any] = dict(task.env_kwargs)
     if task.max_episode_steps is not None:
         arguments["max_episode_steps"] = task.max_episode_steps
+    if (own := own_environment(task.env_id)) is not None:
+        limit = arguments.pop("max_episode_steps", None)
+        with quiet():
+            env = own(**arguments)
+        if not hasattr(env, "step") or not hasattr(env, "observation_space"):
+            raise UserError(f"env={task.env_id} made a {type(env).__name__}, which is not a Gymnasium environment")
+        return env if limit is None else gym.wrappers.TimeLimit(env, limit)
     import_mujoco()
     if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):
         register_robotics(task.env_id)
@@ -105,14 +115,25 @@ def make_env(task: Task) -> gym.Env:
             return gym.make(task.env_id, disable_env_checker=True, **arguments)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         hint = nearest(task.env_id, gym.registry)
-        raise UserError(f"unknown environment '{task.env_id}'.{hint} ({_first_line(error)})") from error
+        raise UserError(f"unknown environment '{task.env_id}'.{environment_hint(task.env_id) or hint} ({_first_line(error)})") from error
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise UserError(f"environment '{task.env_id}' needs a package that is not installed: {_first_line(error)}") from error
+        hint = _as_file(task.env_id)
+        raise UserError(
+            f"environment '{task.env_id}' needs a package that is not installed: {_first_line(error)}{_as_file(task.env_id)}"
+        ) from error
     except UserError:
         raise
     except Exception as error:  # a wrong keyword, a broken model file: whatever the environment's own code raises
         suffix = f" with {arguments}" if arguments else ""
+        if old := environment_hint(task.env_id):
+            raise UserError(f"environment '{task.env_id}' could not be made.{old}") from error
         raise UserError(f"environment '{task.env_id}' could not be made{suffix}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _as_file(env_id: str) -> str:
+    """How to name a file of the user's, where it stands there and was named as a module that is not on Python's path."""
+    module, _, name = env_id.rpartition(":")
+    return f" The file here is named {module}.py:{name}" if module and Path(f"{module}.py").is_file() else ""
 
 
 def import_mujoco() -> None:

@@ -12,6 +12,7 @@ from offrl import registry
 from offrl.errors import UserError, warn
 from offrl.settings.kinds import misfit
 from offrl.system import trust
+from offrl.tasks.own import place_of
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,12 @@ def warn_of_references(task: Task, place: str) -> None:
 def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Task:
     """`task` scored in the environment that `factory` makes; for data without a task a new one called `name`. Reference scores stay only
     where that environment, by its `spec.id`, is one for which they hold."""
+    note = ""
+    if place_of(factory) is None:
+        label = getattr(factory, "__qualname__", type(factory).__name__)
+        note = f"It was scored in what {label} made, of a notebook or inside a function, which no file names: give it again (env=...)"
     if task is None:
-        return Task(name=name, env_factory=factory)
+        return Task(name=name, env_factory=factory, note=note)
     if task.ref_min is not None:
         env = factory()
         made = getattr(getattr(env, "spec", None), "id", None)
@@ -120,4 +125,4 @@ def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Ta
             task = task.without_references()
     keys = task.observation_keys
     separate = keys if "achieved_goal" in keys and "desired_goal" not in keys else ()  # goals stay separate, as the data have them
-    return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=separate)
+    return replace(task, env_id=None, env_kwargs={}, env_factory=factory, max_episode_steps=None, observation_keys=separate, note=note)

@@ -24,7 +24,7 @@ def default_group(replicas: int, workers: int, plan: Plan, source: Any, device: 
     if not plan.algorithm.traits.vectorized:
         return 1
     share = -(-replicas // workers)
-    if device.type == "cpu":
+    if device.type in ("cpu", "mps"):
         return max(1, min(share, CPU_GROUP))
     if share == 1:
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,28 @@ from offrl.data.dataset import Dataset
 from offrl.settings.train import TrainConfig
 from offrl.system.progress import duration
 from offrl.training import distributed
+from offrl.training.listeners.callback import OnEvaluation
 from offrl.training.session import Session
 from offrl.training.setup import set_up
 
 
-def train(config: TrainConfig, dataset: Dataset, run_dir: Path, pretrained: Mapping[str, Any] | None = None) -> None:
+def train(
+    config: TrainConfig,
+    dataset: Dataset,
+    run_dir: Path,
+    pretrained: Mapping[str, Any] | None = None,
+    on_evaluation: OnEvaluation | Sequence[OnEvaluation] | None = None,
+) -> None:
     """Train all seeds to `config.steps` updates in `run_dir`, going on from its newest checkpoint if there is one.
 
-    config, pretrained: as `stages.ready` gives them.
+    config, pretrained: as `stages.ready` gives them. on_evaluation: see `offrl.train`.
 
     Raises UserError for settings that do not fit the data, the environment or the run found in `run_dir`; Interrupted after Ctrl-C or
     SIGTERM, when all is saved.
     """
     with contextlib.ExitStack() as resources:
         setup = set_up(config, dataset, run_dir, pretrained, resources)
-        run = Session(config, dataset, run_dir, setup, resources)
+        run = Session(config, dataset, run_dir, setup, resources, on_evaluation)
         engine, log, scores, slices, signals = run.engine, run.log, run.scores, run.slices, run.signals
         trains, started = run.step < run.end, time.monotonic()
         resources.enter_context(log)
@@ -57,9 +64,11 @@ def train(config: TrainConfig, dataset: Dataset, run_dir: Path, pretrained: Mapp
                     run.end = run.step
                     log.say(f"stopping at step {run.end:,}: nothing gets better any more")
                 log.timing(run.step, updates_per_second=slices.rate)
+                run.heed_callbacks()
                 if run.due(run.eval_every):
                     scores.begin(run.step, run.policies)
                     run.consult_stopping_rule()
+                    run.heed_callbacks()
                     slices.pause()
                 if run.step == run.end:
                     scores.wait()

@@ -32,9 +32,12 @@ class Scores:
         dataset: str,
         signals: StopSignals,
         show: Callable[[str], None],
+        heard: Callable[[int, list[dict[str, Any]], list[Any]], None] = lambda step, rows, policies: None,
     ) -> None:
-        """dataset: its name, for scores.csv. signals: end the waiting for scores. show: called with new scores in words."""
+        """dataset: its name, for scores.csv. signals: end the waiting for scores. show: called with new scores in words, and heard with
+        their step, their rows and the policies."""
         self.scorer, self.log, self.replicas, self.dataset, self.signals, self.show = scorer, log, replicas, dataset, signals, show
+        self.heard = heard
         self.text = ""  # the last scores in words
         self.seconds_waited = 0.0
 
@@ -68,16 +71,19 @@ class Scores:
 
     def poll(self, wait: Callable[[int, int], None] | None = None) -> None:
         """Write the scores if they are there; with `wait`, which is called meanwhile and may raise, wait for them."""
+        policies = self.policies()
         scored = None if self.scorer is None else self.scorer.fetch(wait)
         if scored is None:
             return
         step, result, seconds = scored
         rows = [{COLUMNS.get(k, k): v for k, v in row.items()} for row in result.rows()]
         about = {"dataset": self.dataset, "environment": result.label, **dataclasses.asdict(result.provenance)}
-        self.log.scores(step, [{**row, **about} for row in rows], result.returns)
+        rows = [{**row, **about} for row in rows]
+        self.log.scores(step, rows, result.returns)
         self.log.timing(step, evaluation=seconds)
         self.text = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
         self.show(self.text)
+        self.heard(step, [{"step": step, **row} for row in rows], policies)
 
     def cancel(self) -> None:
         """Abandon the evaluation that runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from offrl.errors import Interrupted, UserError, warn
 from offrl.evaluation.background import Scorer
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.runs.log import NoLog, RunLog
+from offrl.runs.paths import stopped_at
+from offrl.settings.advice.doubts import doubts
 from offrl.settings.evaluation import worker_count
-from offrl.settings.train import TrainConfig
+from offrl.settings.train import TrainConfig, logger_names
 from offrl.system import backend, files
 from offrl.system.signals import StopSignals
 from offrl.training import distributed
 from offrl.training.artifacts import FinishedRun, make_artifacts
 from offrl.training.checkpoints import Checkpoints, Saved
 from offrl.training.engine import Slices, first_state, policies_of
+from offrl.training.listeners.callback import BY_CALLBACK, Callbacks, OnEvaluation
 from offrl.training.scores import Scores
 from offrl.training.setup import PAYS_FROM, Setup, make_engine
 from offrl.training.stopping import StoppingRule
@@ -34,7 +38,15 @@ from offrl.training.updates import loss_limit, metric_means, rows, sound, warn_d
 class Session:
     """The run of `offrl.training.loop.train`, which counts `step` on."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, run_dir: Path, setup: Setup, resources: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        run_dir: Path,
+        setup: Setup,
+        resources: contextlib.ExitStack,
+        on_evaluation: OnEvaluation | Sequence[OnEvaluation] | None = None,
+    ) -> None:
         """Raises UserError for a run in `run_dir` that cannot be continued. resources: close what is opened here."""
         self.config, self.dataset, self.run_dir = config, dataset, run_dir
         self.replicas, self.device = setup.replicas, setup.devices[0]
@@ -59,6 +71,9 @@ class Session:
             rule: StoppingRule = registry.get("stop", config.stop)(config, dataset, run_dir, self.replicas, resume_step, self.device)
             resources.callback(rule.close)
             self.stopping_rule = rule
+        self.callbacks = Callbacks(on_evaluation, run_dir, config.steps)
+        if self.callbacks.functions and self.world.size > 1:
+            raise UserError("on_evaluation needs one process; under torchrun leave it out")
         self.end = self._last_step()
         self.engine, processes = make_engine(config, dataset, setup, state, self.step, self.step < self.end, resources)
         self.engine.load(state, good, sums)
@@ -76,6 +91,8 @@ class Session:
             total_steps=config.steps,
             replicas=self.replicas,
             title=setup.title(config, dataset, run_dir, processes),
+            loggers=logger_names(config.logger),
+            settings={"algo": config.algo.name, **vars(config.algo), "dataset": dataset.spec.name, "steps": config.steps},
         )
         self._introduce(saved is not None, setup.evaluator is not None)
         traits = self.algorithm.traits
@@ -83,7 +100,7 @@ class Session:
         in_process = traits.text or (traits.acts_on_device and self.device.type == "cuda")
         brief = config.eval.workers is None and (not setup.long or self.step >= self.end or in_process)
         scorer = None if setup.evaluator is None else Scorer(setup.evaluator, 0 if brief else worker_count(config.eval))
-        self.scores = Scores(scorer, self.log, self.replicas, dataset.spec.name, self.signals, self._show)
+        self.scores = Scores(scorer, self.log, self.replicas, dataset.spec.name, self.signals, self._show, self._heard)
         resources.callback(self.scores.close)
         self.rescored = scorer is not None and scored_step is not None
         if scorer is not None and saved is not None and scored_step is not None:
@@ -97,6 +114,7 @@ class Session:
         elif resumed and self.end < config.steps:
             rule = self.stopping_rule
             why = "nothing gets better any more" if rule is None or rule.end is None else f"{rule.reason} (stop={config.stop})"
+            why = BY_CALLBACK if stopped_at(self.run_dir, config.steps) is not None else why
             say(f"this run ended at step {self.end:,}: {why}")
         elif resumed:
             say(f"this run has its {self.step:,} updates already: nothing is trained (a larger steps= continues it)")
@@ -105,6 +123,8 @@ class Session:
         if not scored and self.algorithm.traits.policy_modules:
             say("no environment: policies are trained but not scored (eval.env=ID names one)")
         warn_of_rates(config.algo, config.grid)
+        for doubt in doubts(config, len(next(iter(self.dataset.columns.values())))):
+            warn(doubt)
         if config.dataset.expert is None:
             warn_of_no_rewards(self.algorithm.traits, config.algo.name, self.dataset)
         decay = getattr(config.algo, "decay_steps", None)
@@ -142,12 +162,26 @@ class Session:
                 self.log.say(f"stopping at step {self.end:,}: {self.stopping_rule.reason}")
 
     def _last_step(self) -> int:
-        """The step at which the run ends: its `steps`, or before, where the stopping rule ended it."""
-        end = None if self.stopping_rule is None else self.stopping_rule.end
-        return self.config.steps if end is None else min(end, self.config.steps)
+        """The step at which the run ends: its `steps`, or before, where the stopping rule or a callback ended it."""
+        ends = (None if self.stopping_rule is None else self.stopping_rule.end, stopped_at(self.run_dir, self.config.steps))
+        return min([self.config.steps, *(end for end in ends if end is not None)])
 
-    def interrupted(self) -> Interrupted:
-        """The exception that ends a run after a request to stop."""
+    def heed_callbacks(self) -> None:
+        """End the run here where a callback asked for it."""
+        if self.callbacks.stops and self.step < self.end:
+            self.callbacks.record(self.step)
+            self.end = self.step
+            self.log.say(f"stopping at step {self.end:,}: {BY_CALLBACK}")
+
+    def _heard(self, step: int, rows: list[dict[str, Any]], policies: list[Any]) -> None:
+        self.callbacks(step, rows, policies)
+        if self.callbacks.problem and not self.signals.count:
+            self.signals.count = 1  # all is saved, as after a signal
+
+    def interrupted(self) -> Interrupted | UserError:
+        """The exception that ends a run after a request to stop, or a callback that failed."""
+        if self.callbacks.problem:
+            return UserError(f"{self.callbacks.problem}; all is saved in {self.run_dir}: the same call continues")
         return Interrupted(f"stopped at step {self.step:,}; all is saved in {self.run_dir}: the same command continues")
 
     # ---- metrics, policies, checkpoints

@@ -195,7 +195,7 @@ def training_devices(config: TrainConfig, device: torch.device, many: int, mappe
     if device.type == "cpu":
         free = cores() // config.threads if long else 1  # starting processes takes seconds
         return [device] * max(1, min(many, config.workers or free))
-    if device.index is not None:  # this GPU was chosen
+    if device.type == "mps" or device.index is not None:  # this GPU was chosen
         return [device]
     gpus = torch.cuda.device_count()
     if config.workers is not None and config.workers > gpus:
@@ -215,6 +215,10 @@ def choose_mode(
     if algorithm.traits.text:
         if compile == "compiled":
             warn("language models are not compiled: compile=compiled is ignored")
+        return "eager"
+    if device.type == "mps":
+        if compile not in ("auto", "eager"):
+            raise UserError(f"compile={compile} is not for device=mps; use compile=auto, which runs eagerly there")
         return "eager"
     pays = steps >= PAYS_FROM if pays is None else pays
     pays = compile == "compiled" or (compile == "auto" and pays and algorithm.traits.compiles)

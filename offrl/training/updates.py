@@ -43,7 +43,8 @@ def counted(metrics: Metrics) -> Metrics:
 def metric_means(sums: Metrics, updates: int) -> Metrics:
     """Mean of each metric over the updates in which it came, per replica [N] float64 on the CPU, from what `Step.run` summed."""
     names = [k for k in sums if not k.startswith(COUNT)]
-    return {k: (sums[k].double() / sums.get(COUNT + k, updates)).cpu() for k in names}
+    sums = {k: v.cpu() for k, v in sums.items()}  # before float64, which not every device has
+    return {k: sums[k].double() / sums.get(COUNT + k, updates) for k in names}
 
 
 def loss_limit(dataset: Dataset | None) -> float:

@@ -17,6 +17,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.errors import UserError
 from offrl.settings.replicas import Replica
 from offrl.system import backend, processes
+from offrl.system.plugins.loading import blamed
 from offrl.training.engine import LocalEngine, Plan, group_sizes, merge
 
 
@@ -178,8 +179,9 @@ def work(descriptor: str) -> None:
             answer("ok", _arrays(getattr(engine, name)(*_tensors(arguments))))
         except UserError as error:
             answer("user", str(error))
-        except Exception:
-            answer("bug", traceback.format_exc())
+        except Exception as error:
+            line = blamed(error)
+            answer("bug" if line is None else "user", line or traceback.format_exc())
 
 
 def _engine(blob: bytes, replicas: list[Replica], sizes: list[int], device_name: str, threads: int) -> LocalEngine:

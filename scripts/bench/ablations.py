@@ -268,7 +268,7 @@ def trained(variant: str, file: str, settings: dict[str, Any]) -> Trained:
 
     given = dict(settings)
     run = offrl.train(given.pop("algo"), given.pop("dataset"), settings=given)
-    rows = run.final_scores if run.scores else []
+    rows = run.final_scores
     lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
 
     def column(name: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""GFLOP/s of float32 matrix products by shape, of the two libraries that torch has for them, and of JAX: a Markdown table.
+"""GFLOP/s of float32 matrix products by shape, of the two libraries that torch has for them, of offrl's own, and of JAX: a Markdown table.
 
     python scripts/bench/products.py                                                   # this CPU as it is
     python scripts/bench/products.py --limit avx2                                      # with AVX2's instructions, as an older CPU's
@@ -6,12 +6,15 @@
 
 [m, k] times [k, n], one thread; N and T say which factor is stored transposed: NN is the gradient with respect to a layer's input where its
 weights are [out, in], NT its forward pass, TN the gradient of its weights. "2 x" are two products of one call. Libraries take turns, and
-the median over rounds is shown. oneDNN needs AVX-512 here: torch leaves products to its default library where that is missing.
+the median over rounds is shown. oneDNN needs AVX-512 here: torch leaves products to its default library where that is missing. "gated" is
+offrl's product with a matrix of zeros and ones between two vectors (docs/architecture.md), counted as if it were dense; both of offrl's are
+called from Python here, which costs thin ones more than compiled updates, that call them directly, pay.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -102,9 +105,12 @@ def torch_rates(rounds: int) -> dict[str, dict[str, float]]:
     import torch
 
     from offrl.system import devices
+    from offrl.training.compiling import kernels
 
     torch.set_num_threads(1)
-    result: dict[str, dict[str, float]] = {"torch's default": {}, "oneDNN": {}}
+    if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
+        kernels.FLAGS += ("-mno-avx512f",)
+    result: dict[str, dict[str, float]] = {"torch's default": {}, "oneDNN": {}, "offrl": {}, "offrl, gated": {}}
     names = {"torch's default": devices.DEFAULT, "oneDNN": devices.ONEDNN}
 
     def factor(many: int, rows: int, columns: int, turned: bool) -> torch.Tensor:
@@ -123,7 +129,15 @@ def torch_rates(rounds: int) -> dict[str, dict[str, float]]:
                     for _ in range(10):
                         multiply(a, b, out=out)
 
+            vectors = torch.ones(many, m), torch.ones(many, k)
+
+            def own(gated: bool, a=a, b=b, vectors=vectors, many=many) -> None:  # type: ignore[no-untyped-def]
+                a, b = a.reshape(many, *a.shape[-2:]), b.reshape(many, *b.shape[-2:])
+                for _ in range(10):
+                    kernels.gated_product(a, *vectors, b, False) if gated else kernels.product(a, b)
+
             turns = {label: (lambda library=library, product=product: product(library)) for label, library in names.items()}
+            turns |= {"offrl": functools.partial(own, False), "offrl, gated": functools.partial(own, True)}
             for label, value in rate(turns, 10 * 2.0 * many * m * k * n, rounds).items():
                 result[label][name_of(shape, form)] = value
     return result

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from offrl import rng
@@ -151,14 +152,18 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3)
 
 
+@pytest.mark.parametrize("own", [(), pytest.param(("gated", "dense"), marks=pytest.mark.slow)], ids=["libraries", "kernels"])
 @each(TRACED)
-def test_is_traced_ahead_of_time(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a library is made of it, but for the compiler: the traced operations themselves are run."""
+def test_is_traced_ahead_of_time(case: Case, own: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library is made of it, but for the compiler: the traced operations themselves are run, or what the passes make of them with
+    kernels of our own wherever one fits."""
     calls: list[int] = []
 
     def library(work: ahead.Work, trees: tuple[Any, ...], subject: Any) -> Any:
         leaves, structure = pytree.tree_flatten(trees)
         graph, constants = ahead._traced(work, leaves, structure)
+        if own:
+            graph = with_kernels(graph, [*(x.clone() for x in leaves), *constants], own, monkeypatch)
 
         def run(*trees: Any) -> None:
             calls.append(len(constants))
@@ -173,8 +178,25 @@ def test_is_traced_ahead_of_time(case: Case, monkeypatch: pytest.MonkeyPatch) ->
     eager, eager_sums = train(algorithm, [0, 1], updates)
     traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
     assert len(calls) == 3  # the comparison with the uncompiled pattern, and two patterns
-    close(eager, traced, atol=1e-5)
-    close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3)
+    close(eager, traced, atol=1e-4 if own else 1e-5)  # EDAC makes 4e-5 of another order of sums
+    rtol = 1e-4 if own else 0.0  # BREEZE's losses are in the hundreds
+    close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3, rtol=rtol)
+
+
+def with_kernels(graph: fx.GraphModule, inputs: list[Tensor], own: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> fx.GraphModule:
+    """A traced update in the operators that Inductor compiles, as the passes leave it; the tests' networks are small."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    from offrl.training.compiling import kernels, passes
+
+    if kernels.native() is None:
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.setattr(passes, "SMALL", 4)
+    graph = make_fx(graph, decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
+    passes.Simpler(own)(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    return graph
 
 
 def test_what_moves_to_another_name_is_read_before_it_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,8 +400,9 @@ def test_settings(name: str) -> None:
             if choice == "value_gradient":  # asks for a trained run: tests/golden/test_value_gradient.py
                 continue
             assert Case(name).make(**{field.name: choice}).init(0).params
-    text = (resources.files("offrl.configs") / "algo" / f"{name}.yaml").read_text()
-    assert name in text, "configs/algo has a file for every algorithm"
+    if kind.__module__.startswith("offrl."):  # not of a plugin
+        text = (resources.files("offrl.configs") / "algo" / f"{name}.yaml").read_text()
+        assert name in text, "configs/algo has a file for every algorithm"
 
 
 # ---- acting

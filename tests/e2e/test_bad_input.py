@@ -45,7 +45,6 @@ NAMES = {
     "train eval.env=Hoper-v4": ["unknown environment 'Hoper-v4'", "Did you mean 'Hopper-v4'"],
     "train compare=[bcc]": ["unknown algorithm 'bcc'"],
     "train steps": ["'steps' is not a setting"],
-    "train --steps=10": ["steps=10"],
     "data inspct builtin": ["Did you mean 'inspect'"],
     "evaluate": ["usage"],
     "list algo=iqll": ["Did you mean 'iql'"],
@@ -55,7 +54,7 @@ VALUES = {
     "train steps=1.5": ["whole number"],
     "train steps=null": ["steps=null"],
     "train steps=0": ["smallest allowed value is 1"],
-    "train steps=1,2": ["several values"],
+    "train steps=1,2": ["a whole number, not several values"],
     "train steps=[1": ["cannot read"],
     "train algo=": ["no value"],
     "train algo.learning_rate=fast": ["a number"],
@@ -75,13 +74,18 @@ VALUES = {
     "train dataset.format=colums": ["Did you mean 'columns'"],
     "train device=tpu": ["device=tpu"],
     "train name=../x": ["plain name"],
-    "train algo=bc algo.batch_size=1000000000000": ["out of memory"],
 }
 
 
 @pytest.mark.parametrize(("command", "words"), [*NAMES.items(), *VALUES.items()], ids=[*NAMES, *VALUES])
 def test_names_and_values(offrl: Offrl, command: str, words: list[str]) -> None:
     refused(offrl(command), *words)
+
+
+def test_what_does_not_fit_into_memory(offrl: Offrl) -> None:
+    result = offrl("train algo=bc algo.batch_size=1000000000000")
+    doubt, error = result.err.splitlines()
+    assert result.status == 2 and "more than the 60,396 rows" in doubt and "out of memory" in error
 
 
 def test_config_files(offrl: Offrl, tmp_path: Path) -> None:
@@ -342,7 +346,8 @@ def test_one_seed_diverges(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "seed 1 diverged between step 20 and 30" in first.err
     assert first.err.count("diverged between") == 1 and "diverged between" not in second.err
     assert "frozen: seed 1" in first.err and "frozen: seed 1" in second.err
-    assert second.out.splitlines()[-2].split()[-1] == "2", "means are over the seeds that trained to the end"
+    (row,) = [line for line in second.out.splitlines() if line.startswith("poisoned  ")]
+    assert row.split()[-1] == "2", "means are over the seeds that trained to the end"
     assert not runs["healthy"][0].err and not runs["healthy"][1].err
     name = f"{checkpoint.FOLDER}/step_000000060.safetensors"
     tensors, healthy = checkpoint.read(Path("runs/poisoned") / name)[0], checkpoint.read(Path("runs/healthy") / name)[0]

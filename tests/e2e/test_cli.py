@@ -51,7 +51,7 @@ def test_help_is_quick() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", script], env=environment, text=True, capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert "offrl train algo=td3_bc" in done.stdout
+    assert "offrl train td3_bc hopper-medium-v2" in done.stdout
     total = sum(int(line.split("|")[0].removeprefix("import time:")) for line in done.stderr.splitlines() if "self [us]" not in line)
     assert total < 1_000_000, f"{total} us of imports"
 
@@ -93,7 +93,7 @@ def test_the_same_command_continues_and_reports(offrl: Offrl) -> None:
     resumed = offrl(f"train resume={run} steps=40 --quiet")
     assert resumed.status == 0 and only_run() == run
     assert resumed.out.startswith("offrl/hopper-mixed-v0 in Hopper-v5")  # nothing but the table
-    assert package.load(run).scores[-1]["step"] == 40
+    assert package.load(run).score_rows[-1]["step"] == 40
 
 
 def test_a_resumed_run_was_as_long_from_the_start(offrl: Offrl) -> None:
@@ -125,7 +125,7 @@ def test_config_file(offrl: Offrl, tmp_path: Path) -> None:
     assert offrl("train config=my.yaml seeds=[6]").status == 0
     settings = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     assert (settings["algo"]["name"], settings["algo"]["alpha"], settings["seeds"]) == ("td3_bc", 4.0, [6])
-    assert not package.load("runs/mine").scores
+    assert not package.load("runs/mine").score_rows
     assert "already" in offrl("train config=runs/mine/config.yaml").out
     assert compose({"config": "my.yaml"}).eval.env == "none"
 
@@ -149,7 +149,7 @@ def test_lists_and_help(offrl: Offrl) -> None:
     names = offrl("data list").out
     assert all(name in names for name in ("builtin", "hopper-medium-v2", "antmaze-umaze-v2", "kitchen-mixed-v0"))
     assert offrl("data inspect builtin").status == 0
-    text = offrl("train --help").out
+    text = offrl("train --help all").out
     missing = [f.name for f in dataclasses.fields(TrainConfig().dataset) if f"dataset.{f.name}=" not in text]
     assert not missing
     assert "checkpoint.keep=2" in text and "algo.alpha" in offrl("train --help algo=td3_bc").out
@@ -203,7 +203,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert action.shape == (1,) and abs(action[0]) <= 2.0
     assert run.policy(seed=1).act(np.zeros((5, 3))).shape == (5, 1)
     again = package.load(run.dir)
-    assert again.scores == run.scores
+    assert again.score_rows == run.score_rows
     assert again.policy(seed=1).act(np.zeros(3)) == action
     made = []
 
@@ -298,7 +298,8 @@ def test_a_plugin_package(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, text=True, capture_output=True)
     assert done.stdout.splitlines()[-1] == "2", done.stderr
     assert "0 0" in done.stdout and "algo.weight=1.0" in done.stdout and "my_bc: runs/mine/" in done.stdout
-    warning, error = done.stderr.splitlines()
+    warning, *doubts, error = done.stderr.splitlines()
+    assert all("more than the 50 rows" in doubt for doubt in doubts), doubts
     assert "plugin 'broken'" in warning and "algo.weight=-1.0 is out of range" in error
 
 

@@ -72,7 +72,7 @@ def test_without_a_device_the_rest_is_told(offrl: Offrl) -> None:
     ("command", "words"),
     [
         ("doctor devise=cpu", "offrl doctor has no setting 'devise'. Did you mean 'device'?"),
-        ("doctor --devise cpu", "offrl doctor has no option --devise. Did you mean 'device'?"),
+        ("doctor --devise cpu", "offrl doctor has no setting 'devise'. Did you mean 'device'?"),
         ("doctor compile=jit", "compile=jit is not allowed"),
         ("doctor --device", "'device=' has no value"),
         ("docter", "Did you mean 'doctor'?"),

@@ -50,7 +50,7 @@ def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
         "run.json",
     ):
         assert (Path("runs/b") / name).exists(), name
-    assert [r["step"] for r in Run("runs/b").scores] == [0, 0, 15, 15, 30, 30]
+    assert [r["step"] for r in Run("runs/b").score_rows] == [0, 0, 15, 15, 30, 30]
     shown = trained("evaluate runs/b episodes=1 max_steps=12")
     assert shown.status == 0 and "iql+online" in shown.out, shown.err
     assert trained("export runs/b format=pt2").status == 0
@@ -61,7 +61,7 @@ def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
     again = tune(trained, "runs/a steps=30 name=b eval.every=15").out
     assert again == result.out  # nothing is played, the same table
     more = tune(trained, "resume=runs/b steps=40")
-    assert more.status == 0 and Run("runs/b").scores[-1]["step"] == 40, more.err
+    assert more.status == 0 and Run("runs/b").score_rows[-1]["step"] == 40, more.err
 
 
 def test_from_fresh_parameters_with_and_without_data(offrl: Offrl, write: Callable[..., Path]) -> None:
@@ -83,7 +83,7 @@ def test_mistakes_are_one_line(trained: Offrl) -> None:
         "runs/none": "runs/none is not a run directory",
         "runs/a eval.env=Hopper-v4": "write env=",
         "runs/a runs/b": "takes one run, and 2 are given",
-        "--steps=5": "settings have no dashes: steps=5",
+        "runs/a --steps=0": "steps=0 is out of range",
         "--resume": "no option --resume",
         "algo=bc dataset=hopper.hdf5 env=Hopper-v4": "bc imitates the data and has no critic",
         "algo=sac_n env=Hopper-v4": "name them, dataset=NAME",

@@ -206,6 +206,6 @@ def test_mistakes(offrl: Offrl) -> None:
 
 def test_help(offrl: Offrl) -> None:
     text = offrl("train --help").out
-    assert "grid.temperature=[1,3,10] grid.expectile=[0.7,0.9]" in text and "precision=float32" in text
-    assert "a grid (grid.NAME=[a,b]) varies learning_rate, actor_learning_rate, discount" in offrl("train --help algo=iql").out
-    assert "grid.temperature=[1,3,10]" in offrl("--help").out
+    assert "grid.temperature=1,3,10 grid.expectile=0.7,0.9" in text and "precision=float32" in text
+    assert "a grid (grid.NAME=a,b) varies expectile, temperature, max_weight" in offrl("train --help algo=iql").out
+    assert "grid.temperature=1,3,10" in offrl("--help").out

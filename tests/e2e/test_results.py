@@ -21,7 +21,7 @@ def test_runs_of_all_kinds(offrl: Offrl) -> None:
     results = collect(["runs"])
     plain = Run("runs/plain")
     ours = {(s.seed, s.step): (s.raw, s.normalised, s.env_id, s.packages) for s in results.scores if s.run.endswith(("plain", "again"))}
-    assert ours == {(r["seed"], r["step"]): (r["return_mean"], r["score"], r["env_id"], r["packages"]) for r in plain.scores}
+    assert ours == {(r["seed"], r["step"]): (r["return_mean"], r["score"], r["env_id"], r["packages"]) for r in plain.score_rows}
     labels = {cell.label: [s.seed for s in cell.scores] for cell in results.cells()}
     # 3 is the default: the grid's seed 2 with it continues the plain run's seeds
     assert labels == {"iql": [0, 1, 2], "iql (temperature=5)": [0, 1], "iql (temperature=10)": [2], "iql (learning_rate=1e+30)": []}

@@ -25,11 +25,13 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms.columns import normalize_observations
 from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
+from offrl.system.plugins.loading import load_named
 from offrl.training.stages import ready
 from offrl.training.step import Step, make_step
 from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 
+load_named()  # OFFRL_PLUGINS=my.py: one's own algorithms are cases too
 FITTED = ("sindy",)  # by one regression, not by updates: tests of their own
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
 ALGORITHMS = {
@@ -314,11 +316,11 @@ def identical(a: Any, b: Any) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def close(a: Any, b: Any, atol: float = 1e-4) -> None:
+def close(a: Any, b: Any, atol: float = 1e-4, rtol: float = 0.0) -> None:
     left, right = checkpoint.flatten(a), checkpoint.flatten(b)
     assert list(left) == list(right)
     for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(left[name], right[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def begin(actor: Actor, count: int) -> Any:

@@ -23,7 +23,7 @@ FILES = ("metrics.jsonl", "scores.csv")
 @pytest.fixture(autouse=True)
 def no_tensorboard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "tensorboard" not in request.node.name:  # a second to import
-        monkeypatch.setattr(log.RunLog, "_tensorboard", lambda *_: None)
+        monkeypatch.setattr(log.RunLog, "_shown", lambda *_: None)
 
 
 def start(path: Path, resume_step: int | None = None, **kwargs: Any) -> log.RunLog:
@@ -272,6 +272,40 @@ def test_final_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert text[3].split("  ")[0] == "iql" and "60.0 [55.5, 64.5]" in text[3]
     assert "25.0 " in text[4] and "nan" not in text[4]
     assert len({len(line) for line in text[1:]}) == 1 and len(text) == 5
+
+
+def test_what_to_look_at_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands that a shell takes as they stand; the low scores of the dataset that ships with the package are explained."""
+    import shlex
+
+    from offrl.cli.main import main
+    from offrl.runs.run import SavedRun
+
+    from .test_report import level, make
+
+    def saved(name: str, algorithm: str, score: Any, **data: object) -> SavedRun:
+        run = make(tmp_path / "my runs", algorithm, "hopper", score, name=name, raw=score is None)
+        record = json.loads((run / "run.json").read_text())
+        record["data"].update({"rows": 60_396, **data})
+        record["spec"] |= {"observation_shape": [2], "action_dim": 1, "name": "hopper", "discrete": False}
+        (run / "run.json").write_text(json.dumps(record))
+        return SavedRun(run)
+
+    iql, bc = saved("a", "iql", level(18), source="builtin"), saved("b", "bc", level(1))
+    lines = tables.next_commands([iql, bc])
+    commands = [line.split(": ", 1)[1].split(None) for line in lines]
+    assert [c[1] for c in commands] == ["report", "evaluate", "train"] and lines[2].endswith("steps=600")
+    places = shlex.split(lines[0].split(":", 1)[1])[2:]
+    assert places == [str(iql.dir), str(bc.dir)]
+    assert main(["report", *places, f"out={tmp_path / 'out'}", "bootstrap=100", "quiet=true"]) == 0  # as it stands
+    assert len(tables.next_commands([iql, *[bc] * 9])[0]) < len(lines[0])  # of many runs their folder
+    unscored = tables.next_commands([saved("c", "bc", None)])
+    assert ["select" in unscored[0], "env=ID" in unscored[1]] == [True, True]
+    capsys.readouterr()
+    tables.explain(bc)
+    assert capsys.readouterr().out == ""
+    tables.explain(iql)
+    assert "300 updates (papers: 1,000,000) on 60,396 rows" in capsys.readouterr().out
 
 
 def test_final_table_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:

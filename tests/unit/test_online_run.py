@@ -175,19 +175,19 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
     assert tensors["state/step"].tolist() == [67, 67]
     first = checkpoint.load_latest(offline.dir)
     assert first is not None and not torch.equal(tensors["state/params/actor/log_std"], first[0]["state/params/actor/log_std"])
-    assert [r["step"] for r in run.scores] == [0, 0, 20, 20, 40, 40, 60, 60]
+    assert [r["step"] for r in run.score_rows] == [0, 0, 20, 20, 40, 40, 60, 60]
     lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40, 50, 60]
     assert all(line["critic/loss"][0] is not None for line in lines)
     assert sum(line["online/episodes"][0] for line in lines) >= 6
     score = offline.evaluate(2, env=lambda: Walk()).rows()[1]["return"]
-    assert run.scores[1]["return_mean"] == score  # row 0 is the offline policy's
+    assert run.score_rows[1]["return_mean"] == score  # row 0 is the offline policy's
     outcome = json.loads((run.dir / "finetune.json").read_text())[0]
     assert outcome["unit"] == "return" and outcome["offline"][1] == score and outcome["regret"] is None
-    assert outcome["online"][0] == pytest.approx(np.mean([r["return_mean"] for r in run.scores if r["seed"] == 0 and r["step"]]))
+    assert outcome["online"][0] == pytest.approx(np.mean([r["return_mean"] for r in run.score_rows if r["seed"] == 0 and r["step"]]))
     assert (run.dir / "finetune.png").stat().st_size > 10_000
     *seeds, mean, before = pictures["finetune.png"].axes[0].lines
-    curves = [[r["return_mean"] for r in run.scores if r["seed"] == seed] for seed in (0, 1)]
+    curves = [[r["return_mean"] for r in run.score_rows if r["seed"] == seed] for seed in (0, 1)]
     np.testing.assert_allclose([line.get_ydata() for line in seeds], curves)
     np.testing.assert_allclose(mean.get_ydata(), np.mean(curves, 0))
     np.testing.assert_allclose(before.get_ydata(), np.mean(curves, 0)[0])
@@ -346,7 +346,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     refused("update_every=0 must be", lambda: tune(offline, tmp_path, update_every=0))
     refused("Did you mean 'mixing'", lambda: tune(offline, tmp_path, mixin=0.5))
     refused("seeds= cannot be changed", lambda: tune(offline, tmp_path, seeds=3))
-    refused("unknown setting 'algo.alpha'", lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}))
+    refused("algo.alpha= is no setting of algo=iql; its paper calls so algo.polyak", lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}))
     columns = recorded(False)
     other = from_arrays(*columns[:2], columns[2] + 1, *columns[3:], action_low=-2, action_high=2)
     refused("and this is", lambda: offrl.finetune(offline, env=Walk, dataset=other, quiet=True))

@@ -52,7 +52,7 @@ def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.Capture
     model = load(run.dir)
     assert model.meta["updates"] == 40 and model.meta["data"]["fingerprint"] == data.fingerprint and len(model.meta["held_out"]) == 3
     assert model.model.config.termination == "learned"  # nothing is known of where arrays come from
-    assert not (run.dir / "policies").exists() and not run.scores
+    assert not (run.dir / "policies").exists() and not run.score_rows
     lines = [json.loads(x) for x in (run.dir / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["dynamics/loss"][0] < lines[0]["dynamics/loss"][0]
     agent = offrl.train("mopo", data, seeds=2, steps=8, runs_dir=str(tmp_path), settings={**AGENT, "world_model": str(run.dir)}, **QUIET)

@@ -21,7 +21,7 @@ DAMAGED = "the file is damaged or incomplete: get it again"
 # What h5py, NumPy, zipfile, zlib and json raise for damaged files. AttributeError, NameError and AssertionError are faults of offrl.
 _RAISED = (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, EOFError, SyntaxError, BufferError,
            struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError)  # fmt: skip
-_MODULES = ("pyarrow", "PIL")  # whose own exceptions derive from Exception alone
+_MODULES = ("pyarrow", "PIL", "_csv")  # whose own exceptions derive from Exception alone
 
 
 class reading:

@@ -19,14 +19,29 @@ from offrl.data.formats.minari_episodes import numbered
 from offrl.data.infer import fitting_task
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical_name
+from offrl.data.tables import files as tables
+from offrl.data.tables.csv_file import is_csv
 from offrl.data.text import files as text
 from offrl.data.text import minari as minari_text
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
+from offrl.settings.habits import datasets
 from offrl.tasks.task import Task, lookup
 
 BUILTIN = Path(__file__).parents[2] / "assets" / "hopper-mixed-v0.hdf5"
-_SUFFIXES = (".hdf5", ".h5", ".npz", ".parquet", ".npy", ".pq", ".hdf", ".jsonl", ".ndjson")  # .json is mostly something else
+_SUFFIXES = (
+    ".hdf5",
+    ".h5",
+    ".npz",
+    ".parquet",
+    ".npy",
+    ".pq",
+    ".hdf",
+    ".csv",
+    ".tsv",
+    ".jsonl",
+    ".ndjson",
+)  # .json is mostly something else
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,7 @@ class Source:
     task: Task | None = None
     loader: Callable[[DatasetConfig], Any] | None = None
     beside: Path | None = None  # a file that is read as well
+    files: tuple[Path, ...] = ()  # of tables: all of them, where there are several
 
     @property
     def text(self) -> bool:
@@ -49,7 +65,7 @@ class Source:
         """A state that changes with any file: paths, sizes and times of the last change. For the keys of the caches."""
         if self.path is None:
             return [self.kind, self.name]
-        files = minari.files(self.path) if self.kind == "minari" else [self.path]
+        files = minari.files(self.path) if self.kind == "minari" else list(self.files) or [self.path]
         files += [self.beside] if self.beside is not None and self.beside.is_file() else []
         stats = [(str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]]  # ctime: mtime can be set
         return [self.kind, self.name, stats]
@@ -67,6 +83,8 @@ def resolve(name: str, config: DatasetConfig) -> Source:
         return Source("builtin", name, BUILTIN)
     if form == "auto" and name in (loaders := registry.names("dataset")):
         return Source("registered", name, loader=loaders[name])
+    if (several := _several(name, config)) is not None:
+        return several
     path = Path(name).expanduser()
     with reading(path):
         exists = path.exists()  # not where a name is too long for the file system
@@ -76,7 +94,7 @@ def resolve(name: str, config: DatasetConfig) -> Source:
         if source.kind == "padded" and config.instruction_encodings:
             return replace(source, beside=Path(config.instruction_encodings).expanduser())
         return source
-    if path.suffix.lower() in _SUFFIXES or text.named_text(path) or re.match(r"[./~]|[A-Za-z]:\\", name):
+    if path.suffix.lower() in _SUFFIXES or is_csv(path) or text.named_text(path) or re.match(r"[./~]|[A-Za-z]:\\", name):
         raise UserError(_missing(path))
     task = lookup(name) if form in ("auto", "d4rl") else None
     if task is not None and task.url:
@@ -86,8 +104,27 @@ def resolve(name: str, config: DatasetConfig) -> Source:
     if form == "minari" or (form == "auto" and minari.ID.fullmatch(name) and ("/" in name or name in minari.installed())):
         return Source("minari", name, minari.locate(name))
     known = _known_names()
-    hint = nearest(name, known) or " `offrl data list` shows those that can be named"
+    hint = datasets.hint(name) or nearest(name, known) or " `offrl data list` shows those that can be named"
     raise UserError(f"unknown dataset '{name}': no such file, and no D4RL, OGBench, Minari or registered name.{hint}")
+
+
+def _several(name: str, config: DatasetConfig) -> Source | None:
+    """The source of a list "[a.csv,b.csv]" or a glob; None for another name. Raises UserError for files that are whole datasets each."""
+    if not (name.startswith("[") and name.endswith("]")) and not any(c in name for c in "*?"):
+        return None
+    paths = tables.listed(name)
+    if not paths:
+        raise UserError(f"dataset={name} names no file")
+    if all(map(tables.is_table, paths)):
+        return Source("columns", name, paths[0], files=tuple(paths))
+    if len(paths) == 1:
+        return resolve(str(paths[0]), config)
+    shown = " ".join(map(str, paths[:3])) + (" ..." if len(paths) > 3 else "")
+    others = ",".join(map(str, paths[1:3])) + (",..." if len(paths) > 3 else "")
+    raise UserError(
+        f"dataset={name} names {len(paths)} files, of which each is a dataset (only CSV and Parquet are read as one): `offrl data merge "
+        f'{shown} merged.hdf5` makes one of these, or append the others: dataset={paths[0]} "dataset.concatenate=[{others}]"'
+    )
 
 
 def _known_names() -> list[str]:
@@ -101,7 +138,7 @@ def _known_names() -> list[str]:
 
 def _data_files(folder: Path) -> list[str]:
     """The names of files in a folder that are datasets by their names."""
-    return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES or p.name.endswith(".jsonl.gz"))
+    return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES or is_csv(p) or p.name.endswith(".jsonl.gz"))
 
 
 def _missing(path: Path) -> str:
@@ -116,12 +153,16 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     """The source of a file or folder that exists, by its content."""
     if path.is_dir():
         if minari.data_folder(path) is None:
+            if paths := tables.listed(name):
+                return Source("columns", name, paths[0], files=tuple(paths))
             inside = _data_files(path)
-            hint = f"; it has the files {', '.join(inside[:5])}" if inside else ""
-            raise UserError(f"{path} is a folder without a Minari dataset (no data/metadata.json){hint}")
+            hint = f"; it has the files {', '.join(inside[:5])}: name one, or make one of them with `offrl data merge`" if inside else ""
+            raise UserError(f"{path} is a folder without a Minari dataset (no data/metadata.json) and without CSV or Parquet files{hint}")
         return Source("minari", "", path)
     if form != "auto":
         return Source(form, name, path)
+    if is_csv(path):
+        return Source("columns", name, path)
     if text.is_text(path):
         return Source("text", name, path)
     kind = files.file_type(path)
@@ -177,17 +218,37 @@ def read_raw(
     assert path is not None
     if source.text:
         raise UserError(f"{path} holds texts, not columns of numbers")
-    if source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):
+    table = source.kind == "columns" and (bool(source.files) or is_csv(path) or files.is_wide(path, config, optional))
+    if not table:
+        _refuse_lists(config, path)
+    if not table and source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):
         kind = files.file_type(path)
         extension = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
         if kind != extension:
             raise UserError(f"{path} is {kind}, but the format {source.kind} is kept in {extension} files; leave dataset.format at auto")
     with reading(path), np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold becomes infinite, a fault of the data
-        raw = _read(source, path, config, memory, optional)
+        if table:
+            raw = tables.read(source.name, source.files or (path,), config, memory, optional)
+            raw.task = None if source.files else d4rl.guess_task(path.stem)
+        else:
+            raw = _read(source, path, config, memory, optional)
     if all(k in raw.columns and raw.columns[k].ndim > 1 for k in ("observations", "actions")):
         raw.task = fitting_task(raw)
     _set_range(raw, config)
     return raw
+
+
+def _refuse_lists(config: DatasetConfig, path: Path) -> None:
+    """Raises UserError for settings that only tables have (CSV, Parquet with a column a number, DataFrames)."""
+    for column, key in config.fields.items():
+        if not isinstance(key, str):
+            raise UserError(
+                f"dataset.fields.{column}={key}: lists of columns are for CSV, Parquet and DataFrames; {path} has a key for each of ours"
+            )
+    default = DatasetConfig()
+    for name in ("action_kind", "max_gap", "missing"):
+        if getattr(config, name) != getattr(default, name):
+            raise UserError(f"dataset.{name}={getattr(config, name)} is for CSV, Parquet and DataFrames, and {path} is none of these")
 
 
 def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> RawData:

@@ -20,6 +20,7 @@ from offrl.data.transfer import BLOCK, GB, Different, Limits, candidates, downlo
 from offrl.errors import UserError, warn
 from offrl.system import trust
 from offrl.system.files import replacing
+from offrl.system.locks import lock
 
 Known = tuple[int, str]  # bytes of a file, and its SHA-256 in hexadecimal digits
 
@@ -135,13 +136,9 @@ def checksum(path: Path, kind: str = "sha256") -> str:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """One download of a file at a time; where the system has no file locks, none."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
     with trust.open_to_write(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the file stays: removing it would let a third process in beside the second
+        with contextlib.suppress(OSError):
+            lock(file)  # the file stays: removing it would let a third process in beside the second
         yield
 
 

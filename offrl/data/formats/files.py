@@ -40,7 +40,10 @@ def file_type(path: Path) -> str:
                 "numpy.savez and give that file (docs/language-labels.md has the lines)"
             )
         raise UserError(f"{path} is a single .npy array; save all columns with numpy.savez and give that file")
-    raise UserError(f"{path} is neither HDF5 nor npz nor Parquet (it starts with {head!r}); it may be damaged or an error page")
+    raise UserError(
+        f"{path} is neither HDF5 nor npz nor Parquet (it starts with {head!r}); it may be damaged or an error page (the name of a CSV "
+        "file ends in .csv or .csv.gz)"
+    )
 
 
 def _objects(path: Path) -> bool:
@@ -129,12 +132,8 @@ def _returning(ids: np.ndarray, change: np.ndarray, number: int) -> str:
     )
 
 
-def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> dict[str, np.ndarray]:
-    """List columns, or one column per dimension, named x_0, x_1, ..."""
-    file = open_parquet(path)
-    names, rows = file.schema_arrow.names, file.metadata.num_rows
-    if len(set(names)) < len(names):
-        raise UserError(f"{path} has a column twice: {', '.join(sorted(n for n in set(names) if names.count(n) > 1))}")
+def _parquet_keys(names: Collection[str]) -> dict[str, list[str]]:
+    """Key -> columns of a Parquet file: each column by its name, and x for x_0, x_1, ..."""
     keys: dict[str, list[str]] = {n: [n] for n in names}
     for stem in {n.rpartition("_")[0] for n in names if n.rpartition("_")[2].isdecimal()}:
         series = sorted(
@@ -142,6 +141,34 @@ def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: C
         )
         if [n.rpartition("_")[2] for n in series] == [str(i) for i in range(len(series))]:
             keys.setdefault(stem, series)
+    return keys
+
+
+def is_wide(path: Path, config: DatasetConfig, optional: Collection[str]) -> bool:
+    """Whether a file is Parquet whose columns are to be mapped as those of any table (`offrl.data.tables`), for not all of ours stand there
+    by their own names, or numbers of episodes are texts."""
+    if file_type(path) != "parquet":
+        return False
+    default = DatasetConfig()
+    if "time" in config.fields or any(getattr(config, n) != getattr(default, n) for n in ("action_kind", "max_gap", "missing")):
+        return True
+    schema = open_parquet(path).schema_arrow
+    keys = _parquet_keys(schema.names)
+    try:
+        chosen = choose_keys(config, keys, str(path), optional)
+    except UserError:
+        return True
+    ids = chosen.get("episode_ids")
+    return ids in schema.names and str(schema.field(ids).type) in ("string", "large_string") if ids else False
+
+
+def _read_parquet(path: Path, config: DatasetConfig, memory: Memory, optional: Collection[str]) -> dict[str, np.ndarray]:
+    """List columns, or one column per dimension, named x_0, x_1, ..."""
+    file = open_parquet(path)
+    names, rows = file.schema_arrow.names, file.metadata.num_rows
+    if len(set(names)) < len(names):
+        raise UserError(f"{path} has a column twice: {', '.join(sorted(n for n in set(names) if names.count(n) > 1))}")
+    keys = _parquet_keys(names)
     columns: dict[str, np.ndarray] = {}
     size = 0
     for name, key in choose_keys(config, keys, str(path), optional).items():

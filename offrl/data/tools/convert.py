@@ -27,6 +27,7 @@ from offrl.data.formats.write import Progress, write_data
 from offrl.data.infer import action_range, find_ends
 from offrl.data.memory import Memory, affordable, chunks
 from offrl.data.raw import CORE, RawData
+from offrl.data.tables.csv_file import is_csv
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile
@@ -150,7 +151,7 @@ def _text_origin(texts: TextFile, config: DatasetConfig) -> str:
 
 def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     """Column -> key for what the source's file holds besides what is loaded, with a row for each step."""
-    if source.path is None:
+    if source.path is None or source.files or is_csv(source.path):
         return {}
     taken = {*map(str, config.fields.values()), *CORE, *file_source.KNOWN, "terminals", "timeouts", "final_observations"}
     if source.kind == "minari":
@@ -167,7 +168,7 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
             record = d4rl_source.record_of(items, source.path) if source.kind in ("d4rl", "builtin") else None
             taken |= set(record.columns) if record else set()
             shapes = {k: (tuple(item.shape or ()), item.dtype) for k, item in items.items() if not k.startswith("metadata/")}
-    rows = shapes.get(config.fields.get("observations", "observations"), ((0,), None))[0][:1]
+    rows = shapes.get(str(config.fields.get("observations", "observations")), ((0,), None))[0][:1]
     others = [k for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows and d.kind in "biuf"]
     return {k if k.startswith(INFOS) else INFOS + k: k for k in others}
 

@@ -303,7 +303,7 @@ def test_a_dataset_object_keeps_its_odd_name(tmp_path: Path, monkeypatch: pytest
     """Row 6: `offrl.train(dataset=...)` on what a file called ${oc.env:TOKEN}."""
     monkeypatch.setenv("TOKEN", "hf_SECRET")
     seen: list[str] = []
-    monkeypatch.setattr("offrl.api.train_from", lambda values, data, env: [seen.append(compose(values).dataset.name)])
+    monkeypatch.setattr("offrl.api.train_from", lambda values, *rest: [seen.append(compose(values).dataset.name)])
     rows = {"observations": torch.zeros(4, 2), "actions": torch.zeros(4, 1), "rewards": torch.zeros(4)}
     data = from_arrays(**{k: v.numpy() for k, v in rows.items()}, terminations=[False, True, False, True], name="${oc.env:TOKEN}")
     offrl.train(dataset=data)

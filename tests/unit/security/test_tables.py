@@ -72,7 +72,7 @@ def test_scores_of_a_run(tmp_path: Path) -> None:
     assert not formulas(text) and ",-2.5," in text
     record = json.loads((OLD / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps({**record, "label": FORMULA}))
-    (scores,) = SavedRun(tmp_path).scores
+    (scores,) = SavedRun(tmp_path).score_rows
     assert scores["return_mean"] == -2.5 and {k: scores[k] for k in about} == about
     assert read_curves(tmp_path / "scores.csv", "score") == {(): {0: {1: -1.0}}}
 

@@ -10,7 +10,7 @@ import pytest
 import offrl
 from offrl.cli import NAMES
 from offrl.cli import main as entry
-from offrl.cli.main import main
+from offrl.cli.main import UNTRUSTING, main
 from offrl.errors import UserError
 from offrl.settings.compose import compose
 from offrl.system import trust
@@ -62,7 +62,7 @@ def test_no_file_says_it(tmp_path: Path) -> None:
 def test_help_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     for command in NAMES:
         assert main([command, "--help"]) == 0
-        assert ("  trust=false " in capsys.readouterr().out) == (command not in ("list", "doctor"))
+        assert ("  trust=false " in capsys.readouterr().out) == (command not in UNTRUSTING)
     assert main([]) == 0 and "trust=true" in capsys.readouterr().out
 
 

@@ -1,0 +1,145 @@
+"""The words that can follow a half-typed command. It imports no torch and reads folders only: a person waits for the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from offrl.cli import NAMES
+from offrl.cli.words import settings
+from offrl.settings import known
+from offrl.settings.habits.algorithms import meant
+from offrl.settings.habits.datasets import FILES, MUJOCO
+from offrl.settings.presets import config_names
+from offrl.settings.replicas import varied
+
+ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "label", "list")
+ON_RUNS = ("evaluate", "finetune", "adapt", "report", "select", "model", "export")
+ALGOS = ("algo", "algos", "compare")
+DATASETS = (
+    "dataset",
+    "datasets",
+    "dataset.name",
+    "dataset.concatenate",
+    "dataset.imagined",
+    "dataset.action_free",
+    "dataset.expert",
+    "ood",
+)
+GROUPS = ("algo.", "grid.", "dataset.", "eval.", "checkpoint.")
+
+
+def candidates(line: str) -> list[str]:
+    """The words that the last word of `line`, up to the cursor, can become; sorted. line: from the name of the command on."""
+    words = line.split(" ")
+    current, before = words[-1], [w for w in words[1:-1] if w]
+    if not before:
+        return _starting(current, [*NAMES, "--help", "--version"])
+    command, rest = before[0], before[1:]
+    if command == "completion":
+        return _starting(current, ("bash", "zsh", "fish"))
+    if command not in NAMES:
+        return []
+    if command == "data" and not rest:
+        return _starting(current, ACTIONS)
+    dashes = "--" if current.startswith("--") else ""
+    name, equals, value = current.removeprefix("--").partition("=")
+    if equals:
+        done, comma, part = value.rpartition(",")
+        return [f"{dashes}{name}={done}{comma}{v}" for v in _values(command, name.replace("-", "_"), part, rest)]
+    if rest and rest[-1].startswith("--") and "=" not in rest[-1] and not dashes:
+        return _values(command, rest[-1][2:].replace("-", "_"), current, rest) or _names(command, current, rest)
+    if dashes:
+        return [f"--{n}" for n in _names(command, name, rest)] + _starting(current, ["--help"])
+    return sorted({*_names(command, current, rest), *_alone(command, current)})
+
+
+def _alone(command: str, current: str) -> list[str]:
+    """Words without a name: runs, datasets, algorithms."""
+    if command in ON_RUNS:
+        return _runs(current)
+    if command == "train":
+        return [*_starting(current, [*config_names("algo"), *known.datasets()]), *(_files(current, FILES) if current else [])]
+    if command == "data":
+        return [*_starting(current, known.datasets() if current else ()), *_files(current, FILES)]
+    return []
+
+
+def _names(command: str, current: str, rest: Iterable[str]) -> list[str]:
+    """Names of settings with their `=`; groups are offered whole until one is begun."""
+    names = [*settings(command)]
+    if command in ("train", "benchmark", "finetune"):
+        algo = _algo(rest)
+        names += [f"algo.{n}" for n in known.settings_of(algo)] + [f"grid.{n}" for n in varied(type(known.schema(algo)))]
+    given = {w.partition("=")[0].removeprefix("--") for w in rest if "=" in w}
+    group = next((g for g in GROUPS if current.startswith(g)), "")
+    inside = [f"{n}=" for n in names if n.startswith(current) and n not in given and (group or "." not in n)]
+    return sorted({*inside, *(g for g in GROUPS if not group and g.startswith(current) and any(n.startswith(g) for n in names))})
+
+
+def _algo(rest: Iterable[str]) -> str:
+    """The algorithm that a command has chosen so far."""
+    for word in rest:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if chosen := meant(value if equals and name == "algo" else "" if equals else word, config_names("algo")):
+            return chosen
+    return "iql"
+
+
+def _values(command: str, name: str, part: str, rest: Iterable[str]) -> list[str]:
+    """What the value of a setting can be, as far as it is a name, a word or a file."""
+    if name in ALGOS:
+        return _starting(part, config_names("algo"))
+    if name in DATASETS:
+        return [*_starting(part, known.datasets()), *_files(part, FILES)]
+    if name == "experiment":
+        return _starting(part, ["auto", "none", *config_names("experiment")])
+    if name in ("suite", "launcher"):
+        return [*_starting(part, config_names(name)), *(_files(part, (".yaml", ".yml")) if name == "suite" else [])]
+    if name == "device":
+        return _starting(part, ("auto", "cpu", "cuda", "cuda:0", "mps"))
+    if name in ("env", "eval.env"):
+        return _starting(part, ["auto", "none", *(f"{n}-v5" for n in MUJOCO)])
+    if name in ("resume", "from", "algo.world_model", "world_model", "algo.value_run"):
+        return _runs(part)
+    if name in ("config", "policy", "returns", "rewards", "out", "runs_dir", "dataset.reward_labels"):
+        return _files(part, None)
+    field = settings(command).get(name)
+    if field is not None:
+        return _starting(part, field.metadata.get("choices") or (("true", "false") if isinstance(field.default, bool) else ()))
+    if name.startswith("algo."):
+        about: dict[str, Any] = known.settings_of(_algo(rest)).get(name.removeprefix("algo."), {})
+        return _starting(part, about.get("choices") or (("true", "false") if about.get("type") == "bool" else ()))
+    return _starting(part, ("true", "false")) if name == "trust" else []
+
+
+def _starting(part: str, options: Iterable[str]) -> list[str]:
+    return sorted(o for o in options if o.startswith(part))
+
+
+def _entries(part: str, fits: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """The entries of the folder in `part` that begin as it does: folders with a slash, and what fits."""
+    folder, begun = os.path.split(part)
+    result: list[str] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(os.path.expanduser(folder) or "."):
+            if entry.name.startswith(begun) and (begun.startswith(".") or not entry.name.startswith(".")):
+                path = os.path.join(folder, entry.name)
+                if fits(entry):
+                    result.append(path)
+                elif entry.is_dir():
+                    result.append(path + "/")
+    return sorted(result)
+
+
+def _files(part: str, suffixes: tuple[str, ...] | None) -> list[str]:
+    """Files with one of the suffixes (None: all), Minari's folders, and folders to go on in."""
+    return _entries(part, lambda e: e.is_file() and (suffixes is None or e.name.lower().endswith(suffixes)))
+
+
+def _runs(part: str) -> list[str]:
+    """Run directories, and folders to go on in; without a word, those of ./runs."""
+    inside = _entries(part, lambda e: os.path.exists(os.path.join(e.path, "run.json")))
+    return _entries("runs/", lambda e: os.path.exists(os.path.join(e.path, "run.json"))) or inside if not part else inside

@@ -1,0 +1,153 @@
+"""Tables in files: CSV and wide Parquet, one file, a list, a glob or a folder of them."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from offrl.data.containers.guard import reading, refuse_growth
+from offrl.data.containers.parquet import arrow_values, open_parquet
+from offrl.data.memory import Memory
+from offrl.data.raw import RawData
+from offrl.data.tables.build import Tabular, build
+from offrl.data.tables.csv_file import SUFFIXES, CsvFile, is_csv
+from offrl.errors import UserError, nearest
+from offrl.settings.dataset import DatasetConfig
+
+PARQUET = (".parquet", ".pq")
+
+
+def is_table(path: Path) -> bool:
+    """True for the name of a file that is a table: CSV or Parquet."""
+    return is_csv(path) or path.suffix.lower() in PARQUET
+
+
+def listed(name: str) -> list[Path] | None:
+    """The files that a list "[a.csv,b.csv]", a glob or a folder names, in the order of their names; None for one file.
+
+    Raises UserError where a glob fits nothing.
+    """
+    if name.startswith("[") and name.endswith("]"):
+        parts = [part.strip().strip("'\"") for part in name[1:-1].split(",")]
+        return [path for part in parts if part for path in (listed(part) or [Path(part).expanduser()])]
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return sorted(p for p in path.iterdir() if p.is_file() and is_table(p) and not p.name.startswith((".", "_"))) or None
+    if any(c in name for c in "*?") and not path.exists():
+        matches = sorted(Path(p) for p in glob.glob(str(path)) if Path(p).is_file())
+        if not matches:
+            raise UserError(f"no file fits dataset={name}, seen from {Path.cwd()}")
+        return matches
+    return None
+
+
+class ParquetTable:
+    """A Parquet file with a column for each number, or lists of numbers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.where = path, str(path)
+        self.file = open_parquet(path)
+        self.names = [str(n) for n in self.file.schema_arrow.names]
+        if twice := sorted({n for n in self.names if self.names.count(n) > 1}):
+            raise UserError(f"{path} has a column twice: {', '.join(twice)}")
+
+    def kinds(self) -> dict[str, str]:
+        """See `Tabular`."""
+        types = [(str(f.name), str(f.type)) for f in self.file.schema_arrow]
+        words = {"time": ("timestamp", "date", "time"), "text": ("string", "large_string", "dictionary")}
+        return {n: next((k for k, starts in words.items() if t.startswith(starts)), "number") for n, t in types}
+
+    def read(self, wanted: Collection[str], exact: Collection[str] = ()) -> dict[str, np.ndarray]:
+        """Columns as numbers, datetime64 in UTC or objects; missing numbers as NaN."""
+        import pyarrow as pa
+
+        result, size = {}, 0
+        for name in wanted:
+            with reading(f"{self.where}: '{name}'"):
+                column = self.file.read(columns=[name]).column(0).combine_chunks()
+                size += column.nbytes
+                refuse_growth(self.where, size, self.path.stat().st_size)
+                if len(column) != self.file.metadata.num_rows:
+                    raise UserError(
+                        f"{self.where}: '{name}' declares {self.file.metadata.num_rows:,} rows, and the file holds {len(column):,}"
+                    )
+                if pa.types.is_dictionary(column.type):
+                    column = column.dictionary_decode()
+                if pa.types.is_decimal(column.type):
+                    column = column.cast(pa.float64())
+                if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+                    result[name] = column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).astype("datetime64[us]")
+                elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                    result[name] = column.to_numpy(zero_copy_only=False)
+                else:
+                    if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+                        column = column.cast(pa.float64())
+                    result[name] = arrow_values(column, f"{self.where}: '{name}'")
+        return result
+
+
+class Files:
+    """Several tables with the same columns one after the other. The column "\\0file" says which one a row is from."""
+
+    def __init__(self, tables: Sequence[Tabular], where: str) -> None:
+        self.tables, self.where = tables, where
+        self.names = [n for n in tables[0].names if all(n in t.names for t in tables)]
+        self.partial = {n: t.where for t in tables for n in t.names if n not in self.names}
+
+    def kinds(self) -> dict[str, str]:
+        """See `Tabular`; those of the first file."""
+        return self.tables[0].kinds()
+
+    def read(self, wanted: Collection[str], exact: Collection[str] = ()) -> dict[str, np.ndarray]:
+        """See `Tabular`. A column that is text in one of them is text in all."""
+        blocks = [t.read(wanted, exact) for t in self.tables]
+        result = {}
+        for name in wanted:
+            kinds = {b[name].dtype.kind for b in blocks if len(b[name])}
+            if len({b[name].shape[1:] for b in blocks}) > 1:
+                raise UserError(f"{self.where}: '{name}' has lists of different lengths")
+            mixed = len(kinds) > 1 and not kinds <= set("biuf")
+            result[name] = np.concatenate([b[name].astype(object) if mixed else b[name] for b in blocks if len(b[name]) or not kinds])
+        counts = [len(next(iter(b.values()))) for b in blocks]
+        result["\0file"] = np.repeat(np.arange(len(counts)), counts)
+        return result
+
+
+def open_table(path: Path) -> Tabular:
+    """The table of a file. Raises UserError."""
+    return CsvFile(path) if is_csv(path) else ParquetTable(path)
+
+
+def read(name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory, optional: Collection[str] = ()) -> RawData:
+    """The data of one file, or of several as one dataset: each of them is an episode, or several where the columns say so.
+
+    Raises UserError, naming file, column and row.
+    """
+    from offrl.data.formats.files import file_type
+
+    for path in paths:
+        if not path.exists():
+            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise UserError(f"there is no file {path}.{nearest(path.name, siblings)}")
+        if not is_csv(path) and file_type(path) != "parquet":
+            raise UserError(f"{path} is no Parquet file, whatever its name says")
+    tables = [open_table(p) for p in paths]
+    if len(tables) == 1:
+        table, stem = tables[0], paths[0].name
+    else:
+        table = Files(tables, f"{paths[0].parent}/ ({len(paths)} files)")
+        stem = paths[0].parent.resolve().name if name.startswith("[") or "*" in name or "?" in name else Path(name).resolve().name
+    for suffix in (".gz", *SUFFIXES, *PARQUET):
+        stem = stem[: -len(suffix)] if stem.lower().endswith(suffix) and len(stem) > len(suffix) else stem
+    shown = f'"{name}"' if any(c in name for c in "*?[ ") else name
+    try:
+        return build(table, config, memory, optional, name=stem, example=shown)
+    except UserError as error:
+        partial = getattr(table, "partial", {})
+        hint = ", ".join(f"{n} (in {w})" for n, w in list(partial.items())[:3])
+        if partial and ("has no column" in str(error) or "is not clear" in str(error)):
+            raise UserError(f"{error} [columns that not all files have: {hint}]") from None
+        raise

@@ -1,0 +1,213 @@
+"""Which columns of a table are observations, actions, rewards and so on: what `dataset.fields` says, and usual names for the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from offrl.errors import UserError, nearest
+
+VECTORS = ("observations", "next_observations", "actions")
+SINGLE = ("rewards", "terminations", "truncations", "episode_ends", "episode_ids", "time")
+REQUIRED = ("observations", "actions", "rewards")
+# Usual names, lower case. Of a vector: its name, or with numbers or words after it (obs_0, obs_temperature); short ones with numbers only.
+STEMS = {
+    "observations": ("observations", "observation", "obs", "states", "state"),
+    "next_observations": ("next_observations", "next_observation", "next_obs", "next_states", "next_state"),
+    "actions": ("actions", "action", "act"),
+}
+LETTERS = {"observations": ("o", "s"), "actions": ("a",), "next_observations": ()}
+USUAL = {
+    "rewards": ("rewards", "reward", "rew"),
+    "terminations": ("terminations", "terminals", "termination", "terminal", "terminated", "done", "dones"),
+    "truncations": ("truncations", "timeouts", "truncation", "timeout", "truncated"),
+    "episode_ends": ("episode_ends", "episode_end"),
+    "episode_ids": ("episode_ids", "episode_id", "episode", "episodes", "trajectory", "trajectory_id", "traj_id"),
+    "time": ("time", "timestamp", "datetime", "date_time"),
+}
+DONE = ("done", "dones")  # in Gym's sense either kind of end
+# Words in other names, for the command that an error proposes.
+HINTS = {
+    "rewards": r"reward|score|profit|kpi|cost|utility|objective",
+    "actions": r"action|control|setpoint|set_point|command|cmd|valve|dose|heater|heating|cooling|power_level|motor|torque|pump",
+    "episode_ids": r"episode|batch|trial|session|trajectory|(^|_)(run|day|patient|user)(_?id)?$",
+    "time": r"time|date|stamp",
+}
+SHOWN = 40  # columns that a message lists
+SEPARATOR = re.compile(r"[_.\-\[ ]?(\d+)\]?$")
+
+
+@dataclass(frozen=True)
+class Term:
+    """A column of the table in one of ours: its values times `scale` plus `offset`."""
+
+    column: str
+    scale: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether values stay as they are."""
+        return self.scale == 1.0 and self.offset == 0.0
+
+
+Chosen = dict[str, tuple[Term, ...]]
+
+
+def choose(
+    names: Sequence[str],
+    fields: Mapping[str, Any],
+    where: str,
+    optional: Collection[str] = (),
+    example: str = "",
+    kinds: Callable[[], Mapping[str, str]] = dict,
+) -> Chosen:
+    """Our column -> columns of the table `names`.
+
+    fields: as `dataset.fields`: a name, a glob, {column, scale, offset}, or a list of them. optional: columns that may be missing. example:
+    the data in the command that an error proposes. kinds: what columns hold, number, text or time, for that command. Raises UserError, in
+    one line with that command, where required ones are not clear.
+    """
+    named = {column: entry for column, entry in fields.items() if entry != "*"}
+    chosen: Chosen = {c: _parts(c, entry, names, where) for c, entry in named.items() if not (c in optional and _absent(entry, names))}
+    used = {part.column for parts in chosen.values() for part in parts}
+    for column in (*SINGLE, *VECTORS):
+        if column not in fields and (free := _usual(column, [n for n in names if n not in used])):
+            chosen[column] = tuple(map(Term, free))
+            used.update(free)
+    for column in (c for c, entry in fields.items() if entry == "*"):
+        chosen[column] = tuple(Term(n) for n in names if n and n not in used and not n.startswith(("Unnamed:", "__index_level_")))
+    missing = [c for c in REQUIRED if not chosen.get(c) and c not in optional]
+    if missing:
+        raise UserError(f"{where}: {_proposal(names, chosen, missing, example or where, kinds())}")
+    for column in SINGLE:
+        if len(chosen.get(column, ())) > 1:
+            listing = ", ".join(p.column for p in chosen[column])
+            raise UserError(f"{where}: dataset.fields.{column} takes one column, and {listing} are {len(chosen[column])}")
+    return chosen
+
+
+def _absent(entry: Any, names: Sequence[str]) -> bool:
+    return isinstance(entry, str) and entry not in names
+
+
+def _parts(column: str, entry: Any, names: Sequence[str], where: str) -> tuple[Term, ...]:
+    """The columns that an entry of `dataset.fields` names."""
+    setting = f"dataset.fields.{column}"
+    parts: list[Term] = []
+    for item in entry if isinstance(entry, list | tuple) else [entry]:
+        scale = offset = None
+        text = item
+        if isinstance(item, Mapping):
+            if unknown := [str(k) for k in item if k not in ("column", "scale", "offset")]:
+                raise UserError(f"{setting} has '{unknown[0]}'; an entry is a name, a pattern, or {{column: NAME, scale: 0.1, offset: 0}}")
+            text, scale, offset = item.get("column"), item.get("scale"), item.get("offset")
+        for key, value in (("scale", scale), ("offset", offset)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise UserError(f"{setting}: {key}={value} of column {text} is no number")
+        if text is None or isinstance(text, list | tuple):
+            raise UserError(f"{setting}={entry}: an entry is a name, a pattern such as obs_*, or {{column: NAME, scale: 0.1, offset: 0}}")
+        for name in _named(str(text), names, where, setting):
+            parts.append(Term(name, 1.0 if scale is None else float(scale), 0.0 if offset is None else float(offset)))
+    repeated = next((p.column for i, p in enumerate(parts) if p.column in {q.column for q in parts[:i]}), None)
+    if repeated is not None:
+        raise UserError(f"{setting} names the column '{repeated}' twice")
+    if not parts:
+        raise UserError(f"{setting}=[] names no column")
+    return tuple(parts)
+
+
+def _named(text: str, names: Sequence[str], where: str, setting: str) -> list[str]:
+    """The columns called `text`, or that fit it as a pattern, or are its numbered series."""
+    if text in names:
+        return [text]
+    if any(c in text for c in "*?["):
+        matches = by_number([n for n in names if fnmatchcase(n, text)])
+    else:
+        matches = by_number([n for n in names if n.startswith(text) and SEPARATOR.fullmatch(n[len(text) :])])
+    if not matches:
+        raise UserError(f"{where} has no column '{text}' ({setting}).{nearest(text, names)} It has: {listing(names)}")
+    return matches
+
+
+def by_number(names: list[str]) -> list[str]:
+    """Names that end in numbers in the order of these, others as they stand."""
+    ends = [SEPARATOR.search(n) for n in names]
+    return [n for _, n in sorted(zip((int(e[1]) if e else 0 for e in ends), names, strict=True), key=lambda pair: pair[0])] if all(
+        ends
+    ) else names  # fmt: skip
+
+
+def _usual(column: str, names: Sequence[str]) -> list[str]:
+    """The columns that are by their names what we call `column`; [] where none is."""
+    lower = {n.lower().strip(): n for n in reversed(names)}
+    for word in USUAL.get(column, ()):
+        if word in lower:
+            return [lower[word]]
+    for stem in STEMS.get(column, ()):
+        if stem in lower:
+            return [lower[stem]]
+        if matches := [n for n in names if re.match(rf"{stem}[_.\-\[ ]?\d|{stem}[_.]\w", n.lower())]:
+            return [] if _gap(matches) else by_number(matches)
+    for letter in LETTERS.get(column, ()):
+        if matches := [n for n in names if re.fullmatch(rf"{letter}_?\d+", n.lower())]:
+            return [] if _gap(matches) else by_number(matches)
+    return []
+
+
+def _gap(names: Sequence[str]) -> bool:
+    """Whether a series of numbered columns misses one: it may have been lost, so that it must be named."""
+    ends = [SEPARATOR.search(n) for n in names]
+    numbers = sorted(int(e[1]) for e in ends if e)
+    return len(numbers) == len(names) and numbers != list(range(min(numbers[0], 1), min(numbers[0], 1) + len(numbers)))
+
+
+def listing(names: Sequence[str]) -> str:
+    """Names of columns for a message."""
+    shown = [n or "(no name)" for n in names[:SHOWN]]
+    return ", ".join(shown) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _proposal(names: Sequence[str], chosen: Chosen, missing: Sequence[str], example: str, kinds: Mapping[str, str]) -> str:
+    """Which columns there are, what is not known of them, and a command to copy."""
+    used = {part.column for parts in chosen.values() for part in parts}
+    free = [n for n in names if n and n not in used and not n.startswith(("Unnamed:", "__index_level_"))]
+    guesses: dict[str, list[str]] = {}
+    for column in ("rewards", "time", "episode_ids", "actions"):
+        if column not in chosen:
+            hits = [n for n in free if re.search(HINTS[column], n.lower())]
+            if column == "time":
+                hits = [n for n in free if kinds.get(n) == "time"] or [n for n in hits if kinds.get(n) != "text"]
+            elif column == "episode_ids":
+                hits = hits or [n for n in free if kinds.get(n) == "text" and not re.search(HINTS["actions"], n.lower())]
+            elif column == "rewards":
+                hits = [n for n in hits if kinds.get(n, "number") == "number"]
+            hits = hits if column == "actions" else hits[:1]
+            guesses[column] = hits
+            free = [n for n in free if n not in hits]
+    if "observations" in missing:
+        guesses["observations"] = [n for n in free if kinds.get(n, "number") == "number"]
+    words = []
+    python = not example.strip(".")  # of a DataFrame: arguments
+    for column in ("observations", "actions", "rewards", "episode_ids", "time"):
+        hits = guesses.get(column, [])
+        if column in missing or hits:
+            text = ",".join(_quoted(n) for n in hits[:SHOWN]) or "COLUMN"
+            if python:
+                words.append(f"{column}={hits[:SHOWN] if len(hits) > 1 else hits[0] if hits else 'COLUMN'!r}")
+                continue
+            words.append(f'"dataset.fields.{column}={f"[{text}]" if len(hits) > 1 else text}"')
+    unclear = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
+    command = f"offrl.from_dataframe(df, {', '.join(words)})" if python else f"offrl data inspect {example} {' '.join(words)}"
+    return (
+        f"its columns are {listing(names)}; which of them are {unclear} is not clear from their names. Say it, and look at the result, "
+        f"perhaps: {command}"
+    )
+
+
+def _quoted(name: str) -> str:
+    """A name as an element of a list on the command line."""
+    return name if re.fullmatch(r"[A-Za-z_][\w.-]*", name) else "'" + name.replace("'", "\\'") + "'"

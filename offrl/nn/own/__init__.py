@@ -1,0 +1,1 @@
+"""Networks of a user's own."""

@@ -1,0 +1,277 @@
+"""The answer that a report begins with: which algorithm is ahead, by how much, and whether that can be chance.
+
+Every number is one of docs/statistics.md; one answer is about one group of datasets, or about one dataset that is in no group of several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from offrl.report.compare import Comparison
+from offrl.report.opening.searches import chosen, without_searches
+from offrl.report.rows import RAW, UNSCORED, Entry, Interval, Published, digits
+from offrl.runs.comparable import FEW_SEEDS
+from offrl.statistics.aggregate import difference, probability_of_improvement
+
+MOST_OTHERS = 4  # algorithms named in a sentence
+NO_INTERVAL = "One seed has no interval: nothing says how much of this is chance. seeds=5 trains five."
+WIDE = " Two seeds make an interval twelve times as wide as they lie apart: seeds=5 trains five."
+Behaviour = Callable[[str, bool], float | None]  # (dataset, normalised) -> the mean of the data's own episodes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm in the picture."""
+
+    label: str
+    estimate: Interval | None  # (value, low, high), the ends NaN for one seed; None without a final score
+    note: str = ""  # below the number
+    published: Published | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sentence that says who is ahead, one that says how sure that is, and what the picture shows."""
+
+    verdict: str
+    sure: str
+    kind: str  # one of page.KINDS: how sure, as a colour
+    unit: str  # of the numbers: the heading of their column
+    about: str  # what the picture shows
+    rows: tuple[Row, ...] = ()  # the best first
+    score: bool = True  # normalised, rather than returns
+    behaviour: float | None = None  # the mean of the data's own episodes
+    remarks: tuple[str, ...] = ()  # what was left out, chosen or published
+    commands: tuple[str, ...] = ()  # that lead on
+
+
+def answers(comparisons: Sequence[Comparison], entries: Sequence[Entry], behaviour: Behaviour, reps: int) -> list[Answer]:
+    """One for each group that is aggregated, then one for each other dataset with a final score; without any, one that says why.
+
+    Of an algorithm with many settings (`searches.SEARCH`) only the best is named, and that it was chosen
+    with the environment. reps: resamples.
+    """
+    algorithm = {e.label: e.cell.algorithm for e in entries}
+    several = len({e.dataset for e in entries}) > 1
+    groups = [c.group.name for c in comparisons if c.aggregates]
+    result = [_of_group(c, algorithm, reps, several=len(groups) > 1) for c in comparisons if c.aggregates]
+    for name in dict.fromkeys(e.group for e in entries if e.group not in (*groups, UNSCORED)):
+        for dataset in dict.fromkeys(e.dataset for e in entries if e.group == name):
+            rows = [e for e in entries if e.group == name and e.dataset == dataset]
+            if any(e.seeds for e in rows):
+                result.append(_of_dataset(dataset, rows, behaviour(dataset, name != RAW), several))
+    result.sort(key=lambda answer: sum(row.estimate is not None for row in answer.rows) < 2)  # who won, before what stands alone
+    return result or [_nothing(entries)]
+
+
+# --------------------------------------------------------------------------------------------------------------- a group
+
+
+def _of_group(c: Comparison, algorithm: dict[str, str], reps: int, several: bool) -> Answer:
+    labels, searched = without_searches(c.order, algorithm)
+    first, *others = labels
+    n, tasks = c.group.seeds, len(c.group.datasets)
+    equal = len({int(n) for x in c.group.scores.values() for n in (x == x).sum(0)}) == 1
+    seeds = f"{n} seed{'s' if n != 1 else ''}{' each' if equal else ' or more'}"
+    iqm = {label: _times_100(c.aggregates[label]["iqm"]) for label in labels}
+    place = f"{c.group.name}: " if several else ""
+    verdict = f"{place}{first} scores {_text(iqm[first])}, the interquartile mean over {tasks} datasets."
+    sure, kind = "One algorithm: there is nothing here to compare it with.", "note"
+    if others:
+        pair = c.group.scores[first], c.group.scores[others[0]]
+        gap = _times_100(difference(*pair, reps=reps))
+        chance = probability_of_improvement(*pair, reps=reps)
+        odds = chance.value, chance.low, chance.high
+        verdict = f"{place}{_ahead(first, others[0], gap)}; probability of improvement {_text(odds, decimals=2)}."
+        if n == 1 or not math.isfinite(gap[1]):
+            sure, kind = NO_INTERVAL, "warning"
+        elif gap[1] <= 0 <= gap[2] or odds[1] <= 0.5 <= odds[2]:
+            sure, kind = f"With {seeds} this cannot be told from chance.", "warning"
+        elif n < FEW_SEEDS:
+            few = f"but intervals of {n} seeds are too narrow: {FEW_SEEDS} or more would tell."
+            sure, kind = f"More than chance by its interval, {few}", "note"
+        else:
+            sure, kind = "More than chance: the interval of the difference leaves out 0.", "good"
+        level = [o for o in others[1:] if (p := c.improvement.get((first, o))) is not None and p.low <= 0.5 <= p.high]
+        sure += _level(first, level)
+    elif n == 1:
+        sure, kind = NO_INTERVAL, "warning"
+    sure, kind = _doubted(sure, kind, first in searched, [])
+    notes = tuple(f"{note}." for note in c.group.notes if " left out" in note)
+    return Answer(
+        verdict, sure, kind, "IQM [95% interval]",
+        f"{c.group.name}, {tasks} datasets, {seeds}. Dot: interquartile mean (IQM) of the normalised scores; line: 95% interval.",
+        tuple(Row(label, iqm[label]) for label in labels), remarks=(*notes, *chosen(labels[: 1 + MOST_OTHERS], searched, algorithm)),
+    )  # fmt: skip
+
+
+def _times_100(estimate: object) -> Interval:
+    value, low, high = (100 * getattr(estimate, name) for name in ("value", "low", "high"))
+    return value, low, high
+
+
+# ------------------------------------------------------------------------------------------------------------- a dataset
+
+
+def _of_dataset(dataset: str, entries: Sequence[Entry], behaviour: float | None, several: bool) -> Answer:
+    score = entries[0].group != RAW
+    unit = "score" if score else "return"
+    of = {e.label: e for e in sorted((e for e in entries if e.seeds), key=lambda e: -e.mean[0])}
+    algorithm = {e.label: e.cell.algorithm for e in entries}
+    labels, searched = without_searches(list(of), algorithm)
+    first, *others = labels
+    seeds = {of[label].seeds for label in labels}
+    each = f"{_number(min(seeds), 'seed')}{(' each' if others else '') if len(seeds) == 1 else ' or more'}"
+    steps = {of[label].step for label in labels}
+    updates = f", {max(s or 0 for s in steps):,} updates" if None not in steps else ""
+    if others:
+        verdict, sure, kind = _two(dataset, labels, of, score, several)
+    else:
+        verdict, sure, kind = _one(dataset, of[first], score, behaviour)
+    sure, kind = _doubted(sure, kind, first in searched, [e.label for e in entries if not e.seeds])
+    rows = [Row(label, of[label].mean, _seeds(of[label]), of[label].published) for label in labels]
+    rows += [Row(e.label, None, e.lost or "no final score") for e in entries if not e.seeds]
+    if behaviour is not None and others and of[first].mean[0] < behaviour:
+        sure += f" None reaches the mean of the data's own episodes, {digits(behaviour, score)}."
+    dot = "Dot: the last evaluation's mean over seeds; line: 95% interval" if max(seeds) > 1 else "Dot: the last evaluation's mean"
+    papers = list(dict.fromkeys(p.source.partition(":")[0] for label in labels if (p := of[label].published)))
+    marks = f"; diamond: published ({', '.join(papers)})" if papers else ""
+    marks += "; dashed: the mean of the data's own episodes" if behaviour is not None else ""
+    return Answer(
+        verdict, sure, kind, f"{unit} [95% interval]" if max(seeds) > 1 else unit,
+        f"{dataset}, {each}{updates}. {dot}{marks}.", tuple(rows), score, behaviour,
+        chosen(labels[: 1 + MOST_OTHERS], searched, algorithm),
+    )  # fmt: skip
+
+
+def _two(dataset: str, labels: Sequence[str], of: dict[str, Entry], score: bool, several: bool) -> tuple[str, str, str]:
+    first, second, *_ = labels
+    one, two = of[first].mean, of[second].mean
+    gap = one[0] - two[0], math.nan, math.nan
+    values = [[[s.normalised if score else s.raw] for s in of[label].cell.scores] for label in (first, second)]
+    where = f" on {dataset}" if several else ""
+    verdict = f"{_ahead(first, second, gap, score)}{where}: {_text(one, score)} against {_text(two, score)}"
+    if not all(map(math.isfinite, (*one, *two))):
+        return f"{verdict}.", NO_INTERVAL, "warning"
+    pairs = len(values[0]) * len(values[1])
+    verdict += f"; probability of improvement {probability_of_improvement(*values, reps=1).value:.2f} ({pairs} pairs of seeds)."
+    level = [o for o in labels[2:] if of[o].mean[2] >= one[1] or not math.isfinite(of[o].mean[2])]
+    n = min(of[label].seeds for label in labels)
+    if two[2] >= one[1]:
+        sure = f"The intervals overlap: with {_number(n, 'seed')} this cannot be told from chance.{_level(first, level)}"
+        return verdict, sure + WIDE * (n == 2), "warning"
+    return verdict, f"More than chance: the intervals do not overlap.{_level(first, level)}", "good"
+
+
+def _one(dataset: str, e: Entry, score: bool, behaviour: float | None) -> tuple[str, str, str]:
+    """The sentences about a single algorithm: beside the data's mean, which it is to exceed."""
+    mean, low, high = e.mean
+    unit = "scores" if score else "returns"
+    verdict = f"{e.label} {unit} {_text(e.mean, score)} on {dataset}"
+    if behaviour is not None:
+        where = "above" if mean >= behaviour else "below"
+        verdict += f", {digits(abs(mean - behaviour), score)} {where} the mean of the data's own episodes, {digits(behaviour, score)}"
+    if e.published is not None:
+        verdict += f"; published: {published(e.published)} ({e.published.source.partition(':')[0]})"
+    verdict += "."
+    if not math.isfinite(low):
+        return verdict, NO_INTERVAL, "warning"
+    wide = WIDE * (e.seeds == 2)
+    if behaviour is None:
+        return verdict, f"95% interval over {_number(e.seeds, 'seed')}; the mean of the data's own episodes is not known.{wide}", "note"
+    if low > behaviour:
+        return verdict, "The whole interval lies above the data's mean: the policies do better than what they learnt from.", "good"
+    if high < behaviour:
+        return verdict, "The whole interval lies below the data's mean: the policies do worse than what they learnt from.", "bad"
+    return verdict, f"The interval holds the data's mean: with {_number(e.seeds, 'seed')} the two cannot be told apart.{wide}", "warning"
+
+
+def published(number: Published) -> str:
+    return digits(number.mean) + (f" \u00b1 {digits(number.std)}" if number.std is not None else "")
+
+
+def _doubted(sure: str, kind: str, searched: bool, missing: Sequence[str]) -> tuple[str, str]:
+    """How sure it is, less what the interval does not cover."""
+    if searched:
+        sure, kind = f"{sure} No interval covers that its settings were chosen with the environment.", "note" if kind == "good" else kind
+    if missing:
+        sure, kind = f"{sure} No final score of {_list(missing)}.", "note" if kind == "good" else kind
+    return sure, kind
+
+
+def _seeds(e: Entry) -> str:
+    return f"{e.seeds} of {e.asked} seeds" if e.seeds < e.asked else ""
+
+
+# --------------------------------------------------------------------------------------------------------- without scores
+
+
+def _nothing(entries: Sequence[Entry]) -> Answer:
+    """Why there is no final score, and what to do."""
+    reasons = list(dict.fromkeys(m.reason for e in entries for m in e.cell.missing))
+    labels, datasets = list(dict.fromkeys(e.label for e in entries)), list(dict.fromkeys(e.dataset for e in entries))
+    who = f"{_list(labels)} on {_list(datasets)}"
+    rows = tuple(Row(e.label if len(datasets) == 1 else f"{e.label} on {e.dataset}", None, _so_far(e)) for e in entries)
+    about = "What is there so far; only what reached its planned number of updates counts." if rows else ""
+    place = next((e.cell.missing[0].run for e in entries if e.cell.missing and e.cell.missing[0].run), "RUN")
+    if reasons and all("no environment" in r for r in reasons):
+        return Answer(
+            f"{who}: trained, but not scored.",
+            "No environment is known for these data, so nothing says how good the policies are. The first command scores them in one that "
+            "you name, the second estimates their returns from the data alone.",
+            "note", "", about, rows, commands=(f"offrl evaluate {_word(place)} env=ID", f"offrl select {_word(place)}"),
+        )  # fmt: skip
+    if reasons and all(r.startswith(("failed", "diverged")) for r in reasons):
+        return Answer(f"{who}: failed.", reasons[0], "bad", "", about, rows)
+    if reasons and all(r.startswith("no score at") for r in reasons):
+        todo = "Training reached its end and scores.csv does not have its last evaluation. This scores the policies:"
+        return Answer(f"{who}: not scored.", todo, "note", "", about, rows, commands=(f"offrl evaluate {_word(place)}",))
+    waiting = any(r.startswith(("unfinished", "not started", "begun")) for r in reasons)
+    todo = "The same command as before continues what has not finished." if waiting else "The reasons stand below."
+    return Answer(f"{who}: no final score yet.", todo, "note", "", about, rows)
+
+
+def _so_far(e: Entry) -> str:
+    latest = e.cell.latest()
+    text = e.lost or "no final score"
+    if not latest:
+        return text
+    return f"{text}; {digits(math.fsum(s.value for s in latest) / len(latest), e.cell.normalised)} at step {latest[0].step:,}, not counted"
+
+
+def _word(path: str) -> str:
+    import shlex
+
+    return shlex.quote(path)
+
+
+# ------------------------------------------------------------------------------------------------------------------ words
+
+
+def _ahead(first: str, second: str, gap: Interval, score: bool = True) -> str:
+    """`iql is ahead of bc by 7.1 [3.2, 11.0] points`."""
+    if digits(gap[0], score) == "0.0":
+        return f"{first} and {second} are level"
+    return f"{first} is ahead of {second} by {_text(gap, score)}{' points' if score else ''}"
+
+
+def _level(first: str, labels: Sequence[str]) -> str:
+    return f" Not told apart from {first} either: {_list(labels)}." if labels else ""
+
+
+def _text(estimate: Interval, score: bool = True, decimals: int | None = None) -> str:
+    """`7.1 [3.2, 11.0]`; the value alone without an interval."""
+    shown = [digits(x, score) if decimals is None else f"{x:.{decimals}f}" for x in estimate]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]" if all(map(math.isfinite, estimate)) else shown[0]
+
+
+def _number(n: int, word: str) -> str:
+    return f"{n} {word}{'s' if n != 1 else ''}"
+
+
+def _list(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - MOST_OTHERS} more" if len(shown) > MOST_OTHERS else ""
+    return ", ".join(shown[:MOST_OTHERS]) + more

@@ -1,0 +1,83 @@
+"""The films and goal maps that runs have, in the page itself."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from offrl.figures.goal_map import PICTURE
+from offrl.report.context import Material, count
+from offrl.report.page import escape
+from offrl.runs.run import SavedRun
+from offrl.video.record import FOLDER
+
+LARGEST, MOST_BYTES = 6_000_000, 20_000_000  # of a file, and of all of them: base64 makes a third more of it
+MOST = 6  # runs whose film is shown, and whose goal map
+FILM = "Episodes as they were scored, all seeds of the run side by side."
+MAP = "The way that the policy takes to each goal; where the algorithm learns them, its distances to the goal as colours, and its subgoals."
+
+
+def films(made: Material) -> None:
+    """A section with the first film and the goal map of each run that has one; of large ones and of many the rest is named."""
+    maps = [(run, file) for run in made.results.runs for file in _inside(run, [run.dir / PICTURE])]
+    shown = [(run, file) for run in made.results.runs for file in _films(run)[:1]]
+    if not maps and not shown:
+        return
+    page = made.page
+    page.heading("Films and goal maps" if maps and shown else "Films" if shown else "Goal maps")
+    room, named = MOST_BYTES, []
+    with page.gallery() if len(maps) + len(shown) > 1 else contextlib.nullcontext():
+        for number, (run, file) in enumerate(shown):
+            content = _content(file, min(room, LARGEST)) if number < MOST else b""
+            others = len(_films(run)) - 1
+            if not (element := _element(content, f"Film: {run.algorithm} on {run.dataset}")):
+                named.append(str(file))
+                continue
+            room -= len(content)
+            more = f" {count(others, 'more film')} beside it." if others else ""
+            page.markup(
+                f"<figure>{element}<figcaption>{escape(f'{run.algorithm} on {run.dataset}. {FILM}{more}')} "
+                f"<code>{escape(file)}</code></figcaption></figure>"
+            )
+        for number, (run, file) in enumerate(maps):
+            content = _content(file, min(room, LARGEST)) if number < MOST else b""
+            if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+                named.append(str(file))
+                continue
+            room -= len(content)
+            page.figure(content, f"{run.algorithm} on {run.dataset}. {MAP}", alt=f"Goal map of {run.algorithm} on {run.dataset}. {MAP}")
+    if named:
+        with page.details(f"{count(len(named), 'file')} more, not shown to keep the page small"):
+            page.items(named)
+
+
+def _films(run: SavedRun) -> list[Path]:
+    folder = run.dir / FOLDER
+    return _inside(run, sorted([*folder.glob("*.mp4"), *folder.glob("*.gif")])) if folder.is_dir() else []
+
+
+def _inside(run: SavedRun, files: Sequence[Path]) -> list[Path]:
+    """Those that are plain files in the run's own folder: a link in a stranger's run would put another file into the page."""
+    root = run.dir.resolve()
+    return [file for file in files if file.is_file() and file.resolve().is_relative_to(root)]
+
+
+def _content(file: Path, most: int) -> bytes:
+    """The file's bytes; none of one that is larger than `most`, or cannot be read."""
+    try:
+        return file.read_bytes() if file.stat().st_size <= most else b""
+    except OSError:
+        return b""
+
+
+def _element(content: bytes, alt: str) -> str:
+    """A film as an element that needs no other file; empty where the bytes are neither MP4 nor GIF."""
+    data = base64.b64encode(content).decode()
+    if content[4:8] == b"ftyp":
+        about = f'aria-label="{escape(alt)}" src="data:video/mp4;base64,{data}"'
+        return f'<video controls loop muted playsinline preload="metadata" {about}></video>'
+    if content.startswith((b"GIF87a", b"GIF89a")):
+        return f'<img alt="{escape(alt)}" src="data:image/gif;base64,{data}">'
+    return ""

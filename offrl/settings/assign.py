@@ -1,0 +1,78 @@
+"""One setting put into a tree of settings, and the messages where it does not fit. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from offrl.errors import UserError, nearest
+
+FREE = frozenset({"fields", "acting"})  # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+
+
+def assign(config: Any, name: str, value: Any) -> None:
+    """Set one value by its dotted name. Raises UserError for an unknown name (with the nearest one) or a value of a wrong kind."""
+    from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    node: Any = config
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        free = i > 0 and parts[i - 1] in FREE
+        if not isinstance(node, DictConfig) or (part not in node and not free):
+            prefix = ".".join(parts[:i])
+            options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
+            names = all_names(config)
+            hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, names)
+            raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
+        node = node._get_node(part) if part in node else None
+    if isinstance(node, DictConfig) and not isinstance(value, Mapping):
+        raise UserError(f"{name}={shown(value)}: {name} has settings of its own, such as {name}.{next(map(str, node), 'observations')}=...")
+    old = None if node is None or node._is_none() else node._value()
+    whole_number = (isinstance(old, int) and not isinstance(old, bool)) or isinstance(node, IntegerNode)
+    if whole_number and isinstance(value, str) and (amount := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGbB])", value)):
+        value = float(amount[1]) * UNITS[amount[2].lower()]  # steps=100k
+    if isinstance(value, float) and value.is_integer() and whole_number:
+        value = int(value)  # steps=1e6
+    if isinstance(node, ListConfig) and isinstance(value, str):
+        value = [value]  # one name
+    try:
+        OmegaConf.update(config, name, value, force_add=not FREE.isdisjoint(parts))
+    except OmegaConfBaseException as error:
+        text = str(error).splitlines()[0]
+        words = {
+            "Float": "a number",
+            "Integer": "a whole number",
+            "ool": "true or false",
+            "ListConfig": f"a list: {name}={shown(value)},",
+        }
+        kind = next((w for t, w in words.items() if t in text), "set to something" if value is None else "")
+        if isinstance(node, ListConfig) and kind in (words["Float"], words["Integer"]):
+            kind = f"a list of {kind.removeprefix('a ')}s"
+        elif isinstance(value, list):
+            thousands = all(re.fullmatch(r"0|\d{3}", str(v)) for v in value[1:])  # 100,000
+            joined = str(value[0]) + "".join(f"{v:0>3}" for v in value[1:]) if thousands else ""
+            kind += (
+                f", without commas: {name}={joined}" if kind == words["Integer"] and joined else f", not several values{grid_hint(name)}"
+            )
+        raise UserError(f"{name}={shown(value)} must be {kind}" if kind else f"{name}={shown(value)}: {text}") from None
+
+
+def grid_hint(name: str) -> str:
+    return f"; grid.{name.removeprefix('algo.')}=a,b trains with each value" if name.startswith("algo.") else ""
+
+
+def shown(value: Any) -> str:
+    return "null" if value is None else ",".join(map(shown, value)) if isinstance(value, list) else str(value).replace("'", "")
+
+
+def all_names(config: Any, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key in config:
+        names.append(f"{prefix}{key}")
+        node = config._get_node(key)
+        if hasattr(node, "keys") and not node._is_none():
+            names += all_names(node, f"{prefix}{key}.")
+    return names

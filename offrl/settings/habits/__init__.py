@@ -1,0 +1,1 @@
+"""Habits from other libraries, and settings without their prefix, understood where only one thing can be meant."""

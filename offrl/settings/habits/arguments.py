@@ -1,0 +1,110 @@
+"""What people type, as settings: `--steps 1e5`, `--algo=iql`, a dataset's name or file alone, files that the shell made of a pattern."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from offrl.errors import UserError, few, note
+from offrl.settings import known
+from offrl.settings.habits import algorithms, datasets
+from offrl.settings.presets import config_names
+
+SETTING = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
+SHORT = {"-q": "quiet=true", "--quiet": "quiet=true"}
+LISTS = ("seeds", "algos", "datasets", "compare", "target_returns", "rewards")
+
+
+def as_settings(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:
+    """`["--steps", "1e5", "--dry-run", "x"]` as `["steps=1e5", "dry_run=true", "x"]`; everything else stays as it is.
+
+    switches: names of the settings that are true or false, which need no value. An option without a value that is none of them stays, for
+    the command to say what it knows.
+    """
+    result: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in SHORT:
+            result.append(SHORT[word])
+            continue
+        option = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
+        if option is None or word == "--help":
+            result.append(_underscored(word))
+            continue
+        name, value = option[1].replace("-", "_"), option[2]
+        if value is not None:
+            result.append(f"{name}={value}")
+        elif name in switches or (name.startswith("no_") and name[3:] in switches):
+            if rest and rest[0].lower() in ("true", "false"):
+                result.append(f"{name}={rest.pop(0).lower()}")
+            else:
+                result.append(f"{name[3:]}=false" if name not in switches else f"{name}=true")
+        elif rest and not rest[0].startswith("--") and not SETTING.match(rest[0]):
+            values = [rest.pop(0)]
+            while name in LISTS and rest and not (rest[0].startswith("-") or SETTING.match(rest[0]) or Path(rest[0], "run.json").exists()):
+                values.append(rest.pop(0))
+            result.append(f"{name}={','.join(values)}")
+        else:
+            result.append(word)
+    return result
+
+
+def _underscored(word: str) -> str:
+    """A setting's name with underscores: `batch-size=256`. Columns and launchers have names of their own."""
+    name, equals, value = word.partition("=")
+    if equals and SETTING.match(word) and not re.match(r"dataset\.fields\.|launcher\.", name) and not Path(word).exists():
+        return f"{name.replace('-', '_')}={value}"
+    return word
+
+
+def placed(arguments: Sequence[str], command: str = "train") -> list[str]:
+    """The words without `=` of a command that trains, as the algorithm and the dataset they name; files become one dataset.
+
+    Raises UserError for a word that is neither, and for two datasets in one command.
+    """
+    words = [a for a in arguments if not SETTING.match(a)]
+    settings = [a for a in arguments if SETTING.match(a)]
+    files: list[str] = []
+    for word in words:
+        if word.startswith("-"):
+            raise UserError(f"offrl {command} has no option '{word}' of that form; write name=value, or --name value")
+        if (name := algorithms.meant(word, config_names("algo"))) and not Path(word).exists():
+            settings.append(f"algo={name}")
+        elif (Path(word) / "run.json").exists():
+            raise UserError(f"{word} is a run; resume={word} continues it, offrl evaluate {word} scores it, offrl finetune {word} goes on")
+        elif Path(word).expanduser().exists() or glob.has_magic(word) or datasets.is_name(word):
+            files.append(word)
+        else:
+            raise UserError(_neither(word))
+    given = [a for a in settings if re.match(r"(--)?(dataset|data|dataset\.name)=", a)]
+    if files and given:
+        raise UserError(f"{files[0]} and {given[0]} are both given; leave one of them out")
+    if len(names := [a for a in settings if a.startswith("algo=")]) > 1:
+        raise UserError(f"{' and '.join(names)} are both given; several algorithms are compared by offrl benchmark algos=a,b")
+    text = ",".join(files) if files else given[0].partition("=")[2] if given else ""
+    several = datasets.expanded(text.split(",") if not Path(text).expanduser().exists() and text.isprintable() else [text])
+    if len(several) > 1 and any(a.startswith("dataset.concatenate=") for a in settings):
+        raise UserError(f"{text} are {len(several)} datasets and dataset.concatenate= names more; name all of them in one place")
+    settings = [a for a in settings if a not in given]
+    if files or given:
+        settings.append(f"dataset={several[0]}")
+    if len(several) > 1:
+        quoted = ",".join(f"'{name}'" if re.search(r"[^\w./:+-]", name) else name for name in several[1:])
+        settings.append(f"dataset.concatenate=[{quoted}]")
+        shown = f"{', '.join(several[1:4])}{' ...' if len(several) > 4 else ''}"
+        note(f"{len(several)} datasets are trained on as one, {several[0]} and {shown}; offrl data merge writes them as one file")
+    elif files:
+        note(f"{files[0]} is taken as dataset={several[0]}")
+    return settings
+
+
+def _neither(word: str) -> str:
+    """The message for a word that is no setting, algorithm, dataset or file."""
+    cure = "write name=value, such as algo=iql or steps=50000"
+    if re.search(r"[./~\\]", word):
+        return f"'{word}' is not a setting, and there is no file of that name; {cure}"
+    hint = datasets.hint(word) or few(word, [*config_names("algo"), *known.datasets()], 3)
+    return f"'{word}' is not a setting, an algorithm, a dataset or a file.{hint} {cure[0].upper() + cure[1:]}"

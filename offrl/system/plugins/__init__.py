@@ -1,0 +1,1 @@
+"""Files outside the package that add to it: `plugins=my.py`."""

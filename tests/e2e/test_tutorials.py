@@ -1,0 +1,27 @@
+"""The tutorials, as a reader would follow them: every block of a page in its order, in one folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import ROOT, blocks
+
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+OFFRL = 'offrl() { "$PYTHON" -m offrl.cli "$@"; }\n'
+PROGRAMS = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tutorial_runs(page: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    for language, text in blocks(page):
+        program = (OFFRL if language == "bash" else "") + text
+        done = subprocess.run([*PROGRAMS[language], program], cwd=tmp_path, capture_output=True, text=True, env=environment)
+        print(done.stdout[-3000:])
+        assert done.returncode == 0, f"{page.name}:\n{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
