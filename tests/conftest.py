@@ -40,6 +40,18 @@ def heeds_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile. What is nested too deeply is refused where Python's stack ends; an unfinished generator of an
+    earlier test that the collector closes just there has no stack left, and pytest blames the test that runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Modules and test cases stay until the end: the collector of garbage need not look at them again and again. Nor need it come as
     often as Python would have it, which is after every 700 new objects."""

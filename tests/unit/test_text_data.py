@@ -177,6 +177,7 @@ def test_the_header_names_the_task(tmp_path: Path, capsys: pytest.CaptureFixture
 GOOD = json.dumps(EPISODES[1]).encode() + b"\n"
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     ("content", "message"),
     [

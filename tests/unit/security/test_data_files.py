@@ -289,6 +289,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("case", CHANGES)
 def test_metadata_of_minari_of_other_types(tmp_path: Path, case: str) -> None:
     """Row 21: tracebacks of every kind."""
@@ -333,6 +334,7 @@ def test_parquet_of_other_types(tmp_path: Path, value: Any) -> None:
     assert "'rewards' h" in refused(path)
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
     """Row 21: what walks through it later has no end of it, though Python's own reader has."""
     for text in (DEEP, "[" * 100_000, "[" * 65 + "]" * 65):

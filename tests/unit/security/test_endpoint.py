@@ -45,6 +45,7 @@ def test_a_placeholder_for_a_key_stays_in_answers(monkeypatch: pytest.MonkeyPatc
         assert client(there.url).complete(["a"]) == ["the box is next to x"]
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_deep_json_is_one_line() -> None:
     """Row 23: 100,000 brackets ended in a traceback."""
     deep = b"[" * 100_000
@@ -113,6 +114,7 @@ def test_the_total_time_is_a_setting_and_never_below_the_silence_that_is_allowed
     assert _labeller(own, {}).longest_answer == 7.0 and LabelSettings().longest_answer == 600.0  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_damaged_answers_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Row 23: a kept answer nested too deeply is passed over as any damaged line is."""
     path = tmp_path / "answers.jsonl"

@@ -154,6 +154,7 @@ def test_settings_of_other_types_are_one_line(tmp_path: Path, change: dict[str, 
     assert problem in refused(rewritten(tmp_path / "p.safetensors", tensors, {**meta, **change}))
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "header",
     ["[]", "3", "{}", '{"version": 2}', '{"version": "2", "sha256": ""}', '{"version": 2, "sha256": []}', DEEP, "{", "9" * 5000],
@@ -202,6 +203,7 @@ def model(path: Path, data: Any, policy: bytes | None = None, method: int = zipf
 RANGE = np.array([-1.0, -1.0]), np.array([1.0, 1.0])
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "data",
     [
@@ -344,6 +346,7 @@ def test_world_models_are_not_built_before_their_shapes_fit(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_kept_answers_of_other_kinds_are_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Row 21, of the file of answers: deep JSON and wrong types."""
     lines = [DEEP, "[1]", "3", '{"key": 1, "answer": "a"}', '{"key": "k", "answer": ["a"]}', '{"key": "good", "answer": "yes"}', "\xff"]

@@ -80,6 +80,7 @@ def test_every_entry_may_be_anything(odds: tuple[Any, ...], run: Any) -> None:
     assert refused > 30 * len(odds)
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("text", ["[]", "null", '"x"', "", "{", "\0", "[" * 100_000, '{"a":' * 100_000, "1" * 10_000])
 def test_what_is_no_record(text: str, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Row 21: no object, damaged, or nested so deeply that a parser gives up."""
