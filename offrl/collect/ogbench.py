@@ -232,6 +232,7 @@ def _cube(config: CollectConfig, env: Any) -> Callable[[Any, CollectConfig, int]
 
     def play(env: Any, config: CollectConfig, seed: int) -> Rows:
         observation, info = env.reset(seed=seed)
+        space = env.action_space
         p_stack = np.random.uniform(*stack)
         spread = np.random.uniform(0.0, noise) * np.array([1, 1, 1, 3, 10]) if config.kind == "noisy" else None
         oracle.reset(observation, info)
@@ -239,7 +240,7 @@ def _cube(config: CollectConfig, env: Any) -> Callable[[Any, CollectConfig, int]
         over = False
         while not over:
             if spread is not None and np.random.uniform() < RANDOM_ACTIONS:
-                action = env.action_space.sample()
+                action = np.random.uniform(space.low, space.high)  # space.sample() has a generator that no seed reaches
             else:
                 action = np.asarray(oracle.select_action(observation, info))
                 action = action if spread is None else action + np.random.normal(0.0, spread)

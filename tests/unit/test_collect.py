@@ -498,3 +498,7 @@ def test_cube_oracles() -> None:
         assert found[kind]["observations"][:, 19:21].std(0).max() > 0.1  # tenths of a metre; a cube that lies has 0.00
     play, noisy = (np.abs(np.diff(found[k]["actions"], axis=0)).mean() for k in ("play", "noisy"))
     assert noisy > play  # independent noise is rougher
+    with goals.numpy_seed(3):
+        again = goals._join([goals._cube(config, env)(env, config, 3)])
+    for name, values in found["noisy"].items():
+        np.testing.assert_array_equal(again[name], values, name)  # the random actions too
