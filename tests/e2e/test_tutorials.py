@@ -1,8 +1,10 @@
-"""The tutorials, as a reader would follow them: every block of a page in its order, in one folder."""
+"""The tutorials, as a reader would follow them: every block of a page in its order, in one folder. A block after "save this as `FILE`" is
+saved; those that are no bash and no Python are to be read."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +22,12 @@ PROGRAMS = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executabl
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_tutorial_runs(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    saved = {text: name for name, text in re.findall(r"save this as `([\w.]+)`\.\n+```python\n(.*?)^```", page.read_text(), re.M | re.S)}
     for language, text in blocks(page):
+        if text in saved:
+            (tmp_path / saved[text]).write_text(text)
+        if text in saved or language not in PROGRAMS:
+            continue
         program = (OFFRL if language == "bash" else "") + text
         done = subprocess.run([*PROGRAMS[language], program], cwd=tmp_path, capture_output=True, text=True, env=environment)
         print(done.stdout[-3000:])

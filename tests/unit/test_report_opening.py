@@ -29,6 +29,10 @@ def spread(mean: float, width: float) -> Values:
     return lambda seed, step: (mean + width * (seed - 1)) * step / 300
 
 
+def rising(first: float, apart: float) -> Values:
+    return lambda seed, step: (first + apart * seed) * step / 300
+
+
 def test_the_difference_of_two_interquartile_means() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(0.7, 0.05, (5, 4)), rng.normal(0.5, 0.05, (5, 4))
@@ -57,6 +61,10 @@ CASES: dict[str, tuple[dict[str, dict[str, tuple[Values, int]]], list[str]]] = {
     ),
     "one run, worse than the data": ({HOPPER: {"bc": (level(20), 3)}}, ["20.0 below the mean", "do worse than what they learnt from"]),
     "one run, as good as the data": ({HOPPER: {"bc": (level(41), 3)}}, ["The interval holds the data's mean: with 3 seeds"]),
+    "unequal numbers of seeds": (
+        {HOPPER: {"iql": (rising(10, 20), 4), "bc": (rising(20, 20), 2)}},
+        ["40.0 [", "against 30.0 [", "probability of improvement 0.62 (8 pairs of seeds)", "cannot be told from chance"],  # 5 of 8
+    ),
     "two seeds": ({HOPPER: {"bc": (level(41), 2)}}, ["twelve times as wide as they lie apart: seeds=5 trains five."]),
     "one seed": (
         {HOPPER: {"bc": (level(50), 1), "iql": (level(60), 1)}},

@@ -98,6 +98,28 @@ def test_patterns_scales_and_lists(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.columns["observations"].numpy(), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_series_that_misses_a_number_must_be_named(tmp_path: Path, suffix: str) -> None:
+    """A lost sensor: `obs` for obs_0, obs_1, obs_3 ... would train on the rest without a word."""
+    frame = usual().drop(columns="obs_2")
+    path = tmp_path / f"x.{suffix}"
+    frame.to_parquet(path) if suffix == "parquet" else frame.to_csv(path, index=False)
+    fields = {"observations": "obs", "actions": "action", "rewards": "reward"}
+    assert (
+        "some are missing" in (text := refused(DatasetConfig(name=str(path), fields=fields))) and "dataset.fields.observations=obs*" in text
+    )
+    assert read(path, fields={**fields, "observations": "obs*"}).spec.observation_dim == 10
+
+
+def test_a_column_twice_is_one_line(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(usual(), preserve_index=False)
+    pq.write_table(table.append_column("episode", table.column("episode")), tmp_path / "x.parquet")
+    assert "has a column twice: episode" in refused(DatasetConfig(name=str(tmp_path / "x.parquet")))
+
+
 def test_rows_are_sorted_by_episode_and_time(tmp_path: Path) -> None:
     frame = thermostat()
     frame.to_csv(tmp_path / "a.csv", index=False)

@@ -153,6 +153,8 @@ def is_wide(path: Path, config: DatasetConfig, optional: Collection[str]) -> boo
     if "time" in config.fields or any(getattr(config, n) != getattr(default, n) for n in ("action_kind", "max_gap", "missing")):
         return True
     schema = open_parquet(path).schema_arrow
+    if len(set(schema.names)) < len(schema.names):
+        return False  # refused where columns are read
     keys = _parquet_keys(schema.names)
     try:
         chosen = choose_keys(config, keys, str(path), optional)

@@ -128,6 +128,11 @@ def _named(text: str, names: Sequence[str], where: str, setting: str) -> list[st
         matches = by_number([n for n in names if fnmatchcase(n, text)])
     else:
         matches = by_number([n for n in names if n.startswith(text) and SEPARATOR.fullmatch(n[len(text) :])])
+        if matches and _gap(matches):
+            raise UserError(
+                f"{where} has no column '{text}' ({setting}), and of its numbered ones, {listing(matches)}, some are missing; if these are "
+                f"all there are to be, name them, or write {setting}={text}*"
+            )
     if not matches:
         raise UserError(f"{where} has no column '{text}' ({setting}).{nearest(text, names)} It has: {listing(names)}")
     return matches

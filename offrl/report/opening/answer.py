@@ -150,12 +150,12 @@ def _two(dataset: str, labels: Sequence[str], of: dict[str, Entry], score: bool,
     first, second, *_ = labels
     one, two = of[first].mean, of[second].mean
     gap = one[0] - two[0], math.nan, math.nan
-    values = [[[s.normalised if score else s.raw] for s in of[label].cell.scores] for label in (first, second)]
+    values = [[[s.normalised if score else s.raw for s in of[label].cell.scores]] for label in (first, second)]  # one task
     where = f" on {dataset}" if several else ""
     verdict = f"{_ahead(first, second, gap, score)}{where}: {_text(one, score)} against {_text(two, score)}"
     if not all(map(math.isfinite, (*one, *two))):
         return f"{verdict}.", NO_INTERVAL, "warning"
-    pairs = len(values[0]) * len(values[1])
+    pairs = len(values[0][0]) * len(values[1][0])
     verdict += f"; probability of improvement {probability_of_improvement(*values, reps=1).value:.2f} ({pairs} pairs of seeds)."
     level = [o for o in labels[2:] if of[o].mean[2] >= one[1] or not math.isfinite(of[o].mean[2])]
     n = min(of[label].seeds for label in labels)

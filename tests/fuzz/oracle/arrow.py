@@ -62,6 +62,17 @@ class ParquetFile:
         except Exception as error:
             raise Refused(f"'{key}' cannot be read: {error}"[:120]) from None
 
+    def is_text(self, key: str) -> bool:
+        return key in self.schema.names and bool(pa.types.is_string(kind := self.schema.field(key).type) or pa.types.is_large_string(kind))
+
+    def numbered(self, key: str) -> np.ndarray:
+        """Texts as numbers, equal ones alike."""
+        texts = self.values(key)
+        if None in texts:
+            raise Refused(f"'{key}' has nulls")
+        first: dict[str, int] = {}
+        return np.array([first.setdefault(text, len(first)) for text in texts])
+
     def _read(self, key: str) -> np.ndarray:
         field = self.schema.field(key)
         return numbers(self.values(key), field.type, key, self.doubts)

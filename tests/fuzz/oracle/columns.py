@@ -30,12 +30,17 @@ def choose(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> dic
             table[column] = file.get(key)
         table["rewards"] = np.zeros(len(table["observations"]))
         return table
+    # a column a sensor, with usual names, is a table of its own kind: Parquet whose columns are not all there by offrl's names
+    wide = file.kind == "parquet" and not fields and not {"observations", "actions", "rewards"} <= keys
     for column in COLUMNS:
         names = [fields[column]] if column in fields else [n for n in (column, WORDS.get(column)) if n in keys]
+        if wide and not names and column[:-1] in keys:
+            names = [column[:-1]]
         if len(names) == 2:
             raise Unknown(f"both {names[0]} and {names[1]}")
         if names:
-            value = file.get(names[0])
+            text = file.kind == "parquet" and column == "episode_ids" and file.is_text(names[0])
+            value = file.numbered(names[0]) if text else file.get(names[0])
             if value is None:
                 raise Refused(f"there is no '{names[0]}'")
             table[column] = value
