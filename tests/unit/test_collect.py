@@ -495,7 +495,7 @@ def test_cube_oracles() -> None:
         with goals.numpy_seed(3):
             found[kind] = goals._join([goals._cube(config, env)(env, config, 3)])
         assert found[kind]["observations"].shape == (150, 28) and found[kind]["terminals"].sum() == 1
-        assert found[kind]["observations"][:, 19:21].std(0).max() > 0.1  # tenths of a metre; a cube that lies has 0.00
+        assert found[kind]["observations"][:, 19:21].std(0).max() > 0.3  # tenths of a metre; a cube that lies has 0.00
     play, noisy = (np.abs(np.diff(found[k]["actions"], axis=0)).mean() for k in ("play", "noisy"))
     assert noisy > play  # independent noise is rougher
     with goals.numpy_seed(3):
