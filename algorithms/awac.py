@@ -49,9 +49,10 @@ class AWAC(Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         if s.discrete:
-            actor: nn.Module = Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
+            actor: nn.Module = Categorical(s.observation_dim, s.num_actions, c.hidden, activation=c.activation, init=c.init)
         else:
-            actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, init=c.init)
+            form = {"activation": c.activation, "init": c.init}
+            actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, **form)
         self.critic = Critic(c, s)
         return {"actor": actor, "critic": self.critic.network}
 

@@ -85,7 +85,7 @@ class CalQL(SoftActorCritic):
         return conservative.make_actor(self.config, self.spec)
 
     def sampler(self) -> ReturnsSampler:
-        return ReturnsSampler(discount=self.config.discount)
+        return ReturnsSampler(n_step=self.config.n_step, discount=self.config.discount)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i."""

@@ -28,8 +28,8 @@ class ReBRACConfig(TD3Settings):
     layer_norm_epsilon: float = epsilon_field(1e-6)
     init: str = setting(
         "fixed_bias",
-        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head",
-        choices=("fixed_bias", "torch", "orthogonal", "small_head"),
+        "initial weights: fixed_bias (as published), torch (uniform), orthogonal, small_head, xavier (as OGBench)",
+        choices=("fixed_bias", "torch", "orthogonal", "small_head", "xavier"),
     )
     actor_layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the actor")
     actor_bc: float = setting(0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0)
@@ -50,12 +50,12 @@ class ReBRAC(TD3):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
-        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, **norm, init=c.init)
+        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, **norm, activation=c.activation, init=c.init)
         self.critic = Critic(c, s)
         return {"critic": self.critic.network, "actor": actor}
 
     def sampler(self) -> TransitionSampler:
-        return TransitionSampler(extra=("next_actions",))
+        return TransitionSampler(("next_actions",), self.config.n_step)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation 3)."""

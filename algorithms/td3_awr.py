@@ -51,13 +51,13 @@ class TD3AWR(TD3):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
-        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, **norm, init=c.init)
+        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, **norm, activation=c.activation, init=c.init)
         self.critic = Critic(c, s)
         self.value = Value(c, s)
         return {"critic": self.critic.network, "actor": actor, "value": self.value.network}
 
     def sampler(self) -> TransitionSampler:
-        return TransitionSampler(extra=("next_actions",))
+        return TransitionSampler(("next_actions",), self.config.n_step)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i."""

@@ -194,8 +194,8 @@ class Algorithm(ABC):
         return None
 
     def sampler(self) -> Sampler:
-        """The source of batches; uniform transitions unless overridden."""
-        return TransitionSampler()
+        """The source of batches; uniform transitions unless overridden, or windows of `n_step` of them."""
+        return TransitionSampler(n_step=getattr(self.config, "n_step", 1))
 
     def optimizer(self, name: str) -> Adam:
         """The optimiser of a module; the same for all unless overridden."""

@@ -29,8 +29,8 @@ DOCS = ROOT / "docs"
 BEGIN, END = "<!-- generated: python scripts/algorithm_pages.py -->", "<!-- end of what is generated -->"
 SHARED_BY = 6  # a setting with one meaning in so many algorithms is explained once, in docs/algorithms.md
 FAMILIES = (
-    "imitation", "TD3", "in-sample learning", "soft actor-critic", "conservative values", "world models", "sequence models",
-    "in-context and meta-learning", "goal-conditioned", "skills", "zero-shot RL", "language models",
+    "imitation", "flow and diffusion policies", "TD3", "in-sample learning", "soft actor-critic", "conservative values", "world models",
+    "sequence models", "in-context and meta-learning", "goal-conditioned", "skills", "zero-shot RL", "language models",
 )  # fmt: skip
 
 

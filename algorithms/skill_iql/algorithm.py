@@ -94,7 +94,7 @@ class SkillIQL(Algorithm):
         settings = _skill_settings(c)  # read in any case: what the skills depend on cannot be in a grid
         self.skills = kind(kind.Config(**(c.skills_settings or settings)), s)
         self.length, self.width = int(self.skills.config.skill_length), int(self.skills.config.skill_dim)
-        high = Latent(s.observation_dim, self.width, c.hidden, dropout=c.dropout, init=c.init)
+        high = Latent(s.observation_dim, self.width, c.hidden, dropout=c.dropout, activation=c.activation, init=c.init)
         self.value = Value(c, s)
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width, discrete=False, num_actions=0))
         return {"value": self.value.network, "actor": high, "critic": self.critic.network}

@@ -168,10 +168,10 @@ class PolicyGraph(nn.Module):
         if self.aimed:
             goals, noise = inputs[0].to(self.dtype), inputs[1:]
             carry = self._actor.set_goal(None, goals if self.own_goals else self._normalise(goals))
-        if self.own is not None:
-            actions = self.own(x, *noise)
-        else:
-            with _handing_out(noise):
+        with _handing_out(noise):
+            if self.own is not None:
+                actions = self.own(x)
+            else:
                 actions, _ = self._actor.act(carry, x, self._actor.state.key, explore=self.explore)
         if self.discrete:
             return actions

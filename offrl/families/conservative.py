@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,10 +79,9 @@ def check(config: ConservativeSettings, grid: Mapping[str, Sequence[float]] | No
 def make_actor(config: ConservativeSettings, spec: DataSpec) -> nn.Module:
     """The policy network: its log standard deviations have a learnt scale and shift, as in the implementation followed."""
     if spec.discrete:
-        return Categorical(spec.observation_dim, spec.num_actions, config.hidden, init=config.init)
-    return TanhGaussian(
-        spec.observation_dim, spec.action_dim, config.hidden, init=config.init, log_std_min=-20.0, log_std_max=2.0, scaled=True
-    )
+        return Categorical(spec.observation_dim, spec.num_actions, config.hidden, activation=config.activation, init=config.init)
+    form: dict[str, Any] = {"activation": config.activation, "init": config.init, "log_std_min": -20.0, "log_std_max": 2.0}
+    return TanhGaussian(spec.observation_dim, spec.action_dim, config.hidden, scaled=True, **form)
 
 
 def spread_rows(batch: Batch, share: float) -> Batch:

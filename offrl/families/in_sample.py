@@ -26,8 +26,8 @@ class InSampleSettings(CriticSettings):
 
     init: str = setting(
         "orthogonal",
-        "initial weights: orthogonal (as published), torch (uniform), fixed_bias, small_head",
-        choices=("orthogonal", "torch", "fixed_bias", "small_head"),
+        "initial weights: orthogonal (as published), torch (uniform), fixed_bias, small_head, xavier (as OGBench)",
+        choices=("orthogonal", "torch", "fixed_bias", "small_head", "xavier"),
     )
     temperature: float = setting(3.0, "multiplies the advantage in the exponent; larger is greedier", low=0.0)
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
@@ -64,7 +64,8 @@ class SteepValueSettings(InSampleSettings):
 def make_actor(config: Any, spec: DataSpec) -> nn.Module:
     """The policy network of these settings."""
     c = config
-    return make_policy(c.policy, spec.observation_dim, spec.action_dim, spec.num_actions, c.hidden, dropout=c.dropout, init=c.init)
+    form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
+    return make_policy(c.policy, spec.observation_dim, spec.action_dim, spec.num_actions, c.hidden, **form)
 
 
 def optimizer(config: Any, module: str) -> Adam:

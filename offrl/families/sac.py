@@ -73,9 +73,10 @@ class SoftActorCritic(Algorithm):
     def make_actor(self) -> nn.Module:
         """The policy network."""
         c, s = self.config, self.spec
+        form = {"activation": c.activation, "init": c.init}
         if s.discrete:
-            return Categorical(s.observation_dim, s.num_actions, c.hidden, init=c.init)
-        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, init=c.init)
+            return Categorical(s.observation_dim, s.num_actions, c.hidden, **form)
+        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
 
     def optimizer(self, name: str) -> Adam:
         c = self.config

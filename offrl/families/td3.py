@@ -42,7 +42,8 @@ class TD3(Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
-        return {"critic": self.critic.network, "actor": Deterministic(s.observation_dim, s.action_dim, c.hidden, init=c.init)}
+        actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, activation=c.activation, init=c.init)
+        return {"critic": self.critic.network, "actor": actor}
 
     def optimizer(self, name: str) -> Adam:
         return critics.optimizer(self.config, name)

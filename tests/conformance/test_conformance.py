@@ -424,8 +424,9 @@ def test_act(case: Case, tmp_path: Path) -> None:
         # a deterministic policy has no noise, but where it is to be trained on in an environment (IQL's and its relatives')
         noisy = explore and (getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm.config, InSampleSettings))
         noisy |= explore and spec.discrete
-        assert torch.equal(actions[explore], other) == (not noisy)
-        assert torch.equal(actions[explore], actions[False]) == (not noisy)
+        drawn = getattr(algorithm.config, "greedy", "") == "sample"  # generative policies draw when they are scored, too
+        assert torch.equal(actions[explore], other) == (not (noisy or drawn))
+        assert torch.equal(actions[explore], actions[False]) == (drawn or not noisy)
         if spec.discrete:
             assert actions[explore].shape == (64,) and actions[explore].dtype == torch.int64
             assert int(actions[explore].min()) >= 0 and int(actions[explore].max()) < spec.num_actions
@@ -448,6 +449,8 @@ def test_act(case: Case, tmp_path: Path) -> None:
     where = goals(algorithm, 64) * torch.tensor(spec.observation_std) + torch.tensor(spec.observation_mean)
     goal = where.numpy() if policy.goal_conditioned else None
     greedy = policy.act(raw, goal=goal)
+    if drawn:  # with the key of an episode's first step
+        actions[False], _ = actor.act(begin(actor, 64), obs, rng.fold_in(state.key, -1), explore=False)
     expected = actions[False].numpy()
     if not spec.discrete:  # in the environment's range
         low, high = np.array([-2.0, 0.0]), np.array([2.0, 4.0])
@@ -455,8 +458,9 @@ def test_act(case: Case, tmp_path: Path) -> None:
         assert (greedy >= low).all() and (greedy <= high).all()
     np.testing.assert_allclose(greedy, expected, atol=1e-4)
     policy.reset()
-    alone = policy.act(raw[5], goal=None if goal is None else goal[5])
-    np.testing.assert_allclose(alone, greedy[5], atol=1e-5)  # one observation is a batch of one
+    row = 0 if drawn else 5  # noise is a row's own
+    alone = policy.act(raw[row], goal=None if goal is None else goal[row])
+    np.testing.assert_allclose(alone, greedy[row], atol=1e-5)  # one observation is a batch of one
     policy.reset()
 
     q = algorithm.q_value(state, obs, actions[False])

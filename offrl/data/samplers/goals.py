@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Episodes, Packed, by_weight, pack
+from offrl.data.samplers.transitions import Batch, Episodes, Packed, by_weight, last_of_episodes, pack
 from offrl.errors import UserError
 
 # columns of a batch
@@ -148,9 +148,7 @@ class GoalSampler:
         weighted, rows, _ = by_weight(dataset, rows, None)
         if not len(rows):
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode")
-        episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True)
-        _, counts = torch.unique_consecutive(episode, return_counts=True)
-        last = torch.repeat_interleave(torch.cumsum(counts, 0) - 1, counts)
+        last = last_of_episodes(dataset, rows)
         names = ("observations", "actions", "next_observations", *self.extra)
         for name in self.extra:
             if name not in dataset.columns:

@@ -38,6 +38,11 @@ class Packed:
         picked = self.table[rows]
         return {name: picked[:, first:last].reshape(-1, *shape).to(dtype) for name, (first, last, shape, dtype) in self.layout.items()}
 
+    def column(self, name: str, rows: Tensor) -> Tensor:
+        """One column of rows [...]: [..., *shape]."""
+        first, last, shape, dtype = self.layout[name]
+        return self.table[:, first:last][rows].reshape(*rows.shape, *shape).to(dtype)
+
 
 def pack(columns: dict[str, Tensor], rows: Tensor, late: dict[str, tuple[Tensor, Tensor]] | None = None) -> Packed | None:
     """Pack the rows `rows` of float32 and small-integer columns; None if some column does not fit a float32 exactly or compactly.
@@ -114,9 +119,31 @@ class Transitions:
     rows: Tensor | None
     following: Tensor | None = None  # of columns left where they are: the row that holds each row's next action
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
+    last: Tensor | None = None  # for windows of several steps: the last of the rows that may be drawn in each one's episode
+
+    def take(self, pick: Tensor) -> Batch:
+        """The transitions at places `pick` [B] among the rows that may be drawn."""
+        if self.packed is not None:
+            return self.packed.take(pick)
+        assert self.rows is not None
+        rows = self.rows[pick]
+        batch = {name: column[rows] for name, column in self.columns.items()}
+        if self.following is not None:
+            batch[NEXT_ACTIONS] = self.columns["actions"][self.following[pick]]
+        return batch
+
+    def column(self, name: str, pick: Tensor) -> Tensor:
+        """One column at places [...]: [..., *shape]."""
+        if self.packed is not None:
+            return self.packed.column(name, pick)
+        assert self.rows is not None
+        return self.columns[name][self.rows[pick]]
 
 
 NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
+# of windows of n steps: the rewards of each, 0 after the window's end [B, n]; which steps there are [B, n] bool; their number [B]
+STEP_REWARDS, VALID, SPAN = "step_rewards", "valid", "span"
+AT_END = ("next_observations", "masks", NEXT_ACTIONS)  # columns of a window's last step, not of its first
 
 
 @dataclass(frozen=True)
@@ -130,9 +157,14 @@ class TransitionSampler:
 
     extra: more columns to put into the batch. "next_actions" is the action that the data take at the next observation; the last row of an
     episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose mask is 0, repeats its own action.
+
+    n_step: above 1, windows of up to so many steps of one episode begin at each row: next_observations, masks and next_actions are those
+    of the window's last step, and step_rewards, valid and span are added, of which `discounted` makes an n-step target. A window that the
+    episode's end cuts is shorter, whether it ends in a terminal or in a time-out.
     """
 
     extra: tuple[str, ...] = ()
+    n_step: int = 1
 
     def prepare(self, dataset: Dataset) -> Transitions:
         """Raises UserError for a column that the data lack, and where no row may be drawn."""
@@ -146,28 +178,65 @@ class TransitionSampler:
         if not len(rows):
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
         weighted, rows, following = by_weight(dataset, rows, following)
+        last = last_of_episodes(dataset, rows) if self.n_step > 1 else None
+        if last is not None and bool((last == torch.arange(len(rows), device=rows.device)).all()):
+            raise UserError(
+                f"{dataset.spec.name}: algo.n_step={self.n_step} sums the rewards of steps in a row, and each episode of the data has one "
+                "transition: their order is not known; leave it at 1, or say where episodes end (dataset.fields.timeouts, episode_ends)"
+            )
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
         packed = None
         if not dataset.mapped:
             late = {} if following is None else {NEXT_ACTIONS: (columns["actions"], following)}
             packed = pack(columns, rows, late)
         if packed is not None:
-            return Transitions(len(rows), packed, {}, None, None, weighted)
-        return Transitions(len(rows), None, columns, rows, following, weighted)
+            return Transitions(len(rows), packed, {}, None, None, weighted, last)
+        return Transitions(len(rows), None, columns, rows, following, weighted, last)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
+        pick = self.draw(source, key, batch_size)
+        return source.take(pick) if source.last is None else windows(source, pick, self.n_step)
+
+    @staticmethod
+    def draw(source: Transitions, key: Tensor, batch_size: int) -> Tensor:
+        """Places [B] among the rows that may be drawn."""
         if source.weighted is None:
-            pick = rng.randint(key, (batch_size,), source.count)
-        else:
-            pick = source.weighted.draw(key, batch_size)
-        if source.packed is not None:
-            return source.packed.take(pick)
-        assert source.rows is not None
-        rows = source.rows[pick]
-        batch = {name: column[rows] for name, column in source.columns.items()}
-        if source.following is not None:
-            batch[NEXT_ACTIONS] = source.columns["actions"][source.following[pick]]
-        return batch
+            return rng.randint(key, (batch_size,), source.count)
+        return source.weighted.draw(key, batch_size)
+
+
+def windows(source: Transitions, pick: Tensor, length: int) -> Batch:
+    """The windows of up to `length` steps that begin at places `pick` [B]; see TransitionSampler."""
+    places, valid = places_ahead(source, pick, length)
+    later = source.take(places[:, -1])
+    batch = {name: later[name] if name in AT_END else column for name, column in source.take(pick).items()}
+    rewards = torch.where(valid, source.column("rewards", places), 0.0)
+    return {**batch, STEP_REWARDS: rewards, VALID: valid, SPAN: valid.sum(-1)}
+
+
+def places_ahead(source: Transitions, pick: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Places [B, length] of the steps from `pick` [B] on, after the episode's end its last one again and again; and bool: not yet."""
+    assert source.last is not None
+    at = pick.unsqueeze(-1) + torch.arange(length, device=pick.device)
+    last = source.last[pick].unsqueeze(-1)
+    return torch.minimum(at, last), at <= last
+
+
+def last_of_episodes(dataset: Dataset, rows: Tensor) -> Tensor:
+    """For each of `rows` [R], which may be drawn: the place among them of its episode's last one, int64 [R]."""
+    episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True)
+    _, counts = torch.unique_consecutive(episode, return_counts=True)
+    return torch.repeat_interleave(torch.cumsum(counts, 0) - 1, counts)
+
+
+def discounted(batch: Batch, discount: float | Tensor) -> tuple[Tensor, Tensor | float]:
+    """(rewards [B], the discount of what follows [B]) of a batch: of a window of m steps sum_k discount^k r_k and discount^m; of single
+    transitions their rewards and `discount`."""
+    if SPAN not in batch:
+        return batch["rewards"], discount
+    rewards = batch[STEP_REWARDS]
+    powers = discount ** torch.arange(rewards.shape[-1], device=rewards.device)
+    return (rewards * powers).sum(-1), discount ** batch[SPAN]
 
 
 def with_next_action(dataset: Dataset, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,9 @@
-"""Critics and V as parts that an algorithm has: networks with any value head, their values, their losses, their regularisers.
-
-docs/critics.md says what each setting does and how the heads meet each objective.
-"""
+"""Critics as a part that an algorithm has: networks with any value head, their values, their losses, their regularisers."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,95 +11,13 @@ from torch.func import grad
 
 from offrl import losses, rng
 from offrl.algorithm import Metrics, Part, TrainState
-from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.samplers.transitions import Batch
-from offrl.data.value_range import value_range
+from offrl.data.dataset import DataSpec
+from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.errors import UserError
-from offrl.nn import HEADS, MLP, Bootstrap, EnsembleMLP, NetworkSettings, Pairs, ValueHead, call, make_head
-from offrl.optim import Adam, Params
-from offrl.settings.field import setting
-
-
-def epsilon_field(default: float = 1e-5) -> Any:
-    """The setting `layer_norm_epsilon`, at the value of the framework in which an algorithm's authors write."""
-    return setting(default, "added to the variance in LayerNorm (torch's is 1e-5, flax's 1e-6)", low=1e-12, structural=True)
-
-
-@dataclass
-class CriticSettings(NetworkSettings):
-    """Settings of every algorithm that learns Q; an algorithm's own defaults are in its file."""
-
-    learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
-    actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0)
-    batch_size: int = setting(256, "transitions in a batch", low=1)
-    discount: float = setting(0.99, "discount factor", low=0.0, high=1.0)
-    polyak: float = setting(0.005, "share of the online parameters that enters the targets whenever they move", low=0.0, high=1.0)
-    hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
-    critic_hidden: list[int] = setting([], "widths of the critics' hidden layers (and of V's); []: hidden", low=1)
-    init: str = setting(
-        "torch",
-        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL)",
-        choices=("torch", "orthogonal", "fixed_bias", "small_head"),
-    )
-    critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1)
-    target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)
-    layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)")
-    layer_norm_epsilon: float = epsilon_field()
-    residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)")
-    critic_dropout: float = setting(0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, structural=True)
-    spectral_norm: float = setting(0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, structural=True)
-    lipschitz: float = setting(
-        0.0, "weight of the critics' squared change when observations move by lipschitz_radius; 0: off", low=0.0, structural=True
-    )
-    lipschitz_radius: float = setting(0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0)
-    value_head: str = setting("scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS)
-    value_bins: int = setting(101, "bins of a value head that is not scalar", low=2)
-    value_range: list[float] = setting([], "smallest and largest value of the bins; []: found from the data's discounted returns")
-    value_sigma: float = setting(0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, structural=True)
-
-
-class Values(NamedTuple):
-    """Values, and the network's outputs that they were read from."""
-
-    mean: Tensor  # [B], or [E, B] of E critics
-    logits: Tensor | None = None  # [..., out_dim]; None where the head does not bootstrap from a distribution
-
-
-class Target(NamedTuple):
-    """The regression target of critics."""
-
-    value: Tensor  # [B]
-    bootstrap: Bootstrap | None = None  # from the next value, for a head that uses its distribution
-
-
-Objective = Callable[[Tensor, Target], Tensor]  # outputs [E, B, out_dim] and their target -> loss of each, [E, B]
-
-
-def make_value_head(config: CriticSettings) -> ValueHead:
-    """The value head of these settings. Raises UserError where the range of its bins is missing or empty."""
-    if config.value_head == "scalar":
-        return make_head("scalar")
-    limits = config.value_range
-    if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
-        raise UserError(
-            f"algo.value_range={limits} must be [smallest,largest] for algo.value_head={config.value_head}; "
-            "without it `offrl train` finds the range from the data"
-        )
-    return make_head(config.value_head, config.value_bins, limits[0], limits[1], config.value_sigma)
-
-
-def fit_value_range(config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
-    """`config` with the range of the value head's bins from the data, where it needs one and has none."""
-    if config.value_head == "scalar" or config.value_range:
-        return config
-    ranges = [value_range(dataset, float(discount)) for discount in (grid or {}).get("discount", [config.discount])]
-    return dataclasses.replace(config, value_range=[min(low for low, _ in ranges), max(high for _, high in ranges)])
-
-
-def optimizer(config: CriticSettings, module: str) -> Adam:
-    """Adam with `learning_rate`, for the actor with its own rate where it has one."""
-    rate = config.actor_learning_rate if module == "actor" else None
-    return Adam(learning_rate=config.learning_rate if rate is None else rate)
+from offrl.families.critics.settings import CriticSettings, make_value_head
+from offrl.families.critics.value import Objective, Target, Values
+from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
+from offrl.optim import Params
 
 
 class Critic(Part):
@@ -127,6 +39,7 @@ class Critic(Part):
             spec.observation_dim + (0 if spec.discrete else spec.action_dim),
             config.critic_hidden or config.hidden,
             self.head.out_dim * (spec.num_actions if spec.discrete else 1),
+            activation=config.activation,
             layer_norm=config.layer_norm,
             layer_norm_epsilon=config.layer_norm_epsilon,
             residual=config.residual,
@@ -199,6 +112,19 @@ class Critic(Part):
         index = values.argmin(0)[None, ..., None].expand(1, *outputs.shape[1:])
         return Values(value, (outputs.log_softmax(-1).gather(0, index).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2))
 
+    def aggregate(self, logits: Tensor, how: str, rho: float | Tensor = 0.5) -> Values:
+        """One value [B] of the critics' outputs [E, B, out_dim]: their smallest ("min"), their mean ("mean"), or mean - rho std ("std").
+
+        std is the population's, over E. A distribution (for a head that uses it) is the mixture of all, moved where a std is subtracted.
+        """
+        if how == "min":
+            return self.smallest(logits)
+        values = self.head.mean(logits)
+        value = values.mean(0) if how == "mean" else values.mean(0) - rho * values.std(0, correction=0)
+        if not self.head.distributional:
+            return Values(value)
+        return Values(value, logits.log_softmax(-1).logsumexp(0) - math.log(logits.shape[0]))
+
     @staticmethod
     def reduce_ensemble(values: Tensor, reduce: str = "min") -> Tensor:
         """One value of the critics' [E, ...]: the smallest, or with "mean" their mean."""
@@ -213,10 +139,17 @@ class Critic(Part):
         return {k: v[indices] for k, v in target.items()}
 
     def td_target(self, batch: Batch, next_value: Values, discount: float | Tensor | None = None) -> Target:
-        """r + discount (1 - terminated) V(s'). discount: of what follows a transition; None: the settings'."""
-        gamma = self.config.discount if discount is None else discount
+        """r + discount (1 - terminated) V(s'); of windows of m steps sum_k discount^k r_k + discount^m (1 - terminated) V(s_m).
+
+        discount: of what follows a transition; None: the settings'. Raises UserError for n_step where batches have no windows.
+        """
+        rewards, gamma = (batch["rewards"], discount) if discount is not None else discounted(batch, self.config.discount)
+        if self.config.n_step > 1 and SPAN not in batch:
+            raise UserError(
+                f"algo.n_step={self.config.n_step}: {getattr(self.config, 'name', 'it')} learns from batches of its own kind; leave it at 1"
+            )
         bootstrap = self.bootstrap(next_value, gamma * batch["masks"])
-        return Target(losses.td_target(batch["rewards"], batch["masks"], gamma, next_value.mean), bootstrap)
+        return Target(losses.td_target(rewards, batch["masks"], gamma, next_value.mean), bootstrap)
 
     def bootstrap(self, next_value: Values, scale: Tensor) -> Bootstrap | None:
         """The next value's distribution, which counts `scale` [B] in the target; None for a head without a distribution."""
@@ -229,6 +162,10 @@ class Critic(Part):
     def objective(self, logits: Tensor, target: Target) -> Tensor:
         """The head's loss of outputs [E, B, out_dim] against their target: [E, B]."""
         return self.head.loss(logits, target.value, target.bootstrap)
+
+    def mean_objective(self, logits: Tensor, target: Target) -> Tensor:
+        """`objective` over E, so that `loss` is the mean over critics in place of their sum."""
+        return self.objective(logits, target) / logits.shape[0]
 
     def loss(
         self, params: Params, batch: Batch, target: Target, key: Tensor, logits: Tensor | None = None, objective: Objective | None = None
@@ -286,35 +223,3 @@ class Critic(Part):
                 sigma = torch.einsum("eio,ei,eo->e", w, u, vectors[name])
                 critic[name] = w * (self.config.spectral_norm / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})
-
-
-class Value(Part):
-    """V(s) with the critics' head and options, the algorithm's module "value"."""
-
-    config: CriticSettings
-
-    def __init__(self, config: Any, spec: DataSpec, *, layer_norm: bool = False, norm_first: bool = False) -> None:
-        """layer_norm: with LayerNorm even where the critics have none; norm_first: before the activation. Raises UserError."""
-        super().__init__(config, spec)
-        self.head = make_value_head(config)
-        self.network = MLP(
-            spec.observation_dim,
-            config.critic_hidden or config.hidden,
-            self.head.out_dim,
-            layer_norm=config.layer_norm or layer_norm,
-            layer_norm_epsilon=config.layer_norm_epsilon,
-            norm_first=norm_first,
-            residual=config.residual,
-            init=config.init,
-        )
-
-    def __call__(self, params: Params, observations: Tensor) -> Values:
-        """V [B] and the outputs [B, out_dim]."""
-        logits = call(self.network, params, observations)
-        return Values(self.head.mean(logits), logits)
-
-    def objective(self, v: Values, target: Values) -> Tensor:
-        """The head's loss of V against the values [B] of critics: [B]."""
-        assert v.logits is not None
-        bootstrap = None if target.logits is None else Bootstrap(target.logits, torch.ones_like(target.mean))
-        return self.head.loss(v.logits, target.mean, bootstrap)

@@ -1,0 +1,128 @@
+"""Flow Q-learning: "Flow Q-Learning" (Park et al., 2025, arXiv 2502.02538)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.transitions import Batch
+from offrl.families import critics
+from offrl.families.critics import Critic, Values, fit_value_range
+from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, merged, pessimism_field, rho_field
+from offrl.nn import flow
+from offrl.optim import Adam, Params
+from offrl.registry import register
+from offrl.settings.field import setting
+
+
+@dataclass
+class FQLConfig(FlowSettings):
+    """Settings of FQL; the defaults are the authors' but for what they choose by environment: alpha, the discount and the pessimism."""
+
+    name: str = "fql"
+    alpha: float = setting(10.0, "weight of distillation, which holds the policy near the data (in units of Q unless normalize_q)", low=0.0)
+    normalize_q: bool = setting(False, "divide the policy's Q by its mean size, so that alpha does not depend on the rewards' units")
+    pessimism: str = pessimism_field()
+    rho: float = rho_field()
+    greedy: str = greedy_field()
+
+
+@register("algo", "fql")
+class FQL(Algorithm):
+    """A flow clones the data's actions; a one-step policy maps the same noise to nearly the same actions, and climbs Q.
+
+    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does the target critic,
+    which follows the critics of before the update. Modules: critic, flow, and actor, which maps noise to an action in one step.
+    """
+
+    Config = FQLConfig
+    traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_value_range(config, dataset, grid)
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        self.critic = Critic(c, s)
+        return {"critic": self.critic.network, "flow": make_field(c, s), "actor": make_field(c, s, timed=False)}
+
+    def optimizer(self, name: str) -> Adam:
+        return critics.optimizer(self.config, name)
+
+    def noise(self, observations: Tensor, key: Tensor) -> Tensor:
+        """Standard normal numbers [B, A]."""
+        return rng.normal(key, (observations.shape[0], self.spec.action_dim))
+
+    def next_value(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
+        """Q'(s', a') [B] of the target critics, a' = mu(s', z) of the one-step policy."""
+        c, s = self.config, batch["next_observations"]
+        action = self.apply("actor", state.params["actor"], s, self.noise(s, key)).clamp(-1.0, 1.0)
+        return self.critic.aggregate(self.critic.logits(self.critic.target_critics(state, key), s, action), c.pessimism, c.rho)
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E (r + gamma Q'(s', mu(s', z)) - Q_i(s, a))^2, the mean over critics i (equation 8)."""
+        target = self.critic.td_target(batch, self.next_value(state, batch, key))
+        return self.critic.loss(critic, batch, target, key, objective=self.critic.mean_objective)
+
+    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |v(s, x_t, t) - (a - z)|^2 / A, x_t = (1 - t) z + t a (equation 4)."""
+        noise_key, time_key = rng.split(key)
+        actions = batch["actions"]
+        t = rng.uniform(time_key, (actions.shape[0], 1))
+        x, velocity = flow.interpolate(rng.normal(noise_key, tuple(actions.shape)), actions, t)
+        loss = (self.apply("flow", field, batch["observations"], x, t) - velocity).square().mean()
+        return loss, {"flow/loss": loss}
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E [alpha |mu(s, z) - flow(s, z)|^2 / A - Q(s, mu(s, z))], Q the critics' mean (equation 9); Q sees actions cut to the range."""
+        c, observations = self.config, batch["observations"]
+        z = self.noise(observations, key)
+        cloned = self.cloned(state, observations, z)
+        action = self.apply("actor", actor, observations, z)
+        distillation = (action - cloned).square().mean()
+        q = self.critic.q(state.params["critic"], observations, action.clamp(-1.0, 1.0)).mean(0)
+        scale = q.detach().abs().mean() if c.normalize_q else 1.0
+        loss = c.alpha * distillation - q.mean() / scale
+        metrics = {"actor/loss": loss, "actor/distillation": distillation, "actor/q": q.mean()}
+        return loss, {**metrics, "actor/clipped": (action.detach().abs() > 1.0).float().mean()}
+
+    def cloned(self, state: TrainState, observations: Tensor, z: Tensor) -> Tensor:
+        """Actions [B, A] of the flow from noise z [B, A]; no gradient reaches them."""
+        field = {k: v.detach() for k, v in state.params["flow"].items()}
+        return flow.integrate(lambda x, t: self.apply("flow", field, observations, x, t), z, self.config.flow_steps)
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        keys = rng.split(key, 3)
+        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
+        field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])
+        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
+        target = self.polyak(state, "critic", self.config.polyak).target
+        after = self.critic.regularised(merged(state, critic, field, actor))
+        return after._replace(target=target), {**critic_metrics, **flow_metrics, **actor_metrics}
+
+    def actor(self, state: TrainState) -> Actor:
+        return OneStepActor(self, state)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.critic.q(state.params["critic"], observations, actions).mean(0)
+
+
+class OneStepActor(Actor):
+    """The one-step policy, which draws noise at every step unless `greedy` is zero."""
+
+    algorithm: FQL
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        z = self.algorithm.noise(observations, key)
+        if not explore and self.algorithm.config.greedy == "zero":
+            z = torch.zeros_like(z)
+        return self.apply("actor", observations, z).clamp(-1.0, 1.0), carry

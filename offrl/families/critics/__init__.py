@@ -1,0 +1,18 @@
+"""Critics and V as parts that an algorithm has. docs/critics.md says what each setting does and how the heads meet each objective."""
+
+from offrl.families.critics.critic import Critic
+from offrl.families.critics.settings import CriticSettings, epsilon_field, fit_value_range, make_value_head, optimizer
+from offrl.families.critics.value import Objective, Target, Value, Values
+
+__all__ = [
+    "Critic",
+    "CriticSettings",
+    "Objective",
+    "Target",
+    "Value",
+    "Values",
+    "epsilon_field",
+    "fit_value_range",
+    "make_value_head",
+    "optimizer",
+]

@@ -1,0 +1,84 @@
+"""Policies that draw a chunk of actions and play it open-loop from a queue."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from offrl.actor import Actor, Carry
+from offrl.settings.field import setting
+
+
+def length_field(default: int, help: str = "actions in a chunk (h); 1: single actions") -> Any:
+    """The setting `length`."""
+    return setting(default, help, low=1, high=1000, structural=True)
+
+
+def execute_field() -> Any:
+    """The setting `execute`, which only acting reads."""
+    return setting(0, "actions of a chunk that are played before the next is drawn; 0: all of them", low=0, acting=True)
+
+
+class Queue(NamedTuple):
+    """The carry of E episodes."""
+
+    actions: Tensor  # [E, h, A]: those to come, the next one first
+    left: Tensor  # [E] int64: how many of them are still played
+
+
+class ChunkActor(Actor):
+    """A policy that draws `length` actions at a time and plays `execute` of them; a subclass draws them. `length` 1 has no memory.
+
+    Episodes that begin anew at different times draw anew at different times: what is left of a chunk never reaches another episode.
+    """
+
+    @property
+    def length(self) -> int:
+        """h: actions in a chunk."""
+        return int(self.algorithm.config.length)
+
+    @property
+    def execute(self) -> int:
+        """Actions played of each chunk."""
+        wanted = int(getattr(self.algorithm.config, "execute", 0))
+        return min(wanted, self.length) if wanted else self.length
+
+    @abstractmethod
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        """Chunks [E, h, A] in [-1, 1] for normalised observations [E, O]."""
+
+    def start(self, episodes: int) -> Carry:
+        if self.length == 1:
+            return None
+        device = self.state.step.device
+        actions = torch.zeros(episodes, self.length, self.algorithm.spec.action_dim, device=device)
+        return Queue(actions, torch.zeros(episodes, dtype=torch.int64, device=device))
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        if carry is None:
+            return self.chunk(observations, key, explore)[:, 0], None
+        queue, left = carry
+        fresh = left == 0
+        if bool(fresh.any()):
+            drawn = self.chunk(observations, key, explore)
+            queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)
+            left = torch.where(fresh, self.execute, left)
+        return queue[:, 0], Queue(torch.cat([queue[:, 1:], queue[:, -1:]], 1), left - 1)
+
+    def graph(self, explore: bool) -> nn.Module | None:
+        """For an exported file: observations [E, O] -> the chunk [E, h, A], whose queue is the caller's; None for single actions."""
+        return None if self.length == 1 else ChunkGraph(self, explore)
+
+
+class ChunkGraph(nn.Module):
+    """One function from observations [E, O] to the chunk [E, h, A]."""
+
+    def __init__(self, actor: ChunkActor, explore: bool) -> None:
+        super().__init__()
+        self.actor, self.explore = actor, explore
+
+    def forward(self, observations: Tensor, *noise: Tensor) -> Tensor:
+        return self.actor.chunk(observations, self.actor.state.key, self.explore)
