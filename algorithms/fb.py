@@ -14,7 +14,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.families.forward_backward import ZeroShot, ZeroShotActor, ZeroShotSettings, measure, measure_loss, orthonormality_loss
 from offrl.families.sac import LogWeight
-from offrl.nn.forward_backward import Backward, Forward, Representation, TaskActor
+from offrl.nn.representations.forward_backward import Backward, Forward, Representation, TaskActor
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting

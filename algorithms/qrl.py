@@ -21,7 +21,7 @@ from offrl.families.goal_conditioned import (
     learner_field,
     make_net,
 )
-from offrl.nn.quasimetric import QUASIMETRICS, Quasimetric, QuasimetricModel
+from offrl.nn.representations.quasimetric import QUASIMETRICS, Quasimetric, QuasimetricModel
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting

@@ -13,9 +13,9 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.nn import Linear, make_policy
-from offrl.nn.latent import Latent, bounded, draw, gaussian_kl, standard
 from offrl.nn.policies import Policy
 from offrl.nn.recurrent import GRU
+from offrl.nn.representations.latent import Latent, bounded, draw, gaussian_kl, standard
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting

@@ -16,7 +16,7 @@ from offrl.data.samplers.transitions import NEXT_ACTIONS, Batch, Sampler, Transi
 from offrl.families.forward_backward import ZeroShot, ZeroShotActor, measure, measure_loss, orthonormality_loss
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
-from offrl.nn.forward_backward import Backward, Forward, NormTanhMLP, Representation
+from offrl.nn.representations.forward_backward import Backward, Forward, NormTanhMLP, Representation
 from offrl.optim import Adam, Params
 from offrl.registry import register
 

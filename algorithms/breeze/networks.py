@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl.nn.ensemble import EnsembleLinear
-from offrl.nn.forward_backward import on_sphere, reader
 from offrl.nn.mlp import Linear, initialise
+from offrl.nn.representations.forward_backward import on_sphere, reader
 from offrl.nn.transformer import Norm
 
 

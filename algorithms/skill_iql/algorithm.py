@@ -22,7 +22,7 @@ from offrl.errors import UserError
 from offrl.families import in_sample
 from offrl.families.critics import Critic, Value, Values, fit_value_range
 from offrl.families.in_sample import InSampleSettings
-from offrl.nn.latent import Latent, draw, gaussian_kl
+from offrl.nn.representations.latent import Latent, draw, gaussian_kl
 from offrl.optim import Adam, Params
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register

@@ -21,7 +21,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import required_goals
-from offrl.nn.forward_backward import on_sphere
+from offrl.nn.representations.forward_backward import on_sphere
 from offrl.optim import Adam, Params
 from offrl.settings.field import setting
 

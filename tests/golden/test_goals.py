@@ -15,7 +15,7 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.nn.quasimetric import Quasimetric, interval_lengths
+from offrl.nn.representations.quasimetric import Quasimetric, interval_lengths
 from offrl.training.setup import check_kind
 from tests.support.reference import goals as ref
 

@@ -13,7 +13,7 @@ from offrl.algorithm import TrainState
 from offrl.algorithms.skill_iql.sampler import SegmentSampler, segments
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.nn.latent import draw, gaussian_kl
+from offrl.nn.representations.latent import draw, gaussian_kl
 from tests.support.reference import mlp as ref
 
 B, OBS, A, H, Z, W = 6, 3, 2, 3, 4, 5

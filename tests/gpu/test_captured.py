@@ -18,7 +18,7 @@ from offrl.algorithms.breeze.implicit_reward import RIDGE, inverse_by_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches, Ring
-from offrl.nn.quasimetric import _running_maximum
+from offrl.nn.representations.quasimetric import _running_maximum
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan, first_state

@@ -1,0 +1,1 @@
+"""Networks whose outputs are distances, successor features or latent variables rather than values or actions."""
