@@ -47,5 +47,5 @@ class CollectConfig:
     parallel: int = setting(16, "environments stepped side by side; decides, with the seed, what is recorded", low=1, high=1024)
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     # recipe=ogbench
-    kind: str = setting("", f"mazes: {', '.join(KINDS[:4])}; cubes: {', '.join(KINDS[4:])}", shown="navigate|play")
+    kind: str = setting("", f"mazes: {', '.join(KINDS[:4])}; cubes, scene, puzzles: {', '.join(KINDS[4:])}", shown="navigate|play")
     oracle_noise: float | None = setting(None, "OGBench's --noise; null: its published value for the kind", low=0.0)

@@ -18,6 +18,9 @@ from offrl.collect.config import CollectConfig
 from offrl.collect.d4rl import choose
 from offrl.collect.environment import look
 from offrl.collect.episodes import Episode, first_rows, read_shards, shards, write_shard
+from offrl.collect.ogbench import mazes
+from offrl.collect.ogbench.manipulation import in_sight, player
+from offrl.collect.ogbench.rows import joined
 from offrl.collect.record import Stop, Stopped
 from offrl.collect.recorder import Recorder, record
 from offrl.collect.train import Snapshot, stream
@@ -446,11 +449,11 @@ def test_discrete_recipe(home: Path) -> None:
 
 def test_cells_of_a_maze() -> None:
     maze = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]])
-    free, vertices = goals.cells(maze)
+    free, vertices = mazes.cells(maze)
     assert free == [(1, 1), (1, 2), (1, 3), (2, 3), (3, 1), (3, 2), (3, 3)]
     assert vertices == [(1, 1), (1, 3), (3, 1), (3, 3)]  # two ends and two corners
-    assert goals.at_distance(maze, (1, 1), 3) == [(2, 3)] and goals.at_distance(maze, (1, 1), 4) == [(3, 3)]
-    assert goals.at_distance(maze, (1, 1), 9) == [] and goals.at_distance(maze, (1, 1), 0) == [(1, 1)]
+    assert mazes.at_distance(maze, (1, 1), 3) == [(2, 3)] and mazes.at_distance(maze, (1, 1), 4) == [(3, 3)]
+    assert mazes.at_distance(maze, (1, 1), 9) == [] and mazes.at_distance(maze, (1, 1), 0) == [(1, 1)]
 
 
 def test_point_maze_is_recorded_as_ogbench_does(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,12 +496,42 @@ def test_cube_oracles() -> None:
     for kind in ("play", "noisy"):
         config = CollectConfig(env="cube-single-v0", kind=kind)
         with goals.numpy_seed(3):
-            found[kind] = goals._join([goals._cube(config, env)(env, config, 3)])
+            found[kind] = joined([player(config, env)(env, config, 3)])
         assert found[kind]["observations"].shape == (150, 28) and found[kind]["terminals"].sum() == 1
         assert found[kind]["observations"][:, 19:21].std(0).max() > 0.3  # tenths of a metre; a cube that lies has 0.00
     play, noisy = (np.abs(np.diff(found[k]["actions"], axis=0)).mean() for k in ("play", "noisy"))
     assert noisy > play  # independent noise is rougher
     with goals.numpy_seed(3):
-        again = goals._join([goals._cube(config, env)(env, config, 3)])
+        again = joined([player(config, env)(env, config, 3)])
     for name, values in found["noisy"].items():
         np.testing.assert_array_equal(again[name], values, name)  # the random actions too
+
+
+@pytest.mark.parametrize("kind", ["play", "noisy"])
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
+def test_scene_and_puzzle_oracles(kind: str) -> None:
+    """Parts are moved by the oracles of their kinds, and the states of the buttons are kept."""
+    pytest.importorskip("ogbench", reason="needs the extra `ogbench`")
+    import ogbench.manipspace  # noqa: F401 - registers the environments
+
+    for name, steps in (("scene-v0", 700), ("puzzle-3x3-v0", 250)):
+        env = gym.make(name, terminate_at_goal=False, mode="data_collection", max_episode_steps=steps)
+        config = CollectConfig(env=name, kind=kind)
+        with goals.numpy_seed(1):
+            found = joined([player(config, env)(env, config, 1)])
+        assert found["terminals"].sum() == 1 and found["button_states"].dtype == np.int64
+        assert len(np.unique(found["button_states"], axis=0)) >= 3  # buttons are pressed
+        if name == "scene-v0":
+            assert np.ptp(found["qpos"][:, 14:17], axis=0).max() > 0.1  # metres: the cube
+            assert np.ptp(found["qpos"][:, -2:], axis=0).max() > 0.05  # drawer or window
+            assert in_sight(found["qpos"])
+
+
+def test_the_scenes_cube_must_be_in_sight() -> None:
+    seen = np.zeros((3, 23))
+    assert in_sight(seen)
+    right, left, drawer = seen.copy(), seen.copy(), seen.copy()
+    right[1, 15] = 0.3
+    left[2, 15:17] = -0.35, 0.02
+    drawer[2, 15:17] = -0.35, 0.07
+    assert not in_sight(right) and not in_sight(left) and in_sight(drawer)
