@@ -14,7 +14,7 @@ import numpy as np
 import ogbench  # noqa: F401 - registers the environments
 
 from offrl.system import trust
-from offrl.tasks.environments import import_mujoco
+from offrl.tasks.environments import import_mujoco, quiet
 
 import_mujoco()
 
@@ -54,7 +54,8 @@ class OwnRandom(gym.Wrapper):
 def make(name: str, **arguments: Any) -> gym.Env:
     """The environment of that OGBench name, without its limit of steps."""
     trust.check_environment(name)
-    return OwnRandom(gym.make(name, disable_env_checker=True, **arguments).unwrapped)
+    with quiet():  # its action spaces are of float64, of which Gymnasium complains at each
+        return OwnRandom(gym.make(name, disable_env_checker=True, **arguments).unwrapped)
 
 
 def _register() -> None:

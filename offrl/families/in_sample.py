@@ -33,8 +33,8 @@ class InSampleSettings(CriticSettings):
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
     policy: str = setting(
         "gaussian",
-        "gaussian (as published), tanh_gaussian, or deterministic with squared error (discrete actions: always categorical)",
-        choices=("gaussian", "tanh_gaussian", "deterministic"),
+        "gaussian (as published), tanh_gaussian, unit_gaussian (as OGBench), deterministic with squared error (discrete: categorical)",
+        choices=("gaussian", "tanh_gaussian", "unit_gaussian", "deterministic"),
     )
     dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99, structural=True)
     actor_schedule: str = setting("cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant"))
