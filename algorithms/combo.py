@@ -53,7 +53,7 @@ class COMBO(SoftActorCritic):
     """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is SAC's."""
 
     Config = COMBOConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",))
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
+from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import (
     GoalConditioned,
@@ -17,7 +17,7 @@ from offrl.families.goal_conditioned import (
     chosen_learner,
     concatenate,
     ddpg_bc_loss,
-    goal_rewards,
+    goal_target,
     learner_field,
     make_net,
     make_values,
@@ -78,9 +78,9 @@ class GCIQL(GoalConditioned):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """E (r + gamma V(s', g) - Q(s, g, a))^2 of both Q."""
-        rewards, masks = goal_rewards(batch[SUCCESSES])
-        next_v = self.v(state.params["value"], batch["next_observations"], batch[VALUE_GOALS])
-        target = losses.td_target(rewards, masks, self.config.discount, next_v)
+        step = goal_target(self.config, batch)
+        next_v = self.v(state.params["value"], step.observations, batch[VALUE_GOALS])
+        target = losses.td_target(step.rewards, step.masks, step.discount, next_v)
         q = self.twin_q(critic, batch["observations"], batch[VALUE_GOALS], batch["actions"])
         loss = (q - target).square().mean(-1).sum()
         return loss, {"critic/loss": loss, "critic/q": q.mean()}

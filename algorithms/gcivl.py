@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.algorithm import Metrics, TrainState
-from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, VALUE_GOALS
+from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, concatenate, goal_rewards, make_values
+from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, concatenate, goal_target, make_values
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -47,11 +47,11 @@ class GCIVL(GoalConditioned):
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g)."""
         c, target = self.config, state.target["value"]
         observations, goals = batch["observations"], batch[VALUE_GOALS]
-        rewards, masks = goal_rewards(batch[SUCCESSES])
+        step = goal_target(c, batch)
         v, target_v = self.v(value, observations, goals), self.v(target, observations, goals)
-        next_v = self.v(target, batch["next_observations"], goals)
-        advantage = losses.td_target(rewards, masks, c.discount, next_v.amin(0)) - target_v.mean(0)
-        error = losses.td_target(rewards, masks, c.discount, next_v) - v
+        next_v = self.v(target, step.observations, goals)
+        advantage = losses.td_target(step.rewards, step.masks, step.discount, next_v.amin(0)) - target_v.mean(0)
+        error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
         loss = (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 

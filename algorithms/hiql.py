@@ -15,12 +15,11 @@ from offrl.data.samplers.goals import (
     HIGH_TARGET_STATES,
     HIGH_TARGETS,
     LOW_GOALS,
-    SUCCESSES,
     VALUE_GOALS,
     GoalSampler,
 )
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, concatenate, goal_rewards
+from offrl.families.goal_conditioned import GoalConditioned, concatenate, goal_target
 from offrl.families.hierarchical import (
     HierarchicalActor,
     SubgoalSettings,
@@ -82,11 +81,11 @@ class HIQL(GoalConditioned):
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 (equation 4) of both V, A = r + gamma min V'(s', g) - mean V'(s, g)."""
         c, target = self.config, value_targets(state)
         observations, goals = batch["observations"], batch[VALUE_GOALS]
-        rewards, masks = goal_rewards(batch[SUCCESSES])
+        step = goal_target(c, batch)
         v, target_v = self.v(value, observations, goals), self.v(target, observations, goals)
-        next_v = self.v(target, batch["next_observations"], goals)
-        advantage = losses.td_target(rewards, masks, c.discount, next_v.amin(0)) - target_v.mean(0)
-        error = losses.td_target(rewards, masks, c.discount, next_v) - v
+        next_v = self.v(target, step.observations, goals)
+        advantage = losses.td_target(step.rewards, step.masks, step.discount, next_v.amin(0)) - target_v.mean(0)
+        error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
         loss = (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum()
         return loss, {"value/loss": loss, "value/v": v.mean()}
 

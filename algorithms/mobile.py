@@ -58,7 +58,7 @@ class MOBILE(SoftActorCritic):
     """
 
     Config = MOBILEConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",))
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

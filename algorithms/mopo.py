@@ -44,7 +44,7 @@ class MOPO(SoftActorCritic):
     """
 
     Config = MOPOConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",))
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

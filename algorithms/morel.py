@@ -68,7 +68,7 @@ class MOReL(SoftActorCritic):
     """
 
     Config = MOReLConfig
-    traits = dataclasses.replace(SoftActorCritic.traits, actions=("continuous",))
+    traits = dataclasses.replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

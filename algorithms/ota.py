@@ -18,12 +18,11 @@ from offrl.data.samplers.goals import (
     OPTION_GOALS,
     OPTION_STATES,
     OPTION_SUCCESSES,
-    SUCCESSES,
     VALUE_GOALS,
     GoalSampler,
 )
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, concatenate, goal_rewards
+from offrl.families.goal_conditioned import GoalConditioned, GoalTarget, concatenate, goal_rewards, goal_target
 from offrl.families.hierarchical import (
     HierarchicalActor,
     SubgoalSettings,
@@ -87,20 +86,18 @@ class OTA(GoalConditioned):
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """HIQL's loss of V_l over one step, and of V_h over an option of n steps, with one reward and one discount for each."""
-        low, low_v = self.td_loss(value, state, batch, "low", batch["next_observations"], batch[VALUE_GOALS], batch[SUCCESSES])
-        high, high_v = self.td_loss(value, state, batch, "high", batch[OPTION_STATES], batch[OPTION_GOALS], batch[OPTION_SUCCESSES])
+        option = GoalTarget(*goal_rewards(batch[OPTION_SUCCESSES]), self.config.discount, batch[OPTION_STATES])
+        low, low_v = self.td_loss(value, state, batch, "low", goal_target(self.config, batch), batch[VALUE_GOALS])
+        high, high_v = self.td_loss(value, state, batch, "high", option, batch[OPTION_GOALS])
         return low + high, {"value/loss": low, "value/v": low_v.mean(), "value/high_loss": high, "value/high_v": high_v.mean()}
 
-    def td_loss(
-        self, value: Params, state: TrainState, batch: Batch, head: str, next_observations: Tensor, goals: Tensor, successes: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def td_loss(self, value: Params, state: TrainState, batch: Batch, head: str, step: GoalTarget, goals: Tensor) -> tuple[Tensor, Tensor]:
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 of both V, A = r + gamma min V'(s', g) - mean V'(s, g); and V [2, B]."""
         c, target, observations = self.config, value_targets(state), batch["observations"]
-        rewards, masks = goal_rewards(successes)
         v, target_v = self.v(value, observations, goals, head), self.v(target, observations, goals, head)
-        next_v = self.v(target, next_observations, goals, head)
-        advantage = losses.td_target(rewards, masks, c.discount, next_v.amin(0)) - target_v.mean(0)
-        error = losses.td_target(rewards, masks, c.discount, next_v) - v
+        next_v = self.v(target, step.observations, goals, head)
+        advantage = losses.td_target(step.rewards, step.masks, step.discount, next_v.amin(0)) - target_v.mean(0)
+        error = losses.td_target(step.rewards, step.masks, step.discount, next_v) - v
         return (losses.expectile_weight(advantage, c.expectile) * error.square()).mean(-1).sum(), v
 
     def low_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:

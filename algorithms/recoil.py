@@ -53,7 +53,7 @@ class ReCOIL(Algorithm):
     """
 
     Config = ReCOILConfig
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
+    traits = Traits(targets=("critic",), critic_modules=("critic",), n_step=False)
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

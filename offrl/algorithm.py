@@ -65,6 +65,7 @@ class Traits:
     critic_modules: tuple[str, ...] = ()  # modules that `Algorithm.q_value` needs; (): it has no Q
     actions: tuple[str, ...] = ("continuous", "discrete")  # kinds of actions that it learns; or ("text",)
     goal_conditioned: bool = False  # its policies act towards the goals of `Actor.set_goal`
+    n_step: bool = True  # False: its targets look one step ahead, though its settings have n_step
     period: int = 1  # updates of a repeating pattern; `phase` counts within it
     vectorized: bool = True  # False: one replica at a time, and an update may work in place
     cuda_graph: bool = True  # False: an update waits for values, which no CUDA graph can hold

@@ -42,7 +42,7 @@ class RAMBO(SoftActorCritic):
     """
 
     Config = RAMBOConfig
-    traits = replace(SoftActorCritic.traits, actions=("continuous",))
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:

@@ -71,7 +71,7 @@ class SkillIQL(Algorithm):
     """
 
     Config = SkillIQLConfig
-    traits = Traits(targets=("critic",))  # Q is of skills, not of actions: it has no critic_modules
+    traits = Traits(targets=("critic",), n_step=False)  # Q is of skills, not of actions: it has no critic_modules
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.dataset import DataSpec
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.transitions import FOLLOWING, Batch
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.families.sac import SoftSettings
@@ -108,7 +108,8 @@ def sampled_actions(sample_policy: SamplePolicy, batch: Batch, n: int, key: Tens
     uniform = rng.uniform(uniform_key, shape, -1.0, 1.0)
     density = torch.full(shape[:2], -shape[-1] * math.log(2.0), device=uniform.device)
     state_actions, state_density = sample_policy(batch["observations"], state_key, n)
-    next_actions, next_density = sample_policy(batch["next_observations"], next_key, n)
+    next_states = batch.get(FOLLOWING, batch["next_observations"])  # of the step after this one, also where targets take several
+    next_actions, next_density = sample_policy(next_states, next_key, n)
     return SampledActions(torch.cat([uniform, state_actions, next_actions]), torch.cat([density, state_density, next_density]))
 
 

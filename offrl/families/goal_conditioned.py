@@ -8,7 +8,7 @@ one for each module: each loss reads the others' parameters from before the upda
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from offrl import losses
 from offrl.actor import Actor, Carry
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
-from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.goals import ACTOR_GOALS, SUCCESSES, WINDOW_STATES, GoalSampler, Mix
+from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
 from offrl.families.critics import epsilon_field
 from offrl.nn import MLP, EnsembleMLP, make_policy
@@ -76,6 +76,9 @@ class GoalTargetSettings(GoalValueSettings):
     target_update: str = setting(
         "before", "the parameters that the targets move towards: those before the update (as OGBench's code) or after it", choices=STEPS
     )
+    n_step: int = setting(
+        1, "values' targets look so many steps of the data ahead before they bootstrap, or to the goal or the end", low=1, structural=True
+    )
 
 
 class GoalActor(Actor):
@@ -123,7 +126,7 @@ class GoalConditioned(Algorithm):
         actor.check("actor")
         if value is not None:
             value.check("value")
-        return GoalSampler(value, actor)
+        return GoalSampler(value, actor, n_step=getattr(self.config, "n_step", 1))
 
     def actor(self, state: TrainState) -> Actor:
         return GoalActor(self, state)
@@ -200,6 +203,25 @@ def ddpg_bc_loss(q: Tensor, log_prob: Tensor, bc_weight: float | Tensor) -> tupl
 def concatenate(*parts: Tensor) -> Tensor:
     """Tensors side by side as one network input: [B, ...] each -> [B, sum of widths]."""
     return torch.cat([p.flatten(1) for p in parts], -1)
+
+
+class GoalTarget(NamedTuple):
+    """What a target of values of goals is made of: `rewards` + `discount` * `masks` * V(`observations`, g)."""
+
+    rewards: Tensor  # [B]
+    masks: Tensor  # [B]
+    discount: float | Tensor  # of what follows, [B] of windows
+    observations: Tensor  # [B, O] after the step, or after the window
+
+
+def goal_target(config: Any, batch: Batch) -> GoalTarget:
+    """Of a reward of -1 for each step until the goal is reached. Windows of m steps (`n_step`) sum -1 + ... - discount^(m - 1); one that
+    ends at the goal has nothing after it, and one of 0 steps is there already."""
+    if SPAN not in batch:
+        return GoalTarget(*goal_rewards(batch[SUCCESSES]), config.discount, batch["next_observations"])
+    steps, span = torch.arange(config.n_step, device=batch[SPAN].device), batch[SPAN]
+    rewards = -torch.where(steps < span.unsqueeze(-1), config.discount**steps, 0.0).sum(-1)
+    return GoalTarget(rewards, 1.0 - batch[SUCCESSES], config.discount**span, batch[WINDOW_STATES])
 
 
 def goal_rewards(successes: Tensor) -> tuple[Tensor, Tensor]:

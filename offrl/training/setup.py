@@ -156,10 +156,13 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     data's actions, or sees goals in them."""
     algorithm_class = registry.get("algo", config.algo.name)
     check_kind(algorithm_class, config.algo.name, dataset)
+    check_n_step(config.algo, algorithm_class.traits.n_step)
     if dataset.spec.discrete and not algorithm_class.traits.discrete:
         able = [n for n, c in registry.names("algo").items() if c.traits.discrete]
         raise UserError(f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use {' or '.join(able)}")
     algorithm: Algorithm = algorithm_class(config.algo, dataset.spec, pretrained)
+    if (n_step := getattr(config.algo, "n_step", 1)) > 1:
+        check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
     task = dataset.spec.task
     if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
         others = ",".join(k for k in task.observation_keys if k != "desired_goal")
@@ -186,6 +189,15 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     names = f"{', '.join(able[:6])}{', ...' if len(able) > 6 else ''}"
     learns, holds = kinds[algorithm_class.traits.text], kinds[dataset.spec.text]
     raise UserError(f"{name} learns from {learns}, and {dataset.spec.name} holds {holds}; use one of {names}")
+
+
+def check_n_step(config: Any, possible: bool) -> None:
+    """Raise UserError for n-step targets of an algorithm whose batches are not steps of the data in a row."""
+    if not possible and getattr(config, "n_step", 1) > 1:
+        raise UserError(
+            f"algo.n_step={config.n_step}: {config.name} has no n-step targets, for it does not learn from steps of the data in a row; "
+            "leave it at 1 (docs/critics.md lists those that have them)"
+        )
 
 
 def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool, long: bool = True) -> list[torch.device]:

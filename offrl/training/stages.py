@@ -25,7 +25,7 @@ from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.system.locks import alone
 from offrl.training.loop import train
-from offrl.training.setup import check_kind
+from offrl.training.setup import check_kind, check_n_step
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -39,7 +39,9 @@ def ready(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[str,
 
     Raises UserError where the data are no data for it, and for runs that do not suit.
     """
-    check_kind(registry.get("algo", config.algo.name), config.algo.name, dataset)
+    kind = registry.get("algo", config.algo.name)
+    check_kind(kind, config.algo.name, dataset)
+    check_n_step(config.algo, kind.traits.n_step)
     with trust.settings_of_file(bool(config.resume) or not trust.typed_settings()):
         config, pretrained = resolve(config, dataset)
     return runs.fit(config, dataset), pretrained

@@ -32,13 +32,15 @@ class ChunkSampler:
 
     def prepare(self, dataset: Dataset) -> Transitions:
         """Raises UserError for a column that the data lack, where no row may be drawn, and for chunks longer than every episode."""
-        longest = int(dataset.episode_lengths().max())
+        source = TransitionSampler(self.extra, ordered=True).prepare(dataset)
+        assert source.last is not None
+        longest = int((source.last - torch.arange(source.count, device=source.last.device)).max()) + 1
         if self.length > longest:
             raise UserError(
                 f"{dataset.spec.name}: algo.length={self.length}: no chunk of so many actions is in the data, whose longest episode has "
-                f"{longest}; take a smaller length"
+                f"{longest} transitions; take a smaller length"
             )
-        return TransitionSampler(self.extra, max(self.length, 2)).prepare(dataset)
+        return source
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
         pick = TransitionSampler.draw(source, key, batch_size)

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Episodes, Packed, by_weight, last_of_episodes, pack
+from offrl.data.samplers.transitions import SPAN, Batch, Episodes, Packed, by_weight, check_order, last_of_episodes, pack
 from offrl.errors import UserError
 
 # columns of a batch
 VALUE_GOALS, SUCCESSES = "value_goals", "successes"  # for values: [B, G]; [B] float, 1 where the goal is the row's own state
 ACTOR_GOALS = "actor_goals"
+WINDOW_STATES = "window_states"  # with n_step: the observations after a window of the values' goals, of SPAN steps [B]
 LOW_GOALS, HIGH_GOALS, HIGH_TARGETS, HIGH_TARGET_STATES = "low_goals", "high_goals", "high_targets", "high_target_states"
 OPTION_GOALS, OPTION_STATES, OPTION_SUCCESSES = "option_goals", "option_states", "option_successes"
 
@@ -93,6 +94,10 @@ class GoalRows:
         """The observations of rows [B]."""
         return self.states[self.at(rows)]
 
+    def column(self, name: str, rows: Tensor) -> Tensor:
+        """One column of rows [B]: [B, *shape]."""
+        return self.packed.column(name, rows) if self.packed is not None else self.columns[name][self.at(rows)]
+
 
 def ahead(key: Tensor, rows: Tensor, last: Tensor, mix: Mix) -> Tensor:
     """Rows after `rows` [B] in their trajectories, of which `last` [B] are the last ones; a last row stays where it is."""
@@ -121,6 +126,19 @@ def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> DrawnGoals:
     return DrawnGoals(torch.where(current, rows, picked), current, is_ahead & ~current, picked, is_ahead)
 
 
+def cut(rows: Tensor, goals: Tensor, last: Tensor, steps: int, beyond: int = 0) -> tuple[Tensor, Tensor]:
+    """(m [B] int64, reached [B] bool) of windows of `steps` steps from `rows` [B]: how many steps m there are up to the goal, whose row is
+    one of `goals` [B], or to the trajectory's end; and whether they end at the goal.
+
+    last: the last rows [B] of the trajectories. beyond: 1 where a window may take the last row's own step, to a state that no row holds.
+    The code of SHARSA (arXiv 2506.04168) takes each window of fewer than `steps` steps for one that ends at its goal: those that the
+    trajectory's end cuts too, above all a last row, from which any goal at all is then reached in 0 steps.
+    """
+    end = torch.minimum(rows + steps, last + beyond)
+    reached = (rows <= goals) & (goals <= torch.minimum(end, last))
+    return torch.where(reached, goals, end) - rows, reached
+
+
 @dataclass(frozen=True)
 class GoalSampler:
     """Transitions (observations, actions, next_observations) with goals of several kinds, each [B, G], drawn independently.
@@ -133,6 +151,10 @@ class GoalSampler:
     OPTION_STATES, OPTION_GOALS, and OPTION_SUCCESSES: 1.0 where it ends at the goal. A "current" goal is where the option ends, which is
     that of the goal in whose place it is.
 
+    n_step: above 1, windows of up to so many steps begin at each row, and end at the value goal or with the trajectory: WINDOW_STATES, the
+    observations after the last of them; SPAN, how many there are, 0 where the goal is the row's own state; and SUCCESSES: 1.0 where they
+    end at the goal. `goal_target` in offrl.families.goal_conditioned makes targets of them.
+
     Goals are the states of transitions: the column achieved_goals where the data have it, else the observations.
     """
 
@@ -141,6 +163,7 @@ class GoalSampler:
     subgoal_steps: int = 0
     option_steps: int = 0
     extra: tuple[str, ...] = ()
+    n_step: int = 1
 
     def prepare(self, dataset: Dataset) -> GoalRows:
         """Raises UserError where no row holds a transition, and for a column that the data lack."""
@@ -149,6 +172,7 @@ class GoalSampler:
         if not len(rows):
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode")
         last = last_of_episodes(dataset, rows)
+        check_order(dataset, last, self.n_step)
         names = ("observations", "actions", "next_observations", *self.extra)
         for name in self.extra:
             if name not in dataset.columns:
@@ -167,6 +191,8 @@ class GoalSampler:
         if self.value is not None:
             goals = choose(source, keys[1], rows, self.value)
             batch[VALUE_GOALS], batch[SUCCESSES] = source.goal(goals.rows), (goals.rows == rows).float()
+            if self.n_step > 1:
+                batch |= self._window(source, goals.rows, rows)
         if self.option_steps and self.value is not None:
             batch |= self._options(source, choose(source, keys[2], rows, self.value), rows)
         if self.actor is not None and not self.subgoal_steps:
@@ -174,6 +200,11 @@ class GoalSampler:
         if self.actor is not None and self.subgoal_steps:
             batch |= self._subgoals(source, choose(source, keys[4], rows, self.actor), rows)
         return batch
+
+    def _window(self, source: GoalRows, goals: Tensor, rows: Tensor) -> Batch:
+        span, reached = cut(rows, goals, source.last[rows], self.n_step, beyond=1)
+        states = source.column("next_observations", rows + (span - 1).clamp(min=0))
+        return {SPAN: span, WINDOW_STATES: states, SUCCESSES: reached.float()}
 
     def _subgoals(self, source: GoalRows, goal: DrawnGoals, rows: Tensor) -> Batch:
         subgoal = torch.minimum(rows + self.subgoal_steps, source.last[rows])

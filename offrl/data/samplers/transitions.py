@@ -143,6 +143,7 @@ class Transitions:
 NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
 # of windows of n steps: the rewards of each, 0 after the window's end [B, n]; which steps there are [B, n] bool; their number [B]
 STEP_REWARDS, VALID, SPAN = "step_rewards", "valid", "span"
+FOLLOWING = "following_observations"  # of such windows too: the next observations of their first steps [B, O]
 AT_END = ("next_observations", "masks", NEXT_ACTIONS)  # columns of a window's last step, not of its first
 
 
@@ -159,12 +160,15 @@ class TransitionSampler:
     episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose mask is 0, repeats its own action.
 
     n_step: above 1, windows of up to so many steps of one episode begin at each row: next_observations, masks and next_actions are those
-    of the window's last step, and step_rewards, valid and span are added, of which `discounted` makes an n-step target. A window that the
-    episode's end cuts is shorter, whether it ends in a terminal or in a time-out.
+    of the window's last step, and step_rewards, valid and span are added, of which `discounted` makes an n-step target; the state after
+    the first step is following_observations. A window that the episode's end cuts is shorter, whether that is a terminal or a time-out.
+
+    ordered: the source knows where episodes end (`Transitions.last`) though n_step is 1, for windows that others make.
     """
 
     extra: tuple[str, ...] = ()
     n_step: int = 1
+    ordered: bool = False
 
     def prepare(self, dataset: Dataset) -> Transitions:
         """Raises UserError for a column that the data lack, and where no row may be drawn."""
@@ -178,12 +182,9 @@ class TransitionSampler:
         if not len(rows):
             raise UserError(f"{dataset.spec.name}: no transition to train on: no row has a successor in its episode, or is a terminal")
         weighted, rows, following = by_weight(dataset, rows, following)
-        last = last_of_episodes(dataset, rows) if self.n_step > 1 else None
-        if last is not None and bool((last == torch.arange(len(rows), device=rows.device)).all()):
-            raise UserError(
-                f"{dataset.spec.name}: algo.n_step={self.n_step} sums the rewards of steps in a row, and each episode of the data has one "
-                "transition: their order is not known; leave it at 1, or say where episodes end (dataset.fields.timeouts, episode_ends)"
-            )
+        last = last_of_episodes(dataset, rows) if self.n_step > 1 or self.ordered else None
+        if last is not None:
+            check_order(dataset, last, self.n_step)
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
         packed = None
         if not dataset.mapped:
@@ -208,10 +209,10 @@ class TransitionSampler:
 def windows(source: Transitions, pick: Tensor, length: int) -> Batch:
     """The windows of up to `length` steps that begin at places `pick` [B]; see TransitionSampler."""
     places, valid = places_ahead(source, pick, length)
-    later = source.take(places[:, -1])
-    batch = {name: later[name] if name in AT_END else column for name, column in source.take(pick).items()}
+    first, later = source.take(pick), source.take(places[:, -1])
+    batch = {name: later[name] if name in AT_END else column for name, column in first.items()}
     rewards = torch.where(valid, source.column("rewards", places), 0.0)
-    return {**batch, STEP_REWARDS: rewards, VALID: valid, SPAN: valid.sum(-1)}
+    return {**batch, STEP_REWARDS: rewards, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
 
 
 def places_ahead(source: Transitions, pick: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -227,6 +228,15 @@ def last_of_episodes(dataset: Dataset, rows: Tensor) -> Tensor:
     episode = torch.searchsorted(dataset.episode_start.to(rows.device), rows, right=True)
     _, counts = torch.unique_consecutive(episode, return_counts=True)
     return torch.repeat_interleave(torch.cumsum(counts, 0) - 1, counts)
+
+
+def check_order(dataset: Dataset, last: Tensor, n_step: int) -> None:
+    """Raise UserError for windows of `n_step` steps where each episode has one transition alone. last: see `last_of_episodes`."""
+    if n_step > 1 and bool((last == torch.arange(len(last), device=last.device)).all()):
+        raise UserError(
+            f"{dataset.spec.name}: algo.n_step={n_step} sums the rewards of steps in a row, and each episode of the data has one "
+            "transition: their order is not known; leave it at 1, or say where episodes end (dataset.fields.truncations or episode_ends)"
+        )
 
 
 def discounted(batch: Batch, discount: float | Tensor) -> tuple[Tensor, Tensor | float]:

@@ -145,9 +145,7 @@ class Critic(Part):
         """
         rewards, gamma = (batch["rewards"], discount) if discount is not None else discounted(batch, self.config.discount)
         if self.config.n_step > 1 and SPAN not in batch:
-            raise UserError(
-                f"algo.n_step={self.config.n_step}: {getattr(self.config, 'name', 'it')} learns from batches of its own kind; leave it at 1"
-            )
+            raise UserError(f"algo.n_step={self.config.n_step}: {getattr(self.config, 'name', 'it')} has no n-step targets; leave it at 1")
         bootstrap = self.bootstrap(next_value, gamma * batch["masks"])
         return Target(losses.td_target(rewards, batch["masks"], gamma, next_value.mean), bootstrap)
 
