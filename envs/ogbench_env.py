@@ -51,11 +51,19 @@ class OwnRandom(gym.Wrapper):
             return self.env.step(action)
 
 
-def make(name: str, **arguments: Any) -> gym.Env:
+class Sparse(gym.RewardWrapper):
+    """Rewards of -1 until all parts of the task are done, then 0, in place of one less for each part."""
+
+    def reward(self, reward: Any) -> float:
+        return -float(reward != 0.0)
+
+
+def make(name: str, sparse: bool = False, **arguments: Any) -> gym.Env:
     """The environment of that OGBench name, without its limit of steps."""
     trust.check_environment(name)
     with quiet():  # its action spaces are of float64, of which Gymnasium complains at each
-        return OwnRandom(gym.make(name, disable_env_checker=True, **arguments).unwrapped)
+        env = OwnRandom(gym.make(name, disable_env_checker=True, **arguments).unwrapped)
+    return Sparse(env) if sparse else env
 
 
 def _register() -> None:

@@ -107,6 +107,33 @@ def test_rewards_of_a_single_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_package
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
+def test_sparse_rewards_are_minus_one_until_all_parts_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a puzzle's 9 buttons: one less for each that is wrong, and sparse -1; the environment's rewards are those of its data."""
+    monkeypatch.setenv("OGBENCH_DATASET_DIR", str(tmp_path))
+    plain, sparse = (f"puzzle-3x3-play{word}-singletask-task1-v0" for word in ("", "-sparse"))
+    task = ogbench.lookup(sparse)
+    assert task is not None and ogbench.lookup("puzzle-3x3-play-sparse-v0") is None
+    assert task.env_id == "offrl.envs.ogbench_env:offrl/puzzle-3x3-singletask-task1-v0"
+    steps = {}
+    for name in (plain, sparse):
+        found = ogbench.lookup(name)
+        assert found is not None
+        env = make_env(found)
+        env.reset(seed=0)
+        steps[name] = [float(env.step(env.action_space.sample())[1]) for _ in range(3)]
+        goal = np.asarray(env.unwrapped._target_button_states)  # type: ignore[attr-defined]
+        env.close()
+    assert steps[plain][0] < -1.0 and steps[sparse] == [-1.0] * 3
+    states = np.stack([1 - goal, goal, np.where(np.arange(9) == 4, 1 - goal, goal), 1 - goal])
+    columns = {"observations": np.zeros((4, 55), np.float32), "actions": np.zeros((4, 5), np.float32), "terminals": np.arange(4) == 3}
+    np.savez(tmp_path / "puzzle-3x3-play-v0.npz", **columns, button_states=states.astype(np.int64))
+    assert load_dataset(plain).columns["rewards"].tolist() == [-9.0, 0.0, -1.0, -9.0]
+    assert load_dataset(sparse).columns["rewards"].tolist() == [-1.0, 0.0, -1.0, -1.0]
+    assert load_dataset(sparse).columns["terminations"].tolist() == [False, True, False, False]
+
+
+@needs_package
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no data in {SHARED}")
 def test_rewards_of_the_real_data_are_the_package_s(monkeypatch: pytest.MonkeyPatch) -> None:
     from ogbench.relabel_utils import relabel_dataset

@@ -22,9 +22,9 @@ from offrl.tasks.task import lookup
 
 URL = "https://rail.eecs.berkeley.edu/datasets/ogbench/"
 NAME = re.compile(
-    r"(visual-)?(pointmaze|antmaze|humanoidmaze|antsoccer|cube|scene|puzzle|powderworld)-([a-z0-9]+-)*(navigate|stitch|explore|play|noisy)(-singletask(-task[1-5])?)?-v\d+(-val)?"
+    r"(visual-)?(pointmaze|antmaze|humanoidmaze|antsoccer|cube|scene|puzzle|powderworld)-([a-z0-9]+-)*(navigate|stitch|explore|play|noisy)((-sparse)?-singletask(-task[1-5])?)?-v\d+(-val)?"
 )
-SINGLE = re.compile(r"-singletask(-task[1-5])?")
+SINGLE = re.compile(r"(-sparse)?-singletask(-task[1-5])?")
 XY_FIRST = ("pointmaze", "antmaze")  # whose observations begin as `qpos` does
 
 
@@ -57,7 +57,8 @@ def verify(path: Path) -> None:
 def read(path: Path, config: DatasetConfig, memory: Memory, name: str) -> RawData:
     """Rewards are zeros: the goal decides them. A trajectory's last row has no successor, and is never an environment's termination.
 
-    With a name such as "antmaze-large-navigate-singletask-task1-v0" rewards and terminations are those of that task.
+    With a name such as "antmaze-large-navigate-singletask-task1-v0" rewards and terminations are those of that task; with
+    "scene-play-sparse-singletask-task1-v0" the rewards are -1 until all of it is done (Q-chunking's protocol, arXiv 2507.07969).
     """
     archive = Npz(path)
     verify(path)
@@ -73,6 +74,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str) -> RawDat
     if single:
         columns["rewards"], columns["terminations"] = relabelled(archive, name, columns["observations"], memory, str(path))
         columns["truncations"] &= ~columns["terminations"]
+        if "-sparse-" in name:
+            columns["rewards"] = -(columns["rewards"] != 0.0).astype(np.float32)
     raw = RawData(columns, name=name, source="ogbench", path=str(path), action_low=-1.0, action_high=1.0)
     raw.task = lookup(name.removesuffix("-val"))
     return raw
@@ -96,6 +99,6 @@ def relabelled(archive: Npz, name: str, observations: np.ndarray, memory: Memory
     env = make_env(task)
     env.reset(seed=0)
     package = importlib.import_module("ogbench.relabel_utils")
-    package.relabel_dataset(name, env.unwrapped, data)
+    package.relabel_dataset(name.replace("-sparse-", "-"), env.unwrapped, data)
     env.close()
     return np.asarray(data["rewards"], np.float32), np.asarray(data["masks"]) == 0.0
