@@ -12,7 +12,7 @@ from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
 from offrl.families.goal_conditioned import (
     GoalConditioned,
-    GoalTargetSettings,
+    GoalStepSettings,
     awr_loss,
     chosen_learner,
     concatenate,
@@ -28,7 +28,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class GCIQLConfig(GoalTargetSettings):
+class GCIQLConfig(GoalStepSettings):
     """Settings of GCIQL; the defaults are OGBench's for antmaze."""
 
     name: str = "gciql"

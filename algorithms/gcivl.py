@@ -10,14 +10,14 @@ from offrl import losses
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.goals import ACTOR_GOALS, VALUE_GOALS
 from offrl.data.samplers.transitions import Batch
-from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, concatenate, goal_target, make_values
+from offrl.families.goal_conditioned import GoalConditioned, GoalStepSettings, concatenate, goal_target, make_values
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
 
 
 @dataclass
-class GCIVLConfig(GoalTargetSettings):
+class GCIVLConfig(GoalStepSettings):
     """Settings of GCIVL; the defaults are OGBench's."""
 
     name: str = "gcivl"

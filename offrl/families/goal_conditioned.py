@@ -76,6 +76,12 @@ class GoalTargetSettings(GoalValueSettings):
     target_update: str = setting(
         "before", "the parameters that the targets move towards: those before the update (as OGBench's code) or after it", choices=STEPS
     )
+
+
+@dataclass
+class GoalStepSettings(GoalTargetSettings):
+    """Settings of those whose values learn from one step, or from `n_step`."""
+
     n_step: int = setting(
         1, "values' targets look so many steps of the data ahead before they bootstrap, or to the goal or the end", low=1, structural=True
     )

@@ -19,7 +19,7 @@ from offrl.data.samplers.adjacency import AdjacentSampler
 from offrl.data.samplers.goals import GoalSampler
 from offrl.errors import UserError
 from offrl.families.adjacency import AdjacencyConstraint
-from offrl.families.goal_conditioned import GoalActor, GoalTargetSettings, concatenate, make_net, make_values, required_goals
+from offrl.families.goal_conditioned import GoalActor, GoalStepSettings, concatenate, make_net, make_values, required_goals
 from offrl.nn import MLP, EnsembleMLP
 from offrl.nn.policies import UnitGaussian
 from offrl.optim import Params
@@ -27,7 +27,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class SubgoalSettings(GoalTargetSettings):
+class SubgoalSettings(GoalStepSettings):
     """Settings of hierarchical policies; the defaults are OGBench's for mazes."""
 
     expectile: float = setting(0.7, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0)

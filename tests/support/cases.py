@@ -116,6 +116,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
     "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
     "gciql": [{"learner": "awr"}],
+    "sharsa": [{"low_values": True, "value_loss": "squared", "pessimism": "mean"}],
     "qrl": [{"learner": "awr", "quasimetric": "mrn"}],
     "crl": [{"learner": "awr", "encoder": "residual", "width": 16, "contrast": "infonce", "energy": "l2"}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
