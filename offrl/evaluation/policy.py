@@ -194,7 +194,7 @@ class TrainedPolicy:
     @torch.no_grad()
     def value(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
         """The algorithm's own estimate of Q(s, a), float64 [E], for raw observations [E, O] and actions [E, A] in the environment's range,
-        or [E] int64. In the units of the rewards it was trained on; None where it has none, or was read from a policy file."""
+        or [E] int64. In the units of the rewards it was trained on; None where it has none, or was read from a file without it."""
         if not self.algorithm.traits.critic_modules or any(n not in self.state.params for n in self.algorithm.traits.critic_modules):
             return None
         if self.algorithm.spec.discrete:

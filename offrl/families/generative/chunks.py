@@ -38,7 +38,7 @@ class ChunkActor(Actor):
     @property
     def length(self) -> int:
         """h: actions in a chunk."""
-        return int(self.algorithm.config.length)
+        return int(getattr(self.algorithm.config, "length", 1))
 
     @property
     def execute(self) -> int:

@@ -1,0 +1,73 @@
+"""Acting by drawing several actions, or chunks of them, and playing the one that critics value most: the extraction of IDQL (arXiv
+2304.10573), IFQL (arXiv 2502.02538) and Q-chunking (arXiv 2507.07969).
+
+Shapes in comments: E episodes, N candidates for each, D numbers in an action or a chunk.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.families.generative.chunks import ChunkActor
+from offrl.nn import flow
+from offrl.settings.field import setting
+
+Noise = Callable[[Tensor], Tensor]  # key -> [R, D], for R rows that are denoised side by side
+
+
+def candidates_field(default: int, help: str = "actions that are drawn at each step (N), of which the one with the largest Q is played") -> Any:
+    """The setting `candidates`, which only acting reads."""
+    return setting(default, help, low=1, high=100_000, acting=True)
+
+
+def noise_of(key: Tensor, count: int, rows: int, dim: int) -> Tensor:
+    """Standard normal numbers [count * rows, dim], `count` for each of `rows` rows, as `flow.repeated` orders rows.
+
+    The first row's are the same however many rows stand beside it.
+    """
+    return rng.normal(key, (rows, count, dim)).transpose(0, 1).flatten(0, 1)
+
+
+def drawn_of(log_weights: Tensor, candidates: Tensor, key: Tensor) -> Tensor:
+    """One of N candidates [N, E, D] at each row, with probability proportional to exp(log_weights) [N, E]: [E, D]."""
+    index = rng.categorical(key, log_weights.T)
+    return candidates.take_along_dim(index.reshape(1, -1, 1), 0).squeeze(0)
+
+
+class BestOfActor(ChunkActor):
+    """Draws `candidates` actions (or chunks) at each step and plays the one with the largest score.
+
+    With `greedy` zero all noise is 0 where it does not explore: the candidates are one action.
+    """
+
+    @abstractmethod
+    def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
+        """One action or chunk [R, D] in [-1, 1] for each of the normalised observations [R, O]; all that is random comes by `noise`."""
+
+    @abstractmethod
+    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
+        """Scores [N, E] of candidates [N, E, D] for observations [E, O]."""
+
+    def choose_of(self, observations: Tensor, candidates: Tensor, key: Tensor) -> Tensor:
+        """The action or chunk [E, D] that is played, of candidates [N, E, D]."""
+        return flow.best_of(self.scores(observations, candidates), candidates)
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        config, rows = self.algorithm.config, observations.shape[0]
+        still = not explore and getattr(config, "greedy", "sample") == "zero"
+        count = 1 if still else int(config.candidates)
+        dim = self.length * self.algorithm.spec.action_dim
+
+        def noise(own: Tensor) -> Tensor:
+            return torch.zeros(count * rows, dim, device=own.device) if still else noise_of(own, count, rows, dim)
+
+        draw_key, choose_key = rng.split(key)
+        drawn = self.draw(flow.repeated(observations, count), draw_key, noise)
+        chosen = drawn if count == 1 else self.choose_of(observations, drawn.unflatten(0, (count, -1)), choose_key)
+        return chosen.unflatten(1, (self.length, -1))
