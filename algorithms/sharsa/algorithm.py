@@ -16,14 +16,8 @@ from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGETS, LOW_GOALS, SUCCE
 from offrl.data.samplers.horizons import KNOWN, LOW_SUCCESSES, LOW_VALUE_GOALS, VALUE_SUBGOALS, HorizonSampler
 from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
-from offrl.families.goal_conditioned import (
-    GoalConditioned,
-    GoalTargetSettings,
-    concatenate,
-    make_net,
-    make_values,
-)
 from offrl.families.generative.settings import greedy_field
+from offrl.families.goal_conditioned import GoalConditioned, GoalTargetSettings, concatenate, make_net, make_values
 from offrl.nn import flow
 from offrl.optim import Params
 from offrl.registry import register
