@@ -87,19 +87,25 @@ def reverse_process(
     noise: Callable[[int], Tensor] | None,
     steps: int,
     schedule: str = "cosine",
+    clip: str = "clean",
+    variance: str = "posterior",
 ) -> Tensor:
     """Actions [B, A] in [-1, 1] from noise x [B, A] (algorithm 2). predict_noise(x, steps [B]): the noise in x. noise(t): what step t adds;
     None: nothing.
 
-    The action that each step predicts is cut off at the range, as in the appendix's code.
+    clip: what is cut off at the range: "clean", the action that each step predicts, as in the appendix's code; "state", x after each step,
+    as in IDQL's (arXiv 2304.10573). variance: see `transition`.
     """
     for t in reversed(range(steps)):
         step = torch.full((x.shape[0],), t, device=x.device)
         predicted_noise = predict_noise(x, step)
-        abar, noisy_factor, action_factor, std = transition(t, steps, schedule)
-        x = noisy_factor * x + action_factor * ((x - math.sqrt(1.0 - abar) * predicted_noise) / math.sqrt(abar)).clamp(-1.0, 1.0)
+        abar, noisy_factor, action_factor, std = transition(t, steps, schedule, variance)
+        clean = (x - math.sqrt(1.0 - abar) * predicted_noise) / math.sqrt(abar)
+        x = noisy_factor * x + action_factor * (clean.clamp(-1.0, 1.0) if clip == "clean" else clean)
         if noise is not None and t > 0:
             x = x + std * noise(t)
+        if clip == "state":
+            x = x.clamp(-1.0, 1.0)
     return x.clamp(-1.0, 1.0)
 
 
@@ -130,8 +136,12 @@ def signal(step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
     return torch.where(step + 1 < steps, torch.cos(angle) ** 2, floor) / cosine(0, steps)
 
 
-def transition(t: int, steps: int, schedule: str = "cosine") -> tuple[float, float, float, float]:
-    """The step back from t: abar_t; the factors of the noisy action and of the predicted one in the mean; and the standard deviation."""
+def transition(t: int, steps: int, schedule: str = "cosine", variance: str = "posterior") -> tuple[float, float, float, float]:
+    """The step back from t: abar_t; the factors of the noisy action and of the predicted one in the mean; and the standard deviation.
+
+    variance: "posterior", that of the less noisy action where the clean one is known, or "beta", the larger one of the step forward (both
+    of section 3.2).
+    """
     if schedule == "vp":
         previous = preserved_variance(t, steps)
         beta = 1.0 - preserved_variance(t + 1, steps) / previous
@@ -140,4 +150,4 @@ def transition(t: int, steps: int, schedule: str = "cosine") -> tuple[float, flo
         beta = min(1.0 - cosine(t + 1, steps) / cosine(t, steps), LARGEST)
     abar = previous * (1.0 - beta)
     noisy_factor, action_factor = math.sqrt(1.0 - beta) * (1.0 - previous) / (1.0 - abar), math.sqrt(previous) * beta / (1.0 - abar)
-    return abar, noisy_factor, action_factor, math.sqrt(beta * (1.0 - previous) / (1.0 - abar))
+    return abar, noisy_factor, action_factor, math.sqrt(beta if variance == "beta" else beta * (1.0 - previous) / (1.0 - abar))
