@@ -119,15 +119,16 @@ class Critic(Part):
         """
         if how == "min":
             return self.smallest(logits)
-        values = self.head.mean(logits)
-        value = values.mean(0) if how == "mean" else values.mean(0) - rho * values.std(0, correction=0)
+        value = self.reduce_ensemble(self.head.mean(logits), how, rho)
         if not self.head.distributional:
             return Values(value)
         return Values(value, logits.log_softmax(-1).logsumexp(0) - math.log(logits.shape[0]))
 
     @staticmethod
-    def reduce_ensemble(values: Tensor, reduce: str = "min") -> Tensor:
-        """One value of the critics' [E, ...]: the smallest, or with "mean" their mean."""
+    def reduce_ensemble(values: Tensor, reduce: str = "min", rho: float | Tensor = 0.5) -> Tensor:
+        """One value of the critics' [E, ...]: the smallest ("min"), their mean ("mean"), or mean - rho std ("std"), the population's."""
+        if reduce == "std":
+            return values.mean(0) - rho * values.std(0, correction=0)
         return values.mean(0) if reduce == "mean" else values.amin(0)
 
     def target_critics(self, state: TrainState, key: Tensor) -> Params:

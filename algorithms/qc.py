@@ -1,0 +1,207 @@
+"""Q-chunking: "Reinforcement Learning with Action Chunking" (Li et al., 2025, arXiv 2507.07969), and its relatives of single actions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.actor import Actor
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
+from offrl.data.samplers.transitions import Batch
+from offrl.families import critics
+from offrl.families.critics import Critic, Values, fit_value_range
+from offrl.families.generative.best_of_n import noise_of
+from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
+from offrl.families.generative.cost import check_cost
+from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, merged, pessimism_field, rho_field
+from offrl.nn import flow
+from offrl.optim import Adam, Params
+from offrl.pretrained import Requirement
+from offrl.registry import register
+from offrl.settings.field import setting
+
+if TYPE_CHECKING:
+    from offrl.settings.train import TrainConfig
+
+
+@dataclass
+class QCConfig(FlowSettings):
+    """Settings of Q-chunking; the defaults are the authors'. chunked=false: FQL-n and BFN-n; length=1: FQL and BFN."""
+
+    name: str = "qc"
+    length: int = length_field(5, "steps that a target sums, and actions in a chunk (h); 1: single actions and one-step targets")
+    execute: int = execute_field()
+    chunked: bool = setting(True, "Q and the policy are of whole chunks; false: of single actions, with n-step targets (n = length)")
+    actor: str = setting(
+        "best",
+        "best: the best of `candidates` chunks that the flow draws, by Q (QC, BFN); distil: a one-step policy that climbs Q (QC-FQL, FQL)",
+        choices=("best", "distil"),
+    )
+    candidates: int = setting(32, "actor=best: chunks drawn for each target, and for each decision", low=1, structural=True)
+    acting_candidates: int = setting(
+        0, "actor=best: chunks drawn for each decision where that is another number; 0: candidates", low=0, acting=True
+    )
+    alpha: float = setting(100.0, "actor=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0)
+    normalize_q: bool = setting(False, "actor=distil: divide the policy's Q by its mean size")
+    short: str = setting(
+        "drop",
+        "windows that a time-out cuts: drop: no target, as published; bootstrap: of the steps that there are, which suits chunked=false",
+        choices=("drop", "bootstrap"),
+    )
+    pessimism: str = pessimism_field()
+    rho: float = rho_field()
+    greedy: str = greedy_field()
+
+
+@register("algo", "qc")
+class QC(Algorithm):
+    """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's chunks.
+
+    All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does the target critic,
+    which follows the critics of before the update. Modules: critic, flow, and with actor=distil actor, which maps noise to a chunk.
+    """
+
+    Config = QCConfig
+    traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",), n_step=False)
+
+    @classmethod
+    def traits_for(cls, config: Any) -> Traits:
+        acts = ("actor",) if config.actor == "distil" else ("flow", "critic")
+        single = config.length == 1 or not config.chunked  # else Q is of chunks, and no single action has one
+        return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_value_range(config, dataset, grid)
+
+    @classmethod
+    def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
+        if config.algo.actor == "best":
+            actions = dataset.spec.action_dim * (config.algo.length if config.algo.chunked else 1)
+            check_cost(config, config.algo.candidates, dataset.spec.observation_dim, actions, "algo.actor=distil")
+        return {}
+
+    @property
+    def together(self) -> int:
+        """Actions that are decided at once: h, or 1."""
+        return int(self.config.length) if self.config.chunked else 1
+
+    @property
+    def width(self) -> int:
+        """D: numbers of such a decision."""
+        return self.together * self.spec.action_dim
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width))
+        modules = {"critic": self.critic.network, "flow": make_field(c, s, self.width)}
+        return modules | ({"actor": make_field(c, s, self.width, timed=False)} if c.actor == "distil" else {})
+
+    def sampler(self) -> ChunkSampler:
+        return ChunkSampler(self.config.length)
+
+    def optimizer(self, name: str) -> Adam:
+        return critics.optimizer(self.config, name)
+
+    def decisions(self, batch: Batch) -> Batch:
+        """The batch with what was decided as actions [B, D]: the data's chunks, or the first action of each."""
+        return {**batch, "actions": batch["actions"][:, : self.together].flatten(1)}
+
+    def integrated(self, params: Params, observations: Tensor, z: Tensor) -> Tensor:
+        """The flow's chunks [B, D] from noise z [B, D]."""
+        return flow.integrate(lambda x, t: self.apply("flow", params, observations, x, t), z, self.config.flow_steps)
+
+    def decide(self, state: TrainState, observations: Tensor, key: Tensor, count: int, *, still: bool = False) -> Tensor:
+        """The policy's chunks [B, D]: of the one-step policy, or the best of `count` of the flow by the online critics (section 4.2).
+
+        still: all noise is 0.
+        """
+        c, rows = self.config, observations.shape[0]
+        count = 1 if c.actor == "distil" else count
+        z = observations.new_zeros(count * rows, self.width) if still else noise_of(key, count, rows, self.width)
+        if c.actor == "distil":
+            return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
+        drawn = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
+        q = self.critic.q(state.params["critic"], observations, drawn)
+        return flow.best_of(self.critic.reduce_ensemble(q, c.pessimism, c.rho), drawn)
+
+    def next_value(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
+        """Q'(s', a') [B] of the target critics, a' the policy's chunk after the window, which the online critics choose."""
+        c, s = self.config, batch["next_observations"]
+        chunk = self.decide(state, s, key, c.candidates)
+        return self.critic.aggregate(self.critic.logits(self.critic.target_critics(state, key), s, chunk), c.pessimism, c.rho)
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E w (sum_k gamma^k r_k + gamma^m Q'(s_m, a') - Q_i(s, a))^2, the mean over critics i (equation 6); w = 0 where a time-out cut the
+        window (short=drop), else 1."""
+        target = self.critic.td_target(batch, self.next_value(state, batch, key))
+
+        def objective(logits: Tensor, target: critics.Target) -> Tensor:
+            loss = self.critic.mean_objective(logits, target)
+            return loss * batch[WHOLE] if self.config.short == "drop" else loss
+
+        loss, metrics = self.critic.loss(critic, self.decisions(batch), target, key, objective=objective)
+        return loss, {**metrics, "critic/whole": batch[WHOLE].mean()}
+
+    def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a (equation 5)."""
+        noise_key, time_key = rng.split(key)
+        chunks = self.decisions(batch)["actions"]
+        t = rng.uniform(time_key, (chunks.shape[0], 1))
+        x, velocity = flow.interpolate(rng.normal(noise_key, tuple(chunks.shape)), chunks, t)
+        error = (self.apply("flow", field, batch["observations"], x, t) - velocity).square()
+        loss = valid_mean(error.unflatten(1, (self.together, -1)), batch[VALID][:, : self.together])
+        return loss, {"flow/loss": loss}
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E [alpha |mu(s, z) - flow(s, z)|^2 / D - Q(s, mu(s, z))], Q the critics' mean; Q sees actions cut to the range (equation 9)."""
+        c, observations = self.config, batch["observations"]
+        z = rng.normal(key, (observations.shape[0], self.width))
+        cloned = self.integrated({k: v.detach() for k, v in state.params["flow"].items()}, observations, z)
+        chunk = self.apply("actor", actor, observations, z)
+        distillation = (chunk - cloned).square().mean()
+        q = self.critic.q(state.params["critic"], observations, chunk.clamp(-1.0, 1.0)).mean(0)
+        scale = q.detach().abs().mean() if c.normalize_q else 1.0
+        loss = c.alpha * distillation - q.mean() / scale
+        metrics = {"actor/loss": loss, "actor/distillation": distillation, "actor/q": q.mean()}
+        return loss, {**metrics, "actor/clipped": (chunk.detach().abs() > 1.0).float().mean()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        keys = rng.split(key, 3)
+        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, keys[0])
+        field, flow_metrics = self.descend(state, "flow", self.flow_loss, batch, keys[1])
+        parts, metrics = [critic, field], {**metrics, **flow_metrics}
+        if self.config.actor == "distil":
+            actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, keys[2])
+            parts, metrics = [*parts, actor], {**metrics, **actor_metrics}
+        target = self.polyak(state, "critic", self.config.polyak).target
+        return self.critic.regularised(merged(state, *parts))._replace(target=target), metrics
+
+    def actor(self, state: TrainState) -> Actor:
+        return QCActor(self, state)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
+        return self.critic.q(state.params["critic"], observations, actions).mean(0) if self.together == 1 else None
+
+
+class QCActor(ChunkActor):
+    """The one-step policy, or the best of the flow's chunks; noise is drawn for each chunk unless `greedy` is zero."""
+
+    algorithm: QC
+
+    @property
+    def length(self) -> int:
+        return self.algorithm.together
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        algorithm, c = self.algorithm, self.algorithm.config
+        still = not explore and c.greedy == "zero"
+        count = 1 if still else c.acting_candidates or c.candidates
+        return algorithm.decide(self.state, observations, key, count, still=still).unflatten(1, (self.length, -1))
