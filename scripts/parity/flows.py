@@ -37,9 +37,11 @@ def same_noise() -> Iterator[None]:
 
 def compare_agents(
     folder: Path, module: str, ours: Ours, config: Mapping[str, Any], trees: Trees, losses: Mapping[str, str],
-    pairs: list[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]],
+    pairs: list[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]], examples: tuple[Any, ...] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Five updates beside the agent of agents/`module`.py in `folder`, whose batches are the second of `pairs`."""
+    """Five updates beside the agent of agents/`module`.py in `folder`, whose batches are the second of `pairs`.
+
+    examples: what its `create` is handed for the shapes; None: an observation and an action."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -50,7 +52,7 @@ def compare_agents(
         chosen = code.get_config()
         chosen.update(config)
         kind = next(v for k, v in vars(code).items() if k.endswith("Agent") and k.removesuffix("Agent").lower() == module)
-        agent = kind.create(0, np.zeros((1, OBSERVATION)), np.zeros((1, ACTION)), chosen)
+        agent = kind.create(0, *(examples or (np.zeros((1, OBSERVATION)), np.zeros((1, ACTION)))), chosen)
 
         def parameters() -> Tree:
             return {f"modules_{name}": tree for name, tree in trees(ours).items()}
