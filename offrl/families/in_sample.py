@@ -14,7 +14,7 @@ from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
-from offrl.families.critics import Critic, CriticSettings, Objective, Target, epsilon_field
+from offrl.families.critics import Critic, CriticSettings, Objective, Target, Value, Values, epsilon_field
 from offrl.nn import Deterministic, make_policy
 from offrl.optim import Adam, OptState, Params, global_norm
 from offrl.settings.field import setting
@@ -79,6 +79,15 @@ def optimizer(config: Any, module: str) -> Adam:
 def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
     """The policy, which explores with noise where it is deterministic."""
     return (NoisyActor if isinstance(algorithm.policy, Deterministic) else MemorylessActor)(algorithm, state)
+
+
+def expectile_loss(
+    value: Value, params: Params, batch: Batch, q: Values, expectile: float | Tensor, rows: float | Tensor = 1.0
+) -> tuple[Tensor, Metrics]:
+    """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL, arXiv 2110.06169, equation 5), for values q [B]. rows [B]: weights of the batch's rows."""
+    v = value(params, batch["observations"])
+    loss = (rows * losses.expectile_weight(q.mean - v.mean, expectile) * value.objective(v, q)).mean()
+    return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
 
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.nn.mlp import Linear
+from offrl import rng
+from offrl.nn.mlp import Linear, dropout
 from offrl.nn.transformer import Norm
 from offrl.optim import Params
 
@@ -24,6 +25,12 @@ def sinusoidal(step: Tensor, width: int) -> Tensor:
     frequencies = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
     angle = step.unsqueeze(-1) * frequencies
     return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def fourier(step: Tensor, waves: Tensor) -> Tensor:
+    """Steps [B] as cosines and sines [B, 2 W] of frequencies waves [W], in turns a step."""
+    angle = 2.0 * math.pi * step.unsqueeze(-1) * waves
+    return torch.cat([angle.cos(), angle.sin()], -1)
 
 
 class FilmBlock(nn.Module):
@@ -65,10 +72,53 @@ class Denoiser(nn.Module):
 
     def embed(self, step: Tensor) -> Tensor:
         """Steps [B] as waves [B, width]."""
-        if self.waves is None:
-            return sinusoidal(step, self.width)
-        angle = 2.0 * math.pi * step.unsqueeze(-1) * self.waves
-        return torch.cat([angle.cos(), angle.sin()], -1)
+        return sinusoidal(step, self.width) if self.waves is None else fourier(step, self.waves)
+
+
+STEP_WIDTH = 128  # of the step's two layers in IDQL's network
+TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal number that is cut off at 2
+
+
+class _ResidualBlock(nn.Module):
+    """x + {dropout, LayerNorm, a layer four times as wide, Mish, a linear layer}(x). Layers begin as flax's: truncated normal, bias 0."""
+
+    def __init__(self, width: int, dropout: float, epsilon: float = 1e-6) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.wide, self.narrow = Linear(width, 4 * width), Linear(4 * width, width)
+        self.dropout, self.epsilon = dropout, epsilon
+        for layer in (self.wide, self.narrow):
+            std = layer.weight.shape[1] ** -0.5 / TRUNCATED
+            nn.init.trunc_normal_(layer.weight, 0.0, std, -2.0 * std, 2.0 * std)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
+        y = x if key is None or self.dropout == 0.0 else dropout(x, self.dropout, key)
+        y = F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift
+        return x + self.narrow(F.mish(self.wide(y)))
+
+
+class ResidualDenoiser(nn.Module):
+    """(noisy action [B, A], diffusion step [B] int64, observation [B, O]) -> the noise [B, A], by IDQL's network (arXiv 2304.10573).
+
+    Action, observation and the step (as waves of learned lengths, through two layers of 128) side by side -> a linear layer -> residual
+    blocks with LayerNorm -> Mish -> a linear layer. Dropout is on exactly when a key is given. embedding: waves, an even number.
+    """
+
+    def __init__(self, obs_dim: int, action_dim: int, width: int, blocks: int, embedding: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(0.2 * torch.randn(embedding // 2))
+        self.up, self.down = Linear(embedding // 2 * 2, STEP_WIDTH, "xavier"), Linear(STEP_WIDTH, STEP_WIDTH, "xavier")
+        self.first = Linear(action_dim + obs_dim + STEP_WIDTH, width, "xavier")
+        self.blocks = nn.ModuleList(_ResidualBlock(width, dropout) for _ in range(blocks))
+        self.head = Linear(width, action_dim, "xavier")
+
+    def forward(self, noisy: Tensor, step: Tensor, observations: Tensor, key: Tensor | None = None) -> Tensor:
+        time = self.down(F.mish(self.up(fourier(step, self.waves))))
+        x = self.first(torch.cat([noisy, observations, time], -1))
+        for i, block in enumerate(self.blocks):
+            x = cast(_ResidualBlock, block)(x, None if key is None else rng.fold_in(key, i))
+        return self.head(F.mish(x))
 
 
 OFFSET, LARGEST = 0.008, 0.999  # of the cosine schedule, and of its betas (arXiv 2102.09672, section 3.2)
