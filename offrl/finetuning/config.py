@@ -13,6 +13,7 @@ from offrl.settings.field import setting
 from offrl.settings.train import CheckpointConfig
 
 FROM_SCRATCH_WARMUP = 1_000
+ENVIRONMENTS = {"transitions": 1, "residual": 16}  # unless `envs` says otherwise
 CONVENTIONS = ("mixing", "update_every", "noise")  # what an algorithm's `finetune` block may say besides settings of its own
 
 
@@ -20,9 +21,17 @@ CONVENTIONS = ("mixing", "update_every", "noise")  # what an algorithm's `finetu
 class FinetuneConfig:
     """Settings of the replicas' play, of the data they learn from, and of the length. Steps are environment steps of each replica."""
 
+    mode: str = setting(
+        "transitions",
+        "transitions: the replicas learn on, from single transitions of data and play; residual: a small policy learns, by PPO, what to "
+        "add to the actions of the run's policies, which stay as they are",
+        choices=("transitions", "residual"),
+    )
     env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in", shown="ID")
     steps: int = setting(100_000, "environment steps of each replica", low=1)
-    envs: int = setting(1, "environments of each replica, stepped side by side", low=1, high=1024)
+    envs: int | None = setting(
+        None, "environments of each replica, stepped side by side; null: 1, or 16 with mode=residual", low=1, high=1024
+    )
     mixing: Any = setting(
         "auto",
         "share of each batch drawn from the data, the rest from what was played; 0: without the data; null: from the union of both, in "
@@ -79,7 +88,8 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     chosen["noise"] = None if noise is None else float(noise)
     warmup = (FROM_SCRATCH_WARMUP if fresh else 0) if config.warmup is None else config.warmup
     evaluation = config.eval if config.max_steps is None else dataclasses.replace(config.eval, max_steps=config.max_steps)
-    return dataclasses.replace(config, **chosen, warmup=warmup, eval=evaluation)
+    envs = ENVIRONMENTS[config.mode] if config.envs is None else config.envs
+    return dataclasses.replace(config, **chosen, warmup=warmup, envs=envs, eval=evaluation)
 
 
 def _number(value: Any) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 
 from offrl.data.addresses import without_logins
 from offrl.errors import UserError
-from offrl.finetuning.setup import KIND, Start, identity
+from offrl.finetuning.config import FREE
+from offrl.finetuning.setup import KIND, Start
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
-from offrl.settings.field import plain_name
+from offrl.settings.field import plain_name, without_places
 from offrl.system import files as checkpoint
 from offrl.system.plugins.loading import load_named
 
@@ -32,6 +33,29 @@ def directory(start: Start) -> Path:
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
     env = "".join(c if c.isalnum() or c in "-_." else "-" for c in values["env"])
     return Path(config.runs_dir) / f"finetune-{start.label}-{env}-{digest}"
+
+
+def identity(start: Start) -> dict[str, Any]:
+    """The settings that decide what comes out; two fine-tuning runs that agree in these are the same one."""
+    algo = dataclasses.asdict(start.algorithm.config)
+    values: dict[str, Any] = {
+        "algo": {k: v for k, v in algo.items() if k not in start.grid},
+        "seeds": list(dict.fromkeys(r.seed for r in start.replicas)),
+        "dataset": {},
+        "env": start.task.env_id or start.task.name,
+        "parent": None if start.parent is None else {k: v for k, v in start.parent.items() if k != "run"},  # wherever it lies
+        "finetune": {k: v for k, v in dataclasses.asdict(start.config).items() if k not in (*FREE, "precision")},
+        "precision": start.config.precision,
+    }
+    if start.config.mode == "transitions":  # older runs do not say it
+        del values["finetune"]["mode"]
+    if start.data is not None:
+        values["dataset"] = without_places(start.data)
+    if start.anneal:
+        values["steps"] = start.config.steps  # over which settings are annealed
+    if start.grid:
+        values["grid"] = [[name, cells] for name, cells in start.grid.items()]
+    return json.loads(json.dumps(values, default=str))
 
 
 def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:

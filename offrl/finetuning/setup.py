@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,6 @@ from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
-from offrl.settings.field import without_places
 from offrl.settings.kinds import misfit
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
 from offrl.settings.replicas import Replica, expand
@@ -118,7 +116,7 @@ def _of_run(path: Path, config: FinetuneConfig, other: dict[str, Any], dataset: 
     algo, fixed, anneal = _online(changes, parent.algo, other)
     env_name = str(run.record.get("env", "auto"))
     record_spec = run.spec
-    task = _task(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
+    task = task_of(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
     data, spec = None, record_spec
     _one_kind_of_rewards(parent.dataset, config)
     if config.mixing != 0.0 or dataset is not None:
@@ -201,7 +199,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         parent = dataclasses.replace(parent, algo=algo)
         parent = runs.fit(parent, data)
         algo, spec = parent.algo, data.spec
-        task = _task(spec, config, "auto", env, "env=ID")
+        task = task_of(spec, config, "auto", env, "env=ID")
         described = data.describe()
     else:
         if config.env is None and env is None:
@@ -265,7 +263,7 @@ def _resumed(
         data = _data(stand_in, config, dataset, record, path)
     if checkpoint.load_latest(path) is None:
         raise UserError(f"{path} has no checkpoint yet; run the command that began it again")
-    task = _task(spec, dataclasses.replace(config, env=None), str(record.get("env", "auto")), env, f"offrl finetune resume={path} env=ID")
+    task = task_of(spec, dataclasses.replace(config, env=None), str(record.get("env", "auto")), env, f"offrl finetune resume={path} env=ID")
     grid = dict(identity.get("grid", []))
     more = record["online"]
     return Start(config, kind(algo, spec), expand(grid, identity["seeds"]), grid, spec, task, more["label"], settings, record["data"], data,
@@ -309,7 +307,7 @@ def _online(
     return dataclasses.replace(algo, **fixed), numbers, anneal
 
 
-def _task(spec: DataSpec, config: FinetuneConfig, own: str, env: Factory | None, cure: str) -> Task:
+def task_of(spec: DataSpec, config: FinetuneConfig, own: str, env: Factory | None, cure: str) -> Task:
     """The task to learn. Raises UserError where there is no environment."""
     if env is not None:
         return with_factory(spec.task, env, spec.name)
@@ -318,26 +316,3 @@ def _task(spec: DataSpec, config: FinetuneConfig, own: str, env: Factory | None,
     if task is None:
         raise UserError(f"there is no environment to learn in; name one: {cure}")
     return task
-
-
-def identity(start: Start) -> dict[str, Any]:
-    """The settings that decide what comes out; two fine-tuning runs that agree in these are the same one."""
-    from offrl.finetuning.config import FREE
-
-    algo = dataclasses.asdict(start.algorithm.config)
-    values: dict[str, Any] = {
-        "algo": {k: v for k, v in algo.items() if k not in start.grid},
-        "seeds": list(dict.fromkeys(r.seed for r in start.replicas)),
-        "dataset": {},
-        "env": start.task.env_id or start.task.name,
-        "parent": None if start.parent is None else {k: v for k, v in start.parent.items() if k != "run"},  # wherever it lies
-        "finetune": {k: v for k, v in dataclasses.asdict(start.config).items() if k not in (*FREE, "precision")},
-        "precision": start.config.precision,
-    }
-    if start.data is not None:
-        values["dataset"] = without_places(start.data)
-    if start.anneal:
-        values["steps"] = start.config.steps  # over which settings are annealed
-    if start.grid:
-        values["grid"] = [[name, cells] for name, cells in start.grid.items()]
-    return json.loads(json.dumps(values, default=str))

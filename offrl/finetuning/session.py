@@ -1,0 +1,240 @@
+"""What the loops of `offrl finetune` have in common: metrics, scores and checkpoints when they are due, and stopping."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offrl.algorithm import TrainState
+from offrl.errors import Interrupted, warn
+from offrl.evaluation.background import Scorer
+from offrl.evaluation.evaluator import Evaluator
+from offrl.finetuning.environments import Play, Turn
+from offrl.finetuning.setup import Start
+from offrl.runs.log import RunLog
+from offrl.settings.evaluation import worker_count
+from offrl.system.progress import Progress
+from offrl.system.signals import StopSignals
+from offrl.training.checkpoints import Checkpoints, Saved
+from offrl.training.engine import LocalEngine, policies_of
+from offrl.training.scores import Scores
+from offrl.training.setup import PAYS_FROM
+from offrl.training.updates import metric_means, rows, sound, warn_diverged
+
+EVALUATIONS = 20  # of a run, unless eval.every says otherwise
+CURE = "A smaller algo.learning_rate or utd often helps"  # of replicas that diverge
+
+
+class OnlineLoop(ABC):
+    """A run while it plays and learns. `t` counts environment steps of each replica, `updates` the updates of their parameters.
+
+    A subclass plays and learns between two looks at what is due, which are `round` environment steps apart.
+    """
+
+    COUNTERS: tuple[str, ...] = ("lined", "scored", "line_updates", "updates", "goal")  # a checkpoint holds them
+    learner: LocalEngine
+
+    def __init__(self, start: Start, run_dir: Path, play: Play, round: int, limit: float) -> None:
+        """limit: a loss beyond it has diverged."""
+        self.start, self.config, self.run_dir, self.play, self.replicas = start, start.config, run_dir, play, start.replicas
+        config, self.round, self.loss_limit, self.many, self.envs = start.config, round, limit, len(start.replicas), start.config.envs or 1
+        self.steps = self._rounds(config.steps)
+        every = config.eval.every
+        self.eval_every = self.steps if every == 0 else self._rounds(every or math.ceil(self.steps / EVALUATIONS))
+        self.log_every = self._rounds(config.log_every)
+        self.save_every = self._rounds(config.checkpoint.every) if config.checkpoint.every else self.eval_every
+        self.signals = StopSignals()
+        self.t, self.lined, self.scored, self.saved = 0, 0, -1, -1
+        self.updates = self.line_updates = self.goal = 0  # line_updates: those at the last line, whose means are over the updates since
+        self.alive = torch.ones(self.many, dtype=torch.bool)
+        self.episodes = torch.zeros(3, self.many, dtype=torch.float64)  # since the last line: number, sums of returns and of lengths
+        self.recent: deque[float] = deque(maxlen=20)
+        self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, start.algorithm.config.name, self.replicas)
+
+    def _rounds(self, count: int) -> int:
+        """Environment steps in whole rounds."""
+        return -(-count // self.round) * self.round
+
+    # ---- of a subclass
+
+    @abstractmethod
+    def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
+        """The first lines for the reader."""
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Play a round."""
+
+    @abstractmethod
+    def _learn(self) -> None:
+        """The updates that are due, less those that a signal puts off."""
+
+    def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(tensors, values) of a checkpoint besides those that every loop has."""
+        return {}, {}
+
+    def _played(self) -> dict[str, list[float]]:
+        """Further metrics of what was played since the last line."""
+        return {}
+
+    # ---- begin
+
+    def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState, busy: bool) -> None:
+        """The learner's state, the log and what scores. busy: enough is computed that processes which score beside it pay."""
+        self.learner.load(*((state, state, {}) if saved is None else (saved.state, saved.good, saved.sums)))
+        start, config = self.start, self.config
+        self.log = RunLog(
+            self.run_dir,
+            resume_step=None if saved is None else self.t - (self.lined != self.t),
+            unscored=self.t if saved is not None and self.lined == self.t != self.scored and self._due(self.eval_every) else None,
+            quiet=True,
+            total_steps=self.steps,
+            replicas=self.replicas,
+            title="",
+        )
+        self.bar = Progress(f"{start.label} in {self.play.name}", self.steps, "steps", config.quiet, self.t)
+        brief = config.eval.workers is None and not busy
+        scorer = Scorer(evaluator, 0 if brief else worker_count(config.eval))
+        self.scores = Scores(scorer, self.log, self.replicas, start.spec.name, self.signals, self._show)
+
+    def _continued(self, resumed: bool, lost: list[int]) -> None:
+        """Lines about where a resumed run goes on."""
+        if resumed and self.t >= self.steps:
+            self.bar.say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")
+        elif resumed:
+            self.bar.say(f"continuing from step {self.t:,}; episodes that were running are played again up to where they were")
+        if lost:
+            names = ", ".join(self.play.seats[k].where() for k in lost[:3])
+            warn(
+                f"{self.play.name} is not decided by its seed alone: {len(lost)} of the episodes that were running did not come back to "
+                f"where they were, and new ones begin in their place {names}"
+            )
+
+    # ---- run
+
+    def run(self) -> None:
+        """To the end, or raise Interrupted or UserError."""
+        with self.log, self.bar, self.signals.handled(self.bar.say):
+            try:
+                while True:
+                    self._learn()
+                    self._look()
+                    if self.t >= self.steps or not self.alive.any():
+                        break
+                    self._step()
+                if self.saved != self.t:
+                    self._save()
+                for replica, policy in zip(self.replicas, self._policies(), strict=True):
+                    policy.save(self.run_dir / "policies" / f"{replica.name}.safetensors")
+            finally:
+                self.scores.close()
+
+    def _due(self, every: int) -> bool:
+        return self.t % every == 0 or self.t >= self.steps
+
+    def _look(self) -> None:
+        """Metrics, scores and checkpoints that are due at this step, if they were not there before the run was stopped here."""
+        if self.signals.count:
+            self._interrupt()
+        if self._due(self.log_every) and self.lined != self.t:
+            self._line()
+        if self._due(self.eval_every) and self.scored != self.t:
+            if self.lined != self.t:
+                self._line()  # what diverged is not scored
+            self._score()
+        if self._due(self.save_every) and self.saved != self.t:
+            self._save()
+
+    def _interrupt(self) -> None:
+        if self.saved != self.t or self.updates != self.goal:
+            self._save()
+        raise Interrupted(f"stopped at step {self.t:,}; all is saved in {self.run_dir}: the same command continues")
+
+    def _count(self, turn: Turn) -> None:
+        """The episodes that ended, for the next line and the progress bar."""
+        for replica, total, length in turn.ended:
+            self.recent.append(total)
+            self.episodes[:, replica] += torch.tensor([1.0, total, float(length)], dtype=torch.float64)
+
+    def _report(self, t: int) -> None:
+        """Show the progress at step t."""
+        self.bar.update(t, "  ".join(x for x in (f"return {np.mean(self.recent):.1f}" if self.recent else "", self.scores.text) if x))
+
+    def _drop(self, finite: np.ndarray) -> None:
+        """Freeze the replicas whose actions are not `finite` [N]."""
+        for n in np.flatnonzero(~finite & self.alive.numpy()).tolist():
+            warn_diverged(self.replicas[n], self.lined, self.t, "its actions are not finite", CURE)
+        self.alive &= torch.from_numpy(finite)
+        self.learner.freeze(self.alive)
+
+    def _hopeless(self, finite: np.ndarray) -> str:
+        """The mistake where frozen replicas still give actions that are not `finite` [N]."""
+        lost = ", ".join(str(self.replicas[n]) for n in np.flatnonzero(~finite).tolist())
+        return (
+            f"the policy of {lost} gives actions that are not finite for observations of {self.play.name} at step {self.t:,}: "
+            "it had diverged before, or the observations are far outside the data's"
+        )
+
+    # ---- look
+
+    def _line(self) -> None:
+        """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond all measure."""
+        means: dict[str, list[float]] = {}
+        if self.updates > self.line_updates:
+            values = metric_means(self.learner.sums(), self.updates - self.line_updates)
+            self.alive, diverged = sound(values, self.alive, self.loss_limit)
+            for n, reason in diverged.items():
+                warn_diverged(self.replicas[n], self.lined, self.t, reason, CURE)
+            means = rows(values, self.alive)
+        self.learner.settle(self.alive)
+        count, total, length = self.episodes
+        # NaN, null in the file, where no episode ended
+        metrics = {"online/episodes": count, "online/length": length / count, "online/return": total / count}
+        self.log.metrics(self.t, dict(sorted({**means, **{k: v.tolist() for k, v in metrics.items()}, **self._played()}.items())))
+        self.episodes.zero_()
+        self.lined, self.line_updates = self.t, self.updates
+        self.saved = min(self.saved, self.t - 1)  # a checkpoint of this step does not know of the line
+
+    def _policies(self) -> list[Any]:
+        return policies_of(self.start.algorithm, self.learner.acting(), self.replicas)
+
+    def _score(self) -> None:
+        """Score the policies as they are; raises Interrupted where a signal cuts that short."""
+        self.scores.begin(self.t, self._policies)
+        self.scores.wait()
+        if self.scores.step is not None:
+            self.scores.cancel()
+            self._interrupt()
+        self.scored = self.t
+        self.saved = min(self.saved, self.t - 1)
+
+    def _show(self, scores: str) -> None:
+        self.bar.say(f"step {self.t:,}: {scores}")
+
+    # ---- checkpoints
+
+    def _save(self) -> None:
+        tree, meta = self._holds()
+        self.log.sync()
+        meta = {**{k: getattr(self, k) for k in self.COUNTERS}, **meta}
+        tree = {"play": self.play.state(), "episodes": self.episodes, **tree}
+        self.checkpoints.save(self.t, self.learner, self.alive, self.updates == self.line_updates, tree, meta)
+        self.saved = self.t
+
+    def _restore(self, saved: Saved) -> None:
+        """The counters of a checkpoint."""
+        self.t = self.saved = saved.step
+        for name in self.COUNTERS:
+            setattr(self, name, saved.meta[name])
+        self.alive, self.episodes = saved.alive, saved.tensors["episodes"]
+
+
+def busy(updates: float) -> bool:
+    """Whether processes that score beside a run of so many updates pay."""
+    return updates >= PAYS_FROM
