@@ -66,6 +66,14 @@ class Actor(ABC):
         Greedy, or with `explore` a sample, which `key` decides.
         """
 
+    def planned(self, steps: int) -> int:
+        """How many actions, of 1 to `steps`, one decision gives with the setting `execute` at that number.
+
+        Where a policy may decide once in `steps` steps, whoever plays it holds the last of them for the others. 1: it decides for a
+        single step.
+        """
+        return 1
+
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         """The carry after `rewards` [E] of the actions just taken, in the units of the rewards trained on."""
         return carry

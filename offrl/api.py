@@ -15,13 +15,9 @@ from offrl.data.load import load_dataset
 from offrl.data.tables.frame import is_frame
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import Labeller
-from offrl.errors import UserError, say
+from offrl.errors import say
 from offrl.evaluation import reward_inference
-from offrl.evaluation.policy import TrainedPolicy
-from offrl.evaluation.pool import evaluate_parallel
-from offrl.evaluation.result import Evaluation
 from offrl.evaluation.reward_inference import RewardEvaluation
-from offrl.evaluation.target_returns import AchievedReturns, spread_targets, sweep
 from offrl.export.write import export_run
 from offrl.figures.curves import plot_run
 from offrl.finetuning.loop import finetune as play_and_learn
@@ -32,6 +28,7 @@ from offrl.ope.afterwards import judge
 from offrl.ope.candidates import data_of
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
+from offrl.runs.scored import ScoredRun
 from offrl.runs.settings import data_named, run_settings, scored_again
 from offrl.settings.advice import first_run
 from offrl.settings.compose import compose
@@ -39,7 +36,7 @@ from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
 from offrl.system.devices import pick_device
 from offrl.system.user_code import refuse_imported
-from offrl.tasks.task import Task, with_factory
+from offrl.tasks.task import with_factory
 from offrl.training import distributed
 from offrl.training.listeners.callback import OnEvaluation
 from offrl.training.loop import train as run_training
@@ -49,47 +46,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Run(SavedRun):
+class Run(ScoredRun):
     """A run directory: its settings, scores and policies, and the ways to evaluate, film, draw and export them."""
-
-    def evaluate(
-        self,
-        episodes: int = 10,
-        seed: int = 0,
-        env: str | Callable[[], Any] | None = None,
-        parallel: int = 64,
-        max_steps: int | None = None,
-        acting: Mapping[str, Any] | None = None,
-        device: str = "auto",
-    ) -> Evaluation:
-        """Score the final policies of all replicas again, in the order of `replicas`.
-
-        env: see `task`. acting: see `TrainedPolicy.with_settings`. device: where policies act whose actions take long, such as language
-        models. Raises UserError where there is no environment, or it does not fit the data.
-        """
-        policies = [self.load_policy(r, device) for r in self.replicas]
-        policies = [p.with_settings(acting) for p in policies] if acting else policies
-        return self._score(policies, env, EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps))
-
-    def evaluate_target_returns(
-        self,
-        target_returns: Sequence[float] | None = None,
-        episodes: int = 10,
-        seed: int = 0,
-        env: str | Callable[[], Any] | None = None,
-        parallel: int = 64,
-        max_steps: int | None = None,
-    ) -> AchievedReturns:
-        """Score return-conditioned policies with several target returns, in the units of the recorded rewards.
-
-        target_returns: None spreads them over the data's. The other arguments as in `evaluate`. Raises UserError for policies that are not
-        conditioned on a return.
-        """
-        data = self.record["data"]
-        targets = spread_targets(data["return_min"], data["return_max"]) if target_returns is None else [float(t) for t in target_returns]
-        config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
-        policies = [self.load_policy(r) for r in self.replicas]
-        return sweep(policies, targets, self.replicas, lambda conditioned: self._score(conditioned, env, config))
 
     def evaluate_on_reward(
         self,
@@ -113,18 +71,6 @@ class Run(SavedRun):
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
         evaluation, returns = reward_inference.score(policies, self._task(env, goals=False), config, rewards)
         return RewardEvaluation(reward_inference.name_of(rewards), tuple(self.replicas), evaluation, returns, mean)
-
-    def _score(self, policies: Sequence[TrainedPolicy], env: str | Callable[[], Any] | None, config: EvalConfig) -> Evaluation:
-        on_gpu = any(p.device.type != "cpu" for p in policies)  # other processes would act on the CPU
-        return evaluate_parallel(policies, [p.seed for p in policies], self._task(env), config, workers=0 if on_gpu else None)
-
-    def _task(self, env: str | Callable[[], Any] | None, goals: bool | None = None) -> Task:
-        task = self.task(env, goals)
-        if task is None:
-            own = self.spec.task
-            note = own.note if own is not None and own.env_id is None and own.note else f"name one: offrl evaluate {self.dir} env=ID"
-            raise UserError(f"{self.dir}: there is no environment to score in; {note[0].lower()}{note[1:]}")
-        return task
 
     def export(
         self,

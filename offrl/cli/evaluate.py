@@ -30,6 +30,11 @@ class EvaluateConfig:
         "target returns of return-conditioned policies, all at once: 1000,2000,3000, or auto, spread over the data's; "
         "writes RUN/target_returns.csv and .png",
     )
+    frequency: list[int] = setting(
+        [],
+        "steps of the environment between two decisions, one evaluation each: 1,2,4,8 holds actions, or plays them from the queue of a "
+        "policy that draws several at a time; writes RUN/frequency.csv and .png",
+    )
     rewards: list[str] = setting(
         [],
         "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, a.py:f,a.py:g, as "
@@ -66,12 +71,15 @@ def run(arguments: list[str]) -> int:
         values["rewards"] = [values["rewards"]]
     config = fill(EvaluateConfig(), values, "evaluate")
     trained = Run(arguments[0])
-    if config.target_returns and config.rewards:
-        raise UserError("target_returns and rewards are different evaluations; give one of them")
+    kinds = [name for name in ("target_returns", "rewards", "frequency") if getattr(config, name)]
+    if len(kinds) > 1:
+        raise UserError(f"{' and '.join(kinds)} are different evaluations; give one of them")
     if config.target_returns:
         return _evaluate_target_returns(trained, config)
     if config.rewards:
         return _evaluate_on_rewards(trained, config)
+    if config.frequency:
+        return _evaluate_frequency(trained, config)
     video = config.video and _can_film()
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     drawing = os.environ.get("MUJOCO_GL")
@@ -123,6 +131,39 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig) -> int:
     table, picture = trained.dir / "target_returns.csv", trained.dir / "target_returns.png"
     write(achieved, table)
     draw(achieved, picture, f"{trained.algorithm} on {trained.dataset}", trained.record["data"].get("return_max"))
+    say(str(table), str(picture))
+    return 0
+
+
+def _evaluate_frequency(trained: Run, config: EvaluateConfig) -> int:
+    """Score the policies with each number of steps between decisions: a table, a CSV file and a picture."""
+    from offrl.evaluation.frequency import write
+    from offrl.figures.frequency import draw
+    from offrl.runs.tables import interval_text, print_table
+    from offrl.statistics.intervals import mean_interval
+
+    if config.video:
+        raise UserError("video=true films policies that decide at every step: leave frequency= out, or video=")
+    scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
+    scores = trained.evaluate_frequency(config.frequency, **scoring, acting=config.acting)
+    for where in scores.cells.values():
+        cell, returns, means = scores.replicas[where[0]].cell, scores.returns(where), scores.means(where)
+        scored = scores.unit == "score"
+        rows = [
+            [str(d), f"{scores.decisions[i, where].mean():.1f}", interval_text(returns[i]), *([interval_text(means[i])] if scored else [])]
+            for i, d in enumerate(scores.steps)
+        ]
+        headers = ["steps per decision", "decisions per episode", "return [95% interval]", *(["score [95% interval]"] if scored else [])]
+        print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {scores.evaluations[0].label}")
+        if scores.frequency_score is not None:
+            text = interval_text(mean_interval(scores.frequency_score[where]))
+            span = f"{scores.steps[0]} to {scores.steps[-1]} steps per decision{cell and f', {cell}'}"
+            say(f"frequency score, the mean {scores.unit} from {span}: {text}")
+    table, picture = trained.dir / "frequency.csv", trained.dir / "frequency.png"
+    write(scores, table)
+    draw(
+        {"" if len(scores.cells) > 1 else trained.algorithm: scores}, picture, f"{trained.algorithm} on {trained.dataset}, deciding rarely"
+    )
     say(str(table), str(picture))
     return 0
 

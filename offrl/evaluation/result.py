@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -87,6 +87,13 @@ class Evaluation:
             }
             for n in range(len(self.returns))
         ]
+
+    def split(self, count: int) -> tuple[Evaluation, ...]:
+        """Evaluations of `count` policies each, in order."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        columns = {name: column for name, column in columns.items() if isinstance(column, np.ndarray | tuple)}
+        rows = [slice(first, first + count) for first in range(0, len(self.returns), count)]
+        return tuple(replace(self, **{name: column[part] for name, column in columns.items()}) for part in rows)
 
     def by_task(self, n: int) -> list[float]:
         """The share of policy n's episodes of each task that succeed; NaN for a task that was not played."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,8 @@ def sweep(
 
     Raises UserError for policies that are not return-conditioned.
     """
-    evaluation, count = evaluate([p.with_target_return(t) for t in targets for p in policies]), len(policies)
-    columns = {f.name: getattr(evaluation, f.name) for f in fields(evaluation)}
-    columns = {name: column for name, column in columns.items() if isinstance(column, np.ndarray | tuple)}
-    rows = [slice(i * count, (i + 1) * count) for i in range(len(targets))]
-    parts = [replace(evaluation, **{name: column[part] for name, column in columns.items()}) for part in rows]
-    return AchievedReturns(tuple(targets), tuple(replicas), tuple(parts))
+    evaluation = evaluate([p.with_target_return(t) for t in targets for p in policies])
+    return AchievedReturns(tuple(targets), tuple(replicas), evaluation.split(len(policies)))
 
 
 def write(achieved: AchievedReturns, path: Path) -> None:

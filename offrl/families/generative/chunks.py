@@ -17,9 +17,9 @@ def length_field(default: int, help: str = "actions in a chunk (h); 1: single ac
     return setting(default, help, low=1, high=1000, structural=True)
 
 
-def execute_field() -> Any:
+def execute_field(default: int = 0) -> Any:
     """The setting `execute`, which only acting reads."""
-    return setting(0, "actions of a chunk that are played before the next is drawn; 0: all of them", low=0, acting=True)
+    return setting(default, "actions of a chunk that are played before the next is drawn; 0: all of them", low=0, acting=True)
 
 
 class Queue(NamedTuple):
@@ -45,6 +45,9 @@ class ChunkActor(Actor):
         """Actions played of each chunk."""
         wanted = int(getattr(self.algorithm.config, "execute", 0))
         return min(wanted, self.length) if wanted else self.length
+
+    def planned(self, steps: int) -> int:
+        return min(steps, self.length)
 
     @abstractmethod
     def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:

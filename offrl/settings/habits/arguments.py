@@ -14,7 +14,7 @@ from offrl.settings.presets import config_names
 
 SETTING = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
 SHORT = {"-q": "quiet=true", "--quiet": "quiet=true"}
-LISTS = ("seeds", "algos", "datasets", "compare", "target_returns", "rewards")
+LISTS = ("seeds", "algos", "datasets", "compare", "target_returns", "rewards", "frequency")
 
 
 def as_settings(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:

@@ -1,0 +1,5 @@
+"""Runs whose policies are scored again."""
+
+from offrl.runs.scored.run import ScoredRun
+
+__all__ = ["ScoredRun"]
