@@ -1,5 +1,5 @@
-"""Implicit diffusion Q-learning: "IDQL: Implicit Q-Learning as an Actor-Critic Method with Diffusion Policies" (Hansen-Estruch et al., 2023,
-arXiv 2304.10573)."""
+"""Implicit diffusion Q-learning: "IDQL: Implicit Q-Learning as an Actor-Critic Method with Diffusion Policies" (Hansen-Estruch et al.,
+2023, arXiv 2304.10573)."""
 
 from __future__ import annotations
 

@@ -76,11 +76,8 @@ class IFQL(Algorithm):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |v(s, x_t, t) - (a - z)|^2 / A, x_t = (1 - t) z + t a: cloning, whatever the actions are worth."""
-        noise_key, time_key = rng.split(key)
-        actions = batch["actions"]
-        t = rng.uniform(time_key, (actions.shape[0], 1))
-        x, velocity = flow.interpolate(rng.normal(noise_key, tuple(actions.shape)), actions, t)
-        loss = (self.apply("actor", actor, batch["observations"], x, t) - velocity).square().mean()
+        observations = batch["observations"]
+        loss = flow.matching(lambda x, t: self.apply("actor", actor, observations, x, t), batch["actions"], key).mean()
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from offrl import rng
 from offrl.nn.mlp import MLP
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # (x [B, D], t [B, 1]) -> velocity [B, D]
@@ -45,6 +46,14 @@ class Field(nn.Module):
 def interpolate(noise: Tensor, data: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """(x_t, velocity) [B, D]: (1 - t) noise + t data on the line from noise to data [B, D], at times t [B, 1]; and data - noise."""
     return (1.0 - t) * noise + t * data, data - noise
+
+
+def matching(velocity: Velocity, data: Tensor, key: Tensor) -> Tensor:
+    """(v(x_t, t) - (data - noise))^2 [B, D] at uniform times between standard normal noise and data [B, D]: flow matching, row by row."""
+    noise_key, time_key = rng.split(key)
+    t = rng.uniform(time_key, (data.shape[0], 1))
+    x, expected = interpolate(rng.normal(noise_key, tuple(data.shape)), data, t)
+    return (velocity(x, t) - expected).square()
 
 
 def integrate(

@@ -21,7 +21,9 @@ from offrl.settings.field import setting
 Noise = Callable[[Tensor], Tensor]  # key -> [R, D], for R rows that are denoised side by side
 
 
-def candidates_field(default: int, help: str = "actions that are drawn at each step (N), of which the one with the largest Q is played") -> Any:
+def candidates_field(
+    default: int, help: str = "actions that are drawn at each step (N), of which the one with the largest Q is played"
+) -> Any:
     """The setting `candidates`, which only acting reads."""
     return setting(default, help, low=1, high=100_000, acting=True)
 
