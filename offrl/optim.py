@@ -32,6 +32,7 @@ class Adam:
     # then up again, and so on
     schedule: str = "constant"
     decay_steps: int = 0
+    schedule_from: int = 0  # updates with the full rate before the schedule begins
     floor: float = 0.0  # the schedule's factor stays at this where it would fall below
     warmup_steps: int = 0  # linear from 0
 
@@ -45,7 +46,8 @@ class Adam:
         """The learning rate of the update that comes after `count` updates ([] float32)."""
         factor = torch.ones_like(count)
         if self.schedule != "constant":
-            progress = (count / self.decay_steps).clamp(max=1.0)
+            done = (count - self.schedule_from).clamp(min=0.0) if self.schedule_from else count
+            progress = (done / self.decay_steps).clamp(max=1.0)
             if self.schedule == "cosine_cycle":
                 progress = ((count + 1.0 - self.warmup_steps) / self.decay_steps).clamp(min=0.0)
             factor = 1.0 - progress if self.schedule == "linear" else 0.5 * (1.0 + torch.cos(math.pi * progress))

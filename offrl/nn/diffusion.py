@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
-from offrl.nn.mlp import Linear, dropout
+from offrl.nn.mlp import MLP, Linear, dropout
 from offrl.nn.transformer import Norm
 from offrl.optim import Params
 
@@ -75,6 +75,37 @@ class Denoiser(nn.Module):
         return sinusoidal(step, self.width) if self.waves is None else fourier(step, self.waves)
 
 
+class PlainDenoiser(nn.Module):
+    """(noisy action [B, A], diffusion step or noise level [B], observation [B, O]) -> the noise, or what else is learnt, [B, A], by a plain
+    network of the three side by side, as Diffusion-QL's (arXiv 2208.06193).
+
+    The step is seen as waves, through two layers with Mish. embedding: their number, even and above 2. linear_first: a layer without
+    activation, as wide as the first, comes before the others, as in DTQL's code (arXiv 2405.19690).
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden: Sequence[int],
+        embedding: int,
+        *,
+        linear_first: bool = False,
+        activation: str,
+        init: str,
+    ) -> None:
+        super().__init__()
+        self.width, inputs = embedding, action_dim + obs_dim + embedding
+        self.up, self.down = Linear(embedding, 2 * embedding), Linear(2 * embedding, embedding)
+        self.first = Linear(inputs, hidden[0], init) if linear_first else None
+        self.net = MLP(hidden[0] if linear_first else inputs, hidden, action_dim, activation=activation, init=init)
+
+    def forward(self, noisy: Tensor, step: Tensor, observations: Tensor) -> Tensor:
+        time = self.down(F.mish(self.up(sinusoidal(step, self.width))))
+        x = torch.cat([noisy, observations, time], -1)
+        return self.net(x if self.first is None else self.first(x))
+
+
 STEP_WIDTH = 128  # of the step's two layers in IDQL's network
 TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal number that is cut off at 2
 
@@ -129,6 +160,12 @@ def add_noise(actions: Tensor, noise: Tensor, step: Tensor, steps: int, schedule
     """sqrt(abar_t) a + sqrt(1 - abar_t) e for actions and noise [B, A] at steps [B] (equation 4)."""
     abar = signal(step, steps, schedule).unsqueeze(-1)
     return abar.sqrt() * actions + (1.0 - abar).sqrt() * noise
+
+
+def clean_action(noisy: Tensor, noise: Tensor, step: Tensor, steps: int, schedule: str = "cosine") -> Tensor:
+    """The action [B, A], cut off at the range, of which `noisy` is the noisy form at steps [B] if `noise` is the noise in it."""
+    abar = signal(step, steps, schedule).unsqueeze(-1)
+    return ((noisy - (1.0 - abar).sqrt() * noise) / abar.sqrt()).clamp(-1.0, 1.0)
 
 
 def reverse_process(

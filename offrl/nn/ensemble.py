@@ -61,6 +61,7 @@ class EnsembleMLP(nn.Module):
         activation: str = "relu",
         layer_norm: bool = False,
         layer_norm_epsilon: float = 1e-5,
+        norm_first: bool = False,
         residual: bool = False,
         dropout: float = 0.0,
         init: str = "torch",
@@ -71,7 +72,7 @@ class EnsembleMLP(nn.Module):
         if layer_norm:
             self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in sizes[1:])
             self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in sizes[1:])
-        self.layer_norm, self.epsilon = layer_norm, layer_norm_epsilon
+        self.layer_norm, self.epsilon, self.norm_first = layer_norm, layer_norm_epsilon, norm_first
         self.residual, self.dropout = residual, dropout
         self.head = EnsembleLinear(size, sizes[-1], out_dim, init, head=True)
         self.activation = ACTIVATIONS[activation]
@@ -88,9 +89,10 @@ class EnsembleMLP(nn.Module):
         if self.own is not None:
             return self.own(x, key)
         for i, layer in enumerate(self.layers):
-            y = self.activation(layer(x))
+            y = layer(x) if self.norm_first else self.activation(layer(x))
             if self.layer_norm:
                 y = nn.functional.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scales[i] + self.shifts[i]
+            y = self.activation(y) if self.norm_first else y
             if key is not None and self.dropout > 0.0:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
             x = x + y if self.residual and isinstance(x, Tensor) and i > 0 and x.shape[-1] == y.shape[-1] else y

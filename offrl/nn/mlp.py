@@ -25,10 +25,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": gelu_tanh,
     "silu": F.silu,
     "tanh": torch.tanh,
+    "mish": F.mish,
 }
 
 
-INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero", "gpt", "xavier")
+INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero", "gpt", "xavier", "isometric")
 
 
 def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = False, actor: bool = False) -> None:
@@ -39,7 +40,7 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
     "small_head": critics orthogonal with an output layer of gain 0.01, policies as "torch" with an output layer by Xavier of gain 0.01
     (CQL's code). "truncated": normal with standard deviation bound / 2, cut off at twice that, biases 0 (PETS' code). "zero": both 0.
     "gpt": normal with standard deviation 0.02, biases 0 (GPT-2's code). "xavier": uniform in +-sqrt(6 / (in + out)), an actor's output
-    layer in a tenth of it, biases 0 (OGBench's code).
+    layer in a tenth of it, biases 0 (OGBench's code). "isometric": orthogonal with gain 1, biases 0 (DTQL's policy).
     """
     if init not in INITS:
         raise ValueError(f"init is {init!r}; it must be one of {', '.join(INITS)}")
@@ -66,6 +67,8 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
             nn.init.xavier_uniform_(weight, 0.1 if head and actor else 1.0)
         elif init == "truncated":
             nn.init.trunc_normal_(weight, 0.0, 0.5 * bound, -bound, bound)
+        elif init == "isometric":
+            nn.init.orthogonal_(weight)
         elif init == "orthogonal" or (init == "small_head" and not actor):
             nn.init.orthogonal_(weight, 0.01 if head and init == "small_head" else 2.0**0.5)
         elif init == "small_head":

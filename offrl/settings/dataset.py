@@ -47,6 +47,7 @@ class DatasetConfig:
         "weighting_fraction",
         "imagined_share",
         "reward_by_return_range",
+        "normalize_rewards",
         "reward_scale",
         "reward_shift",
         "discount_returns",
@@ -116,8 +117,9 @@ class DatasetConfig:
     )
     weighting_temperature: float = setting(0.1, "the smaller, the more of the draws go to the best episodes", low=0.0)
     weighting_fraction: float = setting(0.1, "weighting=top: this share of the episodes (at least one) is drawn from, uniformly", high=1.0)
-    # Rewards, in this order: by_return_range, scale, shift.
+    # Rewards, in this order: by_return_range, normalize, scale, shift.
     reward_by_return_range: float = setting(0.0, "x: rewards times x / (largest - smallest episode return); 0: off", low=0.0)
+    normalize_rewards: bool = setting(False, "(r - mean) / std, with the statistics of the data that were kept")
     reward_scale: float = setting(1.0, "rewards are multiplied by this")
     reward_shift: float = setting(0.0, "and then this is added to them")
     # G_t = r_t + discount_returns (1 - d_t) G_{t+1} within the episode

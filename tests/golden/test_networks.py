@@ -43,17 +43,20 @@ def test_layer_norm_comes_after_the_activation(activation: str, epsilon: float) 
     torch.testing.assert_close(net(x).double(), h @ p["head.weight"].T + p["head.bias"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("layer_norm", "epsilon"), [(False, 1e-5), (True, 1e-5), (True, 0.5)])
-def test_ensemble_equals_separate_networks(layer_norm: bool, epsilon: float) -> None:
+@pytest.mark.parametrize(
+    ("layer_norm", "epsilon", "first"), [(False, 1e-5, False), (True, 1e-5, False), (True, 0.5, False), (True, 0.5, True)]
+)
+def test_ensemble_equals_separate_networks(layer_norm: bool, epsilon: float, first: bool) -> None:
     torch.manual_seed(2)
     size, x = 3, torch.randn(8, 4)
-    ensemble = EnsembleMLP(size, 4, [6, 5], 2, layer_norm=layer_norm, layer_norm_epsilon=epsilon)
+    form: dict[str, Any] = {"layer_norm": layer_norm, "layer_norm_epsilon": epsilon, "norm_first": first, "activation": "mish"}
+    ensemble = EnsembleMLP(size, 4, [6, 5], 2, **form)
     for p in ensemble.parameters():
         p.data = torch.randn_like(p)
     out = ensemble(x)
     assert out.shape == (size, 8, 2)
     for e in range(size):
-        alone = MLP(4, [6, 5], 2, layer_norm=layer_norm, layer_norm_epsilon=epsilon)
+        alone = MLP(4, [6, 5], 2, **form)
         for ours, theirs in zip([*alone.layers, alone.head], [*ensemble.layers, ensemble.head], strict=True):
             ours.weight.data, ours.bias.data = theirs.weight.data[e].T, theirs.bias.data[e, 0]
         if layer_norm:
@@ -115,6 +118,13 @@ def test_orthogonal_initial_weights() -> None:
             gram = w @ w.T if out_dim <= in_dim else w.T @ w
             torch.testing.assert_close(gram, 2.0 * torch.eye(len(gram)), rtol=1e-4, atol=1e-4)  # gain sqrt(2)
         assert not layer.bias.any() and not ensemble.bias.any()
+
+
+def test_isometric_initial_weights() -> None:
+    torch.manual_seed(5)
+    layer = Linear(9, 4, "isometric")
+    torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(4), rtol=1e-4, atol=1e-4)  # gain 1
+    assert not layer.bias.any()
 
 
 def test_zero_and_unknown_initial_weights() -> None:

@@ -101,6 +101,7 @@ def test_first_update_is_one_learning_rate_long() -> None:
             {"schedule": "cosine_cycle", "decay_steps": 100, "floor": 0.1, "warmup_steps": 10},
             {0: 0.1, 4: 0.5, 9: 1.0, 34: 0.853553, 59: 0.5, 84: 0.146447, 109: 0.1, 134: 0.146447, 159: 0.5, 209: 1.0, 259: 0.5, 309: 0.1},
         ),
+        ({"schedule": "cosine", "decay_steps": 100, "schedule_from": 40}, {0: 1.0, 40: 1.0, 65: 0.853553, 90: 0.5, 140: 0.0, 300: 0.0}),
         ({"schedule": "linear", "decay_steps": 10, "warmup_steps": 4}, {0: 0.25, 1: 0.45, 2: 0.6, 3: 0.7, 4: 0.6, 10: 0.0}),
     ],
 )

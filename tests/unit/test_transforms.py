@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from offrl.data.transforms.columns import (
     add_returns_to_go,
     clip_to_margin,
     normalize_observations,
+    normalize_rewards,
     returns_to_go,
     scale_by_return_range,
     scale_rewards,
@@ -71,6 +74,19 @@ def test_rewards_by_return_range_scale_and_shift() -> None:
     assert len(both.transforms) == 2
     with pytest.raises(UserError, match="same return"):
         scale_by_return_range(make([1, 1], [0, 1]), 1000.0)
+
+
+def test_normalised_rewards() -> None:
+    data = from_arrays(np.zeros((4, 1)), np.zeros((4, 1)), [1.0, 2.0, 4.0, 9.0], np.array([0, 1, 0, 1]))  # mean 4, variance 38 / 3
+    normal = apply_transforms([data], DatasetConfig(normalize_rewards=True))
+    std = np.sqrt(38 / 3)
+    np.testing.assert_allclose(normal.columns["rewards"], np.array([-3.0, -2.0, 0.0, 5.0]) / std, rtol=1e-6)
+    assert (normal.spec.reward_scale, normal.spec.reward_shift) == (pytest.approx(1 / std), pytest.approx(-4 / std))
+    assert re.fullmatch(r"rewards \* (\S+) \+ (\S+)", normal.transforms[-1])  # as `offrl select` reads it
+    shifted = apply_transforms([data], DatasetConfig(normalize_rewards=True, reward_scale=2.0, reward_shift=1.0))
+    np.testing.assert_allclose(shifted.columns["rewards"], 2 * normal.columns["rewards"] + 1, rtol=1e-6)
+    with pytest.raises(UserError, match="all rewards are 3"):
+        normalize_rewards(from_arrays(np.zeros((2, 1)), np.zeros((2, 1)), [3.0, 3.0], np.array([0, 1])))
 
 
 def test_an_unfinished_last_episode_does_not_set_the_return_range() -> None:

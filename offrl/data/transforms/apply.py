@@ -8,7 +8,14 @@ from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.memory import Memory
 from offrl.data.text.dataset import refuse_settings
-from offrl.data.transforms.columns import add_returns_to_go, clip_to_margin, normalize_observations, scale_by_return_range, scale_rewards
+from offrl.data.transforms.columns import (
+    add_returns_to_go,
+    clip_to_margin,
+    normalize_observations,
+    normalize_rewards,
+    scale_by_return_range,
+    scale_rewards,
+)
 from offrl.data.transforms.demonstrations import add_expert
 from offrl.data.transforms.episodes import concatenate, subsample, terminated_only, top_fraction
 from offrl.data.transforms.imagined import add_imagined, share_draws
@@ -54,6 +61,8 @@ def apply_transforms(
         dataset = share_draws(dataset, config.imagined_share)
     if config.reward_by_return_range:
         dataset = scale_by_return_range(dataset, config.reward_by_return_range)
+    if config.normalize_rewards:
+        dataset = normalize_rewards(dataset)
     if config.reward_scale != 1.0 or config.reward_shift != 0.0:
         dataset = scale_rewards(dataset, config.reward_scale, config.reward_shift)
     if config.discount_returns is not None:

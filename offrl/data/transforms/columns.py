@@ -30,6 +30,15 @@ def scale_by_return_range(dataset: Dataset, size: float) -> Dataset:
     return _rescale(dataset, size / span, 0.0, f"reward_by_return_range {size:g} / {span:.9g}")
 
 
+def normalize_rewards(dataset: Dataset) -> Dataset:
+    """(r - mean) / std over all rows, std with the divisor n - 1 as torch's. Raises UserError when all are equal."""
+    rewards = dataset.columns["rewards"].double()
+    mean, std = float(rewards.mean()), float(rewards.std())
+    if not std > 0.0:
+        raise UserError(f"{dataset.spec.name}: all rewards are {mean:g}, so that dataset.normalize_rewards has nothing to divide by")
+    return _rescale(dataset, 1.0 / std, -mean / std, f"rewards * {1.0 / std:.9g} + {-mean / std:.9g}")
+
+
 def scale_rewards(dataset: Dataset, scale: float, shift: float) -> Dataset:
     """r * scale + shift."""
     return _rescale(dataset, scale, shift, f"rewards * {scale:g} + {shift:g}")

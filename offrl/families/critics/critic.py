@@ -28,8 +28,9 @@ class Critic(Part):
 
     config: CriticSettings
 
-    def __init__(self, config: Any, spec: DataSpec, size: int | None = None) -> None:
-        """spec: of the critics' observations and actions. size: critics; None: as many as the settings say. Raises UserError."""
+    def __init__(self, config: Any, spec: DataSpec, size: int | None = None, *, norm_first: bool = False) -> None:
+        """spec: of the critics' observations and actions. size: critics; None: as many as the settings say. norm_first: LayerNorm stands
+        before the activation. Raises UserError."""
         super().__init__(config, spec)
         if config.target_critics > config.critics:
             raise UserError(f"algo.target_critics={config.target_critics} is more than algo.critics={config.critics}")
@@ -42,6 +43,7 @@ class Critic(Part):
             activation=config.activation,
             layer_norm=config.layer_norm,
             layer_norm_epsilon=config.layer_norm_epsilon,
+            norm_first=norm_first,
             residual=config.residual,
             dropout=config.critic_dropout,
             init=config.init,
