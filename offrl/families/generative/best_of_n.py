@@ -28,6 +28,17 @@ def candidates_field(
     return setting(default, help, low=1, high=100_000, acting=True)
 
 
+def choice_field() -> Any:
+    """The setting `choice` of a `ValuedActor`."""
+    return setting(
+        "softmax",
+        "which of the drawn actions is played: softmax: one drawn with probabilities that grow as exp(Q), as published; best: the one with "
+        "the largest Q",
+        choices=("softmax", "best"),
+        acting=True,
+    )
+
+
 def noise_of(key: Tensor, count: int, rows: int, dim: int) -> Tensor:
     """Standard normal numbers [count * rows, dim], `count` for each of `rows` rows, as `flow.repeated` orders rows.
 
@@ -73,3 +84,17 @@ class BestOfActor(ChunkActor):
         drawn = self.draw(flow.repeated(observations, count), draw_key, noise)
         chosen = drawn if count == 1 else self.choose_of(observations, drawn.unflatten(0, (count, -1)), choose_key)
         return chosen.unflatten(1, (self.length, -1))
+
+
+class ValuedActor(BestOfActor):
+    """Plays one of its candidates by their Q, the smallest of the target critics that training leaves in `extra` as "target": drawn with
+    probabilities softmax(Q), as Diffusion-QL does (arXiv 2208.06193), or the best, as the setting `choice` says."""
+
+    def scores(self, observations: Tensor, candidates: Tensor) -> Tensor:
+        critic: Any = self.algorithm.critic  # type: ignore[attr-defined]
+        return critic.q(self.state.extra["target"], observations, candidates).amin(0)
+
+    def choose_of(self, observations: Tensor, candidates: Tensor, key: Tensor) -> Tensor:
+        if self.algorithm.config.choice == "best":
+            return super().choose_of(observations, candidates, key)
+        return drawn_of(self.scores(observations, candidates), candidates, key)
