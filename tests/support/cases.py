@@ -64,6 +64,8 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "orthonormality": 1.0,
     },
     "gadt": {"dropout": 0.0, "context": 2, "temperature": 3.0, "values_steps": 1200, "value_learning_rate": 3e-3, "weight_decay": 0.0},
+    "diffusion_ql": {"polyak": 0.05, "average": 0.1, "average_from": 0, "choice": "best", "clip_norm": 0.0},
+    "dtql": {"polyak": 0.05, "alpha": 0.1, "expectile": 0.9, "choice": "best", "candidates": 64},
     "edac": {"polyak": 0.05, "critics": 3},
     "fb": {"polyak": 0.05, "inference_samples": 3000},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
@@ -125,6 +127,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "task_model": [{"predicts": "both", "history": 2}],
     "meta_dt": [{"prompt": 0, "predicts": "observation"}, {"padding": "left"}],
     "dpt": [{"policy": "deterministic", "shuffle": False, "dropout": 0.2}],
+    "diffusion_ql": [{"chain": False, "max_target_actions": 2, "critics": 3}],
+    "dtql": [{"schedule": "cosine", "decay_steps": 5, "bc_weight": 1.0}],
     "dynamics": [{"history": 2, "loss": "squared"}],
     "lamo": [{"tune": "all", "policy": "gaussian", "padding": "left", "embedding": "linear"}],
     "mobile": [{"min_target": 0.0}],
@@ -181,6 +185,8 @@ SMALL: dict[str, Any] = {
     # diffusion, and episodes that it plays in a model
     "embedding": 16,
     "denoising_steps": 4,
+    "base": 16,
+    "multiples": [1, 2],
     "behaviour_steps": 10,
     "behaviour_hidden": [16],
     "range_margin": 10.0,
@@ -221,6 +227,8 @@ class Case:
         dataset = dataset or data(self.discrete)
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
+        if self.name == "diffuser":
+            small["candidates"] = 2  # plans; of this name MOPO has models
         if self.name == "lamo":
             small["embedding"] = "linear"  # of this name others have a width
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})
