@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
-from offrl.families.td3 import TD3, TD3Settings
+from offrl.families.td3 import TD3, TD3Settings, imitating_loss
 from offrl.optim import Params
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -30,10 +30,4 @@ class TD3BC(TD3):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (section 5)."""
-        (action,) = self.apply("actor", actor, batch["observations"])
-        first_critic = {k: v[:1] for k, v in state.params["critic"].items()}  # the other critic is not evaluated
-        q = self.critic.q(first_critic, batch["observations"], action)[0]  # [B]
-        scale = self.config.alpha / q.detach().abs().mean()
-        imitation = (action - batch["actions"]).square().mean()
-        loss = imitation - scale * q.mean()
-        return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
+        return imitating_loss(self, actor, state, batch)

@@ -24,8 +24,15 @@ class GRU(nn.Module):
         projections = F.linear(x, self.weight_in, self.bias_in)
         h = torch.zeros(*x.shape[:-2], self.width, dtype=x.dtype, device=x.device)
         for t in range(x.shape[-2]):
-            a, b = projections[..., t, :].chunk(3, -1), F.linear(h, self.weight, self.bias).chunk(3, -1)
-            reset, update = (a[0] + b[0]).sigmoid(), (a[1] + b[1]).sigmoid()
-            state = (1.0 - update) * (a[2] + reset * b[2]).tanh() + update * h
+            state = self._cell(projections[..., t, :], h)
             h = state if valid is None else torch.where(valid[..., t, None], state, h)
         return h
+
+    def step(self, h: Tensor, x: Tensor) -> Tensor:
+        """The state [B, width] after one more input x [B, in]."""
+        return self._cell(F.linear(x, self.weight_in, self.bias_in), h)
+
+    def _cell(self, projection: Tensor, h: Tensor) -> Tensor:
+        a, b = projection.chunk(3, -1), F.linear(h, self.weight, self.bias).chunk(3, -1)
+        reset, update = (a[0] + b[0]).sigmoid(), (a[1] + b[1]).sigmoid()
+        return (1.0 - update) * (a[2] + reset * b[2]).tanh() + update * h
