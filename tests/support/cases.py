@@ -89,6 +89,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "plan_particles": 4,
     },
     "sac_n": {"polyak": 0.05, "critics": 3},
+    "sequence_rl": {"polyak": 0.05, "length": 2, "execute": 1, "sequence_decay_steps": 3000, "sequence_learning_rate": 3e-3},
     "skill_iql": {
         "temperature": 10.0,
         "polyak": 0.05,
@@ -138,6 +139,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
+    "sequence_rl": [{"recall": "model", "cutoff": 1.0}, {"recall": "distil", "execute": 9}, {"execute": 0, "n_step": 3}],
     "tt": [
         {"discretizer": "uniform", "bin_value": "mean", "terminal_reward": -9.0, "plan_every": 2, "plan_max_length": 3, "plan_context": 2}
     ],
@@ -226,6 +228,8 @@ class Case:
         known = {f.name for f in dataclasses.fields(kind.Config)}
         dataset = dataset or data(self.discrete)
         needs = "world_model" in known and not issubclass(kind, Dynamics)  # one that trains a model trains its own
+        if self.name == "sequence_rl":  # which refuses a model that nothing asks
+            needs = {**dict(self.settings), **settings}.get("recall", "data") != "data"
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
         if self.name == "diffuser":
             small["candidates"] = 2  # plans; of this name MOPO has models
