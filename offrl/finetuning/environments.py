@@ -19,7 +19,7 @@ from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
 from offrl.tasks.environments import action_kind, flattener, make_env, time_limit
-from offrl.tasks.episodes import ENDLESS, mujoco_warnings
+from offrl.tasks.episodes import ENDLESS, mujoco_warnings, success_of
 from offrl.tasks.task import Task
 
 
@@ -58,6 +58,7 @@ class Turn:
     over: np.ndarray  # [K] bool: terminated or truncated
     valid: np.ndarray  # [K] bool: False where the physics blew up, after which there is no transition
     ended: list[tuple[int, float, int]]  # (replica, return, length) of the episodes that ended
+    successes: np.ndarray  # [K] float64 in [0, 1] of this step; NaN where the environment said nothing
 
 
 class Play:
@@ -71,6 +72,7 @@ class Play:
         Raises UserError where the environment cannot be made or does not fit `spec`.
         """
         self.task, self.spec, self.seed, self.margin = task, spec, seed, margin
+        self.end_on_success = False  # whether a success ends its episode
         self.name = task.env_id or task.name
         self._stack = contextlib.ExitStack()
         first = make_env(task)
@@ -119,7 +121,10 @@ class Play:
         """
         indices = list(range(len(self.seats)))
         stored = self._stored(actions)
-        rows, rewards, terminated, truncated, unstable = self._advance(indices, stored)
+        rows, rewards, terminated, truncated, unstable, successes = self._advance(indices, stored)
+        if self.end_on_success:
+            terminated |= successes >= 1.0
+            truncated &= ~terminated
         valid = np.ones(len(indices), bool)
         for k, text in unstable.items():
             seat = self.seats[k]
@@ -139,7 +144,7 @@ class Play:
             if terminated[k] or truncated[k]:
                 ended.append((seat.replica, seat.total, len(seat.actions)))
                 self._reset(k, seat)
-        return Turn(before, stored, rewards, rows, terminated, terminated | truncated, valid, ended)
+        return Turn(before, stored, rewards, rows, terminated, terminated | truncated, valid, ended, successes)
 
     # ---- in the middle of an episode
 
@@ -166,7 +171,7 @@ class Play:
         turns, lost = [], set()
         for t in range(max(lengths)):
             at = [k for k, n in enumerate(lengths) if n > t and k not in lost]
-            rows, rewards, terminated, truncated, unstable = self._advance(at, np.stack([parts[k][t] for k in at])) if at else _NOTHING
+            rows, rewards, terminated, truncated, unstable, _ = self._advance(at, np.stack([parts[k][t] for k in at])) if at else _NOTHING
             turn = self._blank()
             for i, k in enumerate(at):
                 seat = self.seats[k]
@@ -191,7 +196,7 @@ class Play:
         count = len(self.seats)
         actions = np.zeros(count, np.int64) if self.discrete else np.zeros((count, self.choices), np.float32)
         rows, flags = np.zeros_like(self.current), np.zeros(count, bool)
-        return Turn(rows, actions, np.zeros(count), rows.copy(), flags, flags.copy(), flags.copy(), [])
+        return Turn(rows, actions, np.zeros(count), rows.copy(), flags, flags.copy(), flags.copy(), [], np.full(count, np.nan))
 
     def _reset(self, k: int, seat: Seat) -> None:
         seat.episode += 1
@@ -213,7 +218,8 @@ class Play:
         return np.clip(np.asarray(actions, np.float32), self.margin - 1.0, 1.0 - self.margin).astype(np.float32)
 
     def _advance(self, at: Sequence[int], stored: np.ndarray) -> Any:
-        """One step of the environments `at`: (observations, rewards, terminated, truncated by the environment, {row: unstable physics})."""
+        """One step of the environments `at`: (observations, rewards, terminated, truncated by the environment, {row: unstable physics},
+        successes)."""
         seats = [self.seats[k] for k in at]
         space = seats[0].env.action_space
         if self.discrete:
@@ -225,20 +231,23 @@ class Play:
         rows = np.zeros((len(at), *self.shape), self.kind)
         rewards, terminated, truncated = np.zeros(len(at)), np.zeros(len(at), bool), np.zeros(len(at), bool)
         unstable: dict[int, str] = {}
+        successes = np.full(len(at), np.nan)
         for i, seat in enumerate(seats):
             try:
-                observation, reward, terminal, cut, _ = seat.env.step(int(sent[i]) if self.discrete else sent[i])
+                observation, reward, terminal, cut, info = seat.env.step(int(sent[i]) if self.discrete else sent[i])
                 rows[i], rewards[i] = self.flatten(observation), float(reward)
             except Exception as error:  # third-party environment
                 raise UserError(f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}") from error
+            success = success_of(info)
+            successes[i] = np.nan if success is None else success
             terminated[i], truncated[i] = bool(terminal), bool(cut) and not bool(terminal)
             if self.unstable:
                 unstable[i] = self.unstable[0]
                 self.unstable.clear()
-        return rows, rewards, terminated, truncated, unstable
+        return rows, rewards, terminated, truncated, unstable, successes
 
 
-_NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {})
+_NOTHING: Any = (np.zeros((0, 0)), np.zeros(0), np.zeros(0, bool), np.zeros(0, bool), {}, np.zeros(0))
 
 
 def spec_of(task: Task) -> DataSpec:

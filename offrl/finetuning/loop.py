@@ -17,6 +17,7 @@ from offrl.finetuning import record as place
 from offrl.finetuning.environments import Play
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
+from offrl.finetuning.residual.loop import ResidualLoop
 from offrl.finetuning.session import OnlineLoop, busy
 from offrl.finetuning.setup import Start
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
@@ -46,7 +47,7 @@ def finetune(start: Start, run_dir: Path) -> None:
         seeds = [r.seed for r in start.replicas]
         margin = 0.0 if start.data is None else start.data.action_margin
         play = stack.enter_context(Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin))
-        kind = TransitionLoop
+        kind = ResidualLoop if config.mode == "residual" else TransitionLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.updates_of(start), start.algorithm)
         if not start.algorithm.traits.vectorized:
@@ -61,6 +62,7 @@ class TransitionLoop(OnlineLoop):
     """Off-policy algorithms, which learn from single transitions of data and play. `t` counts environment steps of each replica."""
 
     COUNTERS = (*OnlineLoop.COUNTERS, "first")
+    learner: Learner
 
     @staticmethod
     def updates_of(start: Start) -> int:

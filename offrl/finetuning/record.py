@@ -51,7 +51,7 @@ def identity(start: Start) -> dict[str, Any]:
         del values["finetune"]["mode"]
     if start.data is not None:
         values["dataset"] = without_places(start.data)
-    if start.anneal:
+    if start.anneal or (start.config.mode == "residual" and start.algorithm.config.schedule == "cosine"):
         values["steps"] = start.config.steps  # over which settings are annealed
     if start.grid:
         values["grid"] = [[name, cells] for name, cells in start.grid.items()]
@@ -88,7 +88,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
             mode = old["mode"]
     record = {
         "kind": KIND,
-        "label": f"{start.label}+online",
+        "label": f"{start.label}+{'residual' if start.config.mode == 'residual' else 'online'}",
         "identity": expected,
         "replicas": [{"seed": r.seed, **dict(r.values)} for r in start.replicas],
         "data": start.described,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offrl.algorithm import TrainState
+from offrl.algorithm import Metrics, TrainState
 from offrl.errors import Interrupted, warn
 from offrl.evaluation.background import Scorer
 from offrl.evaluation.evaluator import Evaluator
@@ -78,6 +78,10 @@ class OnlineLoop(ABC):
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(tensors, values) of a checkpoint besides those that every loop has."""
         return {}, {}
+
+    def _means(self, means: Metrics) -> Metrics:
+        """The metrics of a line, from their means over the updates since the last one."""
+        return means
 
     def _played(self) -> dict[str, list[float]]:
         """Further metrics of what was played since the last line."""
@@ -187,7 +191,7 @@ class OnlineLoop(ABC):
         """Write the means since the last line, and freeze every replica whose losses are no longer finite, or beyond all measure."""
         means: dict[str, list[float]] = {}
         if self.updates > self.line_updates:
-            values = metric_means(self.learner.sums(), self.updates - self.line_updates)
+            values = self._means(metric_means(self.learner.sums(), self.updates - self.line_updates))
             self.alive, diverged = sound(values, self.alive, self.loss_limit)
             for n, reason in diverged.items():
                 warn_diverged(self.replicas[n], self.lined, self.t, reason, CURE)

@@ -86,12 +86,18 @@ def begin(run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | 
         if run is not None:
             raise UserError(f"{run} and from={source} are both given; leave one of them out")
         run = str(source)
-    if config.resume is not None:
+    if config.mode == "residual" and config.resume is None:
+        from offrl.finetuning.residual.setup import begin as residual  # which needs this module
+
+        start = residual(run, config, settings, other, env)
+    elif config.resume is not None:
         start = _resumed(config, settings, other, run, dataset, env)
     else:
         start = _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
+    if config.resume is None:
         start.given = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
-    columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)  # refuses what is not played
+    if start.config.mode == "transitions":
+        columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)  # refuses what is not played
     # a policy's file says where it learnt
     start.spec = start.algorithm.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
     return start
@@ -277,6 +283,8 @@ def _resumed(
 def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
     """(the algorithm's class, what changes with it). Raises UserError for one that cannot learn from an environment's rewards."""
     kind, changes = registry.get("algo", name), finetune_settings(name)
+    if name == "residual":
+        raise UserError("residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
     able = ", ".join(
         n
         for n, k in registry.names("algo").items()

@@ -42,7 +42,17 @@ def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, nam
     action: Column = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
     number: Column = (), torch.float32
     columns = {"observations": observation, "actions": action, "rewards": number, "next_observations": observation, "masks": number}
-    return columns | {column: action if column == "next_actions" else number for column in sampler.extra}
+    columns |= {column: action if column == "next_actions" else number for column in sampler.extra}
+    return columns | dict.fromkeys(getattr(sampler, "played", ()), number)
+
+
+def normal(spec: DataSpec, observations: np.ndarray) -> np.ndarray:
+    """Observations [K, *O] of the environment as the algorithm sees them: with the data's statistics, which stay as they are."""
+    if spec.observation_mean is None or spec.observation_std is None:
+        return observations
+    flat = observations.astype(np.float32).reshape(len(observations), -1)
+    mean, std = np.asarray(spec.observation_mean, np.float32), np.asarray(spec.observation_std, np.float32)
+    return ((flat - mean) / std).reshape(observations.shape)
 
 
 class Rows:
@@ -57,15 +67,10 @@ class Rows:
         self.owner = np.repeat(np.arange(replicas), envs)
         self.whole, self.following = "returns_to_go" in columns, "next_actions" in columns
         self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
-        self.mean = None if spec.observation_mean is None else np.asarray(spec.observation_mean, np.float32)
-        self.std = None if spec.observation_std is None else np.asarray(spec.observation_std, np.float32)
 
     def normal(self, observations: np.ndarray) -> np.ndarray:
-        """Observations [K, *O] of the environment as the algorithm sees them: with the data's statistics, which stay as they are."""
-        if self.mean is None or self.std is None:
-            return observations
-        flat = observations.astype(np.float32).reshape(len(observations), -1)
-        return ((flat - self.mean) / self.std).reshape(observations.shape)
+        """See `normal`."""
+        return normal(self.spec, observations)
 
     def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(whose [R], rows [R, ...]): what is known completely now, in order."""
@@ -76,6 +81,8 @@ class Rows:
             "next_observations": self.normal(turn.next_observations),
             "masks": (~turn.terminated).astype(np.float32),
         }
+        # flags of the data's rows alone, such as of demonstrations
+        ready |= {name: np.zeros(len(turn.rewards), np.float32) for name in self.columns if name not in ready and name not in LATE}
         if not (self.whole or self.following):
             return self.owner[turn.valid], {name: column[turn.valid] for name, column in ready.items()}
         out: list[tuple[int, dict[str, Any]]] = []

@@ -1,0 +1,1 @@
+"""Parts of algorithms that learn from what their present policy just played."""

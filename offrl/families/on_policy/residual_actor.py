@@ -1,0 +1,77 @@
+"""Acting by a frozen policy and what a residual adds to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl import rng
+from offrl.actor import Actor, Carry, bind
+from offrl.algorithm import Algorithm, TrainState, Tree
+
+if TYPE_CHECKING:
+    from offrl.families.on_policy.residual import Residual
+
+
+class Glance(NamedTuple):
+    """The carry of E episodes where the residual does not see every observation."""
+
+    base: Any  # the carry of the policy below
+    seen: Tensor  # [E, O]: what the residual saw last
+    age: Tensor  # [E] int64: steps since then; 0: it looks
+
+
+class ResidualActor(Actor):
+    """The policy below, greedy, and the residual's mean or, to explore, a sample. Its carry is that of the policy below, or a `Glance`
+    where `look_every` is above 1."""
+
+    algorithm: Residual
+
+    def __init__(self, algorithm: Algorithm, state: TrainState) -> None:
+        super().__init__(algorithm, state)
+        below, parts = self.algorithm.base, state.extra["base"]
+        self.base = below.actor(bind(below, TrainState(parts["params"], {}, {}, parts["extra"], {}, state.step, state.key)))
+
+    def start(self, episodes: int) -> Carry:
+        carry = self.base.start(episodes)
+        if self.algorithm.config.look_every == 1:
+            return carry
+        device = self.state.step.device
+        seen = torch.zeros(episodes, self.algorithm.spec.observation_dim, device=device)
+        return Glance(carry, seen, torch.zeros(episodes, dtype=torch.int64, device=device))
+
+    def below(self, carry: Carry, observations: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Carry]:
+        """(the observations that the residual sees [E, O], the base's actions [E, A], the next carry)."""
+        every = self.algorithm.config.look_every
+        if every == 1:
+            actions, carry = self.base.act(carry, observations, key, explore=False)
+            return observations, actions, carry
+        seen = torch.where((carry.age == 0).unsqueeze(-1), observations, carry.seen)
+        actions, inner = self.base.act(carry.base, observations, key, explore=False)
+        return seen, actions, Glance(inner, seen, (carry.age + 1) % every)
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        seen, base_actions, carry = self.below(carry, observations, key)
+        u = self.apply("actor", self.algorithm.features(self.state.extra, seen, base_actions))
+        if explore:
+            u = u + self.algorithm.sigma * rng.normal(rng.fold_in(key, 1), tuple(u.shape))
+        return self.algorithm.combine(base_actions, u), carry
+
+
+def frozen(algorithm: Algorithm, state: TrainState) -> Tree:
+    """The part of the state of a policy that `ResidualActor` needs of it."""
+    return {"params": {name: state.params[name] for name in algorithm.traits.policy_modules}, "extra": state.extra}
+
+
+def anew(over: Tensor, start: Carry, carry: Carry) -> Carry:
+    """The carry of E episodes, of which those that are `over` [E] begin anew."""
+
+    def choose(first: Any, now: Any) -> Any:
+        if now is None:  # no memory
+            return None
+        return torch.where(over.view(-1, *[1] * (now.ndim - 1)), first, now)
+
+    return pytree.tree_map(choose, start, carry)

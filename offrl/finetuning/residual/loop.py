@@ -1,0 +1,206 @@
+"""The loop of `offrl finetune mode=residual`: an iteration of play, the passes over it, a look; it stops and goes on between iterations."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offrl.algorithm import Metrics
+from offrl.data.samplers.transitions import Batch
+from offrl.errors import UserError, warn
+from offrl.evaluation.evaluator import Evaluator
+from offrl.families.on_policy import ppo
+from offrl.families.on_policy.residual import Residual
+from offrl.finetuning.environments import Play, Turn
+from offrl.finetuning.residual.learner import Passes, ResidualLearner, minibatches
+from offrl.finetuning.residual.rollout import Bases, batch_of, play_on
+from offrl.finetuning.session import OnlineLoop, busy
+from offrl.finetuning.setup import Start
+from offrl.training.checkpoints import Saved, part
+from offrl.training.engine import Plan, first_state
+from offrl.training.updates import loss_limit, warn_of_rates
+
+LARGEST = 5.0  # of rewards over their running standard deviation
+
+
+class ResidualLoop(OnlineLoop):
+    """PPO on a residual over frozen policies. A round is an iteration: `horizon` steps of each environment."""
+
+    learner: ResidualLearner
+
+    @staticmethod
+    def updates_of(start: Start) -> int:
+        """The most updates that a run may make."""
+        c, envs = start.algorithm.config, start.config.envs or 1
+        return math.ceil(start.config.steps / (c.horizon * envs)) * c.passes * minibatches(c, envs)
+
+    def __init__(
+        self, start: Start, run_dir: Path, device: torch.device, mode: str, evaluator: Evaluator, play: Play, arithmetic: str
+    ) -> None:
+        c, envs = start.algorithm.config, start.config.envs or 1
+        super().__init__(start, run_dir, play, c.horizon * envs, loss_limit(None))
+        assert isinstance(start.algorithm, Residual)
+        parts = minibatches(c, envs)
+        self.c, self.device, self.each = c, device, c.passes * parts  # updates of an iteration, at most
+        play.end_on_success = c.end_on_success and c.rewards == "success"
+        state = first_state(start.algorithm, self.replicas) if start.state is None else start.state
+        saved = self.checkpoints.load(state)
+        known = state if saved is None else saved.state
+        self.keys = known.key.to(device)
+        self.bases = Bases(start.algorithm, known, envs, device)
+        plan = Plan(start.algorithm, self.round // parts, mode, start.config.precision, self.many)
+        self.learner = ResidualLearner(plan, Passes(self.keys, parts), self.replicas, device)
+        self.batch: Batch | None = None  # what was played and not yet learnt of
+        self.mark: dict[str, Any] | None = None  # what a checkpoint holds of the beginning of the iteration that runs
+        self.moments = ppo.Moments.begin(self.many)  # of rewards
+        self.reached = np.full(len(play.seats), np.nan)  # the running episodes' best success; NaN: nothing was reported
+        self.successes = torch.zeros(2, self.many, dtype=torch.float64)  # since the last line: episodes that reported it, those that had it
+        self.earned = False
+        lost: list[int] = []
+        if saved is None:
+            play.begin()
+        else:
+            lost = self._return_to(saved)
+        self._open(evaluator, saved, state, busy(self.updates_of(start)))
+        self._introduce(saved is not None, mode, arithmetic, lost)
+
+    def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
+        parent = self.start.parent or {}
+        self.bar.say(
+            f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of {parent['run']}: "
+            f"{self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of {self.round:,}, rewards: "
+            f"{'success' if self.c.rewards == 'success' else 'of the environment'}\n{arithmetic}; step {mode}; {self.run_dir}"
+        )
+        warn_of_rates(self.c, {})
+        for note in self.start.notes:
+            self.bar.say(note)
+        self._continued(resumed, lost)
+
+    # ---- play
+
+    def _step(self) -> None:
+        """Play an iteration; what came before it is what a stop leaves."""
+        self.mark = self._boundary()
+        try:
+            rows = play_on(
+                self.play, self.bases, self.learner, self.keys, self.t, self.c.horizon, self._earn, self._check
+            )  # fmt: skip
+        except UserError as error:
+            self._save()
+            raise UserError(f"{error}; what was learnt up to step {self.t:,} is saved in {self.run_dir}") from error
+        if self.t == 0 and self.start.spec.observation_mean is None:
+            self._standardise(torch.cat([r.observations for r in rows], 1))
+        self.batch = batch_of(rows, self.learner)
+        if not self.earned and not any(bool(r.rewards.any()) for r in rows):
+            warn(f"nothing was earned in the {self.round:,} steps up to step {self.t + self.round:,}: there is nothing to learn from yet")
+        self.earned = True  # one warning is enough
+        self.t += self.round
+        self.goal += self.each
+        self.mark = None
+
+    def _standardise(self, observations: Tensor) -> None:
+        """Fix the statistics of the residuals' inputs, where the data gave none: those of the first iteration [N, R, O], in which the
+        residual's mean is 0 whatever it sees."""
+        spread = observations.std(1)
+        self.learner.put("mean", observations.mean(1))
+        self.learner.put("std", torch.where(spread > 1e-6, spread, 1.0))
+
+    def _check(self, actions: np.ndarray, last: bool) -> bool:
+        """Between two steps: stop where a signal came. Whether actions [N, E, A] are finite; if not, their replicas are frozen as they were
+        before, and it is an error at the `last` try."""
+        if self.signals.count:
+            self._interrupt()
+        good = np.isfinite(actions.reshape(self.many, -1)).all(1)
+        if not good.all():
+            if last:
+                raise UserError(self._hopeless(good))
+            self._drop(good)
+        return bool(good.all())
+
+    def _earn(self, turn: Turn, t: int) -> Tensor:
+        """The rewards [N, E], that are learnt of, of a step that ended at environment step t; counts its episodes too."""
+        self.reached = np.fmax(self.reached, turn.successes)
+        for k in np.flatnonzero(turn.over).tolist():
+            if not np.isnan(self.reached[k]):
+                self.successes[:, k // self.envs] += torch.tensor([1.0, float(self.reached[k] >= 1.0)], dtype=torch.float64)
+            elif self.c.rewards == "success" and turn.valid[k]:
+                raise UserError(
+                    f"algo.rewards=success: {self.play.name} ended an episode without `success` or `is_success` in its infos; "
+                    "algo.rewards=env learns from its rewards"
+                )
+        self.reached[turn.over] = np.nan
+        self._count(turn)
+        self._report(t)
+        values = np.nan_to_num(turn.successes >= 1.0) if self.c.rewards == "success" else turn.rewards
+        rewards = torch.from_numpy(np.where(turn.valid, values, 0.0)).reshape(self.many, self.envs)
+        if self.c.scale_rewards:
+            self.moments = self.moments.add(rewards)
+            rewards = self.moments.scaled(rewards, LARGEST)
+        return rewards.float()
+
+    # ---- learn
+
+    def _learn(self) -> None:
+        """The passes over what was played."""
+        if self.batch is None:
+            return
+        c, iterations = self.c, self.steps // self.round
+        number, factors = self.updates // self.each, (1.0, 1.0)
+        if c.schedule == "cosine":
+            factors = ppo.rate_factor(number, iterations, c.warmup_iterations), ppo.rate_factor(number, iterations)
+        elif number < c.warmup_iterations:
+            factors = number / c.warmup_iterations, 1.0
+        self.learner.rates(*factors)
+        self.learner.learn(self.batch, self.updates, self.each)
+        self.updates, self.batch = self.goal, None
+
+    # ---- look
+
+    def _means(self, means: Metrics) -> Metrics:
+        """Over the passes that were made."""
+        share = means.pop("learning")
+        passes = share * self.c.passes
+        return {**{name: value / share for name, value in means.items()}, "online/passes": passes}
+
+    def _played(self) -> dict[str, list[float]]:
+        reported, had = self.successes
+        rates = (had / reported).tolist()
+        self.successes = torch.zeros_like(self.successes)
+        return {"online/success": rates} if bool((reported > 0.0).any()) else {}
+
+    # ---- checkpoints
+
+    def _boundary(self) -> dict[str, Any]:
+        """What a checkpoint holds between two iterations besides the learner; copies."""
+        return {
+            "play": self.play.state(),
+            "episodes": self.episodes.clone(),
+            "bases": self.bases.state(),
+            "moments": dict(self.moments._asdict()),
+            "reached": torch.from_numpy(self.reached.copy()),
+            "successes": self.successes.clone(),
+        }
+
+    def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.mark or self._boundary(), {}
+
+    def _return_to(self, saved: Saved) -> list[int]:
+        """Go on from a checkpoint; the environments that did not come back to where they were."""
+        self._restore(saved)
+        self.moments = ppo.Moments(**part(saved.tensors, "moments"))
+        self.reached, self.successes = saved.tensors["reached"].numpy().copy(), saved.tensors["successes"]
+        self.earned = self.t > 0
+        if self.t >= self.steps:  # nothing more is played
+            return []
+        self.bases.load(part(saved.tensors, "bases"))
+        _, lost = self.play.resume(part(saved.tensors, "play"))
+        anew = torch.zeros(self.many * self.envs, dtype=torch.bool)
+        anew[lost] = True
+        self.reached[lost] = np.nan
+        self.bases.go_on(self.bases.carries, anew.reshape(self.many, self.envs).to(self.device))
+        return lost
