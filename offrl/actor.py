@@ -6,7 +6,9 @@ import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.errors import UserError
@@ -55,9 +57,24 @@ class Actor(ABC):
         """A subclass computes here, once, the quantities that acting needs and that follow from the state alone."""
         self.algorithm, self.state = algorithm, state
 
+    resets = False  # True: the shapes of its carry stay the same, so that some of its episodes may `begin_anew` while others go on
+
+    @property
+    def execute(self) -> int:
+        """Actions that one decision fixes: they are played one after another, whatever is observed meanwhile."""
+        return 1
+
     def start(self, episodes: int) -> Carry:
         """The carry at the start of `episodes` episodes."""
         return None
+
+    def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
+        """The carry where the episodes of a mask bool [E] begin anew and the others go on; for an actor that `resets`."""
+
+        def choose(fresh: Tensor, old: Tensor) -> Tensor:
+            return torch.where(mask.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)
+
+        return pytree.tree_map(choose, self.start(mask.shape[0]), carry)
 
     @abstractmethod
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:

@@ -33,6 +33,14 @@ def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
     return array, batched
 
 
+def as_texts(texts: Any, name: str) -> np.ndarray:
+    """[E] objects: one text, or those of a list, for a policy of the algorithm `name`. Raises UserError for anything else."""
+    array = [texts] if isinstance(texts, str) else list(texts)
+    if not all(isinstance(text, str) for text in array):
+        raise UserError(f"this policy of {name} takes a text, or a list of texts")
+    return np.array([*array, None], object)[:-1]
+
+
 def desired_goal(observation: Any) -> Any:
     """The goal that a dictionary of an environment names; None where it names none."""
     return observation.get("desired_goal") if isinstance(observation, Mapping) else None

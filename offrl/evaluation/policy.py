@@ -19,7 +19,7 @@ from offrl.actor import Actor, bind
 from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
-from offrl.evaluation.observations import as_array, desired_goal
+from offrl.evaluation.observations import as_array, as_texts, desired_goal
 from offrl.evaluation.predict import PredictState, predict
 from offrl.nn.own.networks import factories
 from offrl.settings.field import check, marked
@@ -87,6 +87,12 @@ class TrainedPolicy:
             return np.array([*actions, None], object)[:-1], carry
         return self._to_environment(actions.cpu()), carry
 
+    @torch.no_grad()
+    def chunk(self, observations: np.ndarray, explore: bool = False) -> np.ndarray:
+        """What one decision of a policy of chunks fixes for raw observations [E, O]: [E, h, A] in the environment's range."""
+        (actor, keys), x = self._bound(), self._from_environment(observations)
+        return self._to_environment(actor.chunk(x.to(self.device), keys[0], explore).cpu())  # type: ignore[attr-defined]
+
     @property
     def goal_conditioned(self) -> bool:
         """True where it acts towards a goal, which `set_goal` or `act` takes."""
@@ -146,12 +152,12 @@ class TrainedPolicy:
 
         Raises UserError for other settings, and for values that are not allowed.
         """
-        known = marked(self.algorithm.config, "acting")
+        known = marked(config := self.algorithm.config, "acting")
         able = f"only {', '.join(known)}" if known else "there is nothing that only acting looks at"
         for key in settings:
             if key not in known:
-                raise UserError(f"a policy of {self.algorithm.config.name} cannot act with another {key}, {able}.{nearest(key, known)}")
-        kinds = {f.name: type(getattr(type(self.algorithm.config)(), f.name)) for f in dataclasses.fields(self.algorithm.config)}
+                raise UserError(f"a policy of {config.name} cannot act with another {key}, {able}.{nearest(key, known)}")
+        kinds = {f.name: type(getattr(type(config)(), f.name)) for f in dataclasses.fields(config)}
         values = {k: float(v) if kinds[k] is float and isinstance(v, int) else v for k, v in settings.items()}
         for key, value in values.items():
             if kinds[key] is float and not isinstance(value, float):
@@ -216,8 +222,7 @@ class TrainedPolicy:
         values = actions.numpy()
         if self.algorithm.spec.discrete:
             return values
-        scaled = self.low + (values + 1.0) * 0.5 * (self.high - self.low)
-        return np.clip(scaled, self.low, self.high)
+        return np.clip(self.low + (values + 1.0) * 0.5 * (self.high - self.low), self.low, self.high)
 
     def reset(self) -> None:
         """Forget the episode so far; the next `act` starts a new one. Needed only by policies with a memory."""
@@ -270,21 +275,17 @@ class TrainedPolicy:
         return predict(self, observation, state, episode_start, deterministic, self._draws)
 
     def _answer(self, observation: Any, explore: bool) -> Any:
-        """`act` for one text, or a list of them."""
-        texts = [observation] if isinstance(observation, str) else list(observation)
-        if not all(isinstance(text, str) for text in texts):
-            raise UserError(f"this policy of {self.algorithm.config.name} takes a text, or a list of texts")
+        texts = as_texts(observation, self.algorithm.config.name)
         if self._t == 0:
             self._carry = self.start(len(texts))
-        actions, self._carry = self.step(self._carry, np.array([*texts, None], object)[:-1], self._t, explore)
+        actions, self._carry = self.step(self._carry, texts, self._t, explore)
         self._t += 1
         return actions[0] if isinstance(observation, str) else actions.tolist()
 
     def save(self, path: str | Path) -> None:
         """Write everything that acting needs into one safetensors file."""
         algorithm = self.algorithm
-        config, spec = dataclasses.asdict(algorithm.config), algorithm.spec.to_json()
-        meta = {"kind": "policy", "seed": self.seed, "config": config, "spec": spec}
+        meta = {"kind": "policy", "seed": self.seed, "config": dataclasses.asdict(algorithm.config), "spec": algorithm.spec.to_json()}
         if plugins := used_by(type(algorithm), *factories(algorithm.config).values()):
             meta["plugins"] = [Path(path).name for path in plugins]  # not where they lie: the file may go to others
         acting = self.state._replace(params={n: self.state.params[n] for n in algorithm.traits.policy_modules})

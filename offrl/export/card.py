@@ -58,6 +58,7 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
         f"with {steps:,} updates, seed {policy.seed}.",
         "",
         *_table(scores),
+        *_chunks(about),
         "```python",
         "import offrl",
         "",
@@ -69,6 +70,20 @@ def text(policy: TrainedPolicy, about: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _chunks(about: Mapping[str, Any]) -> list[str]:
+    """How to play an exported file's chunks of actions, where it gives some."""
+    output = (about.get("outputs") or [{}])[0]
+    if "execute" not in output:
+        return []
+    _, length, width = output["shape"]
+    return [
+        f"The exported files map observations to chunks of {length} actions, `[batch, {length}, {width}]`: play the first "
+        f"{output['execute']} of them, one at each step, before the next chunk is asked for, and begin each episode with a new one.",
+        "`policy.safetensors` keeps the queue by itself: `policy.act(observation)`, and `policy.reset()` where an episode begins.",
+        "",
+    ]
 
 
 def _metrics(scores: list[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 
 from offrl.evaluation.evaluator import plain_products
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.export.graph import Draw, PolicyGraph, recording
+from offrl.export.graph import Draw, PolicyGraph, answer, recording
 
 Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]  # (observations [B, *O] float32, goals and noise) -> actions
 TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]
@@ -65,9 +65,8 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
         for count, scale in groups:
             observations = _observations(policy, rng, count, scale)
             goals = [_goals(policy, rng, count, scale)] if policy.goal_conditioned else []
-            carry = policy.set_goal(policy.start(count), goals[0] if goals else None)
             with recording() as recorded:
-                expected, _ = policy.step(carry, observations.copy(), 0, explore)
+                expected = answer(policy, observations.copy(), goals[0] if goals else None, explore)
             noise = [*goals, *(x.numpy() for _, x in recorded)]
             try:
                 output = np.asarray(runner(observations, noise))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.export.graph import GOALS, MEANING, Draw, input_names
+from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
 from offrl.settings.replicas import Replica, by_cell
 from offrl.statistics.intervals import mean_interval, student_t
 
@@ -68,6 +68,14 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
                 for i in range(spec.action_dim)
             ],
         }
+    if chunked(policy):
+        length, execute = policy.actor.length, policy.actor.execute  # type: ignore[attr-defined]
+        output["shape"] = ["batch", length, spec.action_dim]
+        output["execute"] = execute
+        output["meaning"] = (
+            f"a chunk of {length} actions in the environment's range, clipped to it, the first one first: play the first {execute}, one at "
+            "each step, then give the observation of that moment for the next chunk; begin with a new one where an episode begins"
+        )
     digest = hashlib.sha256()
     for name, params in sorted(policy.state.params.items()):
         for key, value in sorted(params.items()):

@@ -115,9 +115,24 @@ def _handing_out(noise: Sequence[Tensor]) -> Iterator[None]:
         yield
 
 
+def chunked(policy: TrainedPolicy) -> bool:
+    """True for a policy that decides on several actions at once, which an exported file then gives."""
+    return getattr(policy.actor, "length", 1) > 1 and hasattr(policy.actor, "chunk")
+
+
+def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | None, explore: bool) -> np.ndarray:
+    """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks those [B, h, A]."""
+    if chunked(policy):
+        return policy.chunk(observations, explore)
+    return policy.step(policy.set_goal(policy.start(len(observations)), goals), observations, 0, explore)[0]
+
+
 class PolicyGraph(nn.Module):
     """forward(observations [B, *O], *noise) -> actions [B, A] in the environment's range, or [B] int64: what `TrainedPolicy.step` does for
-    its first step. A policy that acts towards a goal takes goals [B, G], raw, before the noise. `dtype` is what it calculates in."""
+    its first step. A policy that acts towards a goal takes goals [B, G], raw, before the noise. `dtype` is what it calculates in.
+
+    Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `execute` says before it is asked again.
+    """
 
     observation_mean: Tensor
     observation_std: Tensor
@@ -190,9 +205,9 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     spec, seen = policy.algorithm.spec, []
     width = spec.goal_dim or spec.observation_dim
     for batch in PROBES:
-        carry = policy.set_goal(policy.start(batch), np.zeros((batch, width), np.float32))
+        goals = np.zeros((batch, width), np.float32)
         with recording() as draws:
-            policy.step(carry, np.zeros((batch, spec.observation_dim), np.float32), 0, explore)
+            answer(policy, np.zeros((batch, spec.observation_dim), np.float32), goals, explore)
         seen.append([(kind, tuple(x.shape)) for kind, x in draws])
     first, second = seen
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:

@@ -78,5 +78,10 @@ def repeated(x: Tensor, count: int) -> Tensor:
 
 def best_of(scores: Tensor, candidates: Tensor) -> Tensor:
     """The candidate with the largest score at each row: scores [N, B], candidates [N, B, ...] -> [B, ...]; the first of equal ones."""
-    index = scores.argmax(0).reshape(1, -1, *[1] * (candidates.ndim - 2))
-    return candidates.take_along_dim(index, 0).squeeze(0)
+    return chosen(scores.argmax(0), candidates)
+
+
+def chosen(index: Tensor, candidates: Tensor) -> Tensor:
+    """The candidates of those numbers: index [B] int64, candidates [N, B, ...] -> [B, ...]."""
+    index = index.reshape(1, -1, *[1] * (candidates.ndim - 2)).expand(1, *candidates.shape[1:])
+    return candidates.gather(0, index).squeeze(0)  # `take_along_dim` fixes the batch size where it is traced

@@ -49,8 +49,7 @@ def noise_of(key: Tensor, count: int, rows: int, dim: int) -> Tensor:
 
 def drawn_of(log_weights: Tensor, candidates: Tensor, key: Tensor) -> Tensor:
     """One of N candidates [N, E, D] at each row, with probability proportional to exp(log_weights) [N, E]: [E, D]."""
-    index = rng.categorical(key, log_weights.T)
-    return candidates.take_along_dim(index.reshape(1, -1, 1), 0).squeeze(0)
+    return flow.chosen(rng.categorical(key, log_weights.T), candidates)
 
 
 class BestOfActor(ChunkActor):
@@ -58,6 +57,10 @@ class BestOfActor(ChunkActor):
 
     With `greedy` zero all noise is 0 where it does not explore: the candidates are one action.
     """
+
+    def condition(self, observations: Tensor, count: int) -> Tensor:
+        """What `draw` is given, a row for each of `count` candidates of each observation [E, O]: the observations, [count * E, O]."""
+        return flow.repeated(observations, count)
 
     @abstractmethod
     def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
@@ -81,7 +84,7 @@ class BestOfActor(ChunkActor):
             return torch.zeros(count * rows, dim, device=own.device) if still else noise_of(own, count, rows, dim)
 
         draw_key, choose_key = rng.split(key)
-        drawn = self.draw(flow.repeated(observations, count), draw_key, noise)
+        drawn = self.draw(self.condition(observations, count), draw_key, noise)
         chosen = drawn if count == 1 else self.choose_of(observations, drawn.unflatten(0, (count, -1)), choose_key)
         return chosen.unflatten(1, (self.length, -1))
 

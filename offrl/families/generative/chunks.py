@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offrl.actor import Actor, Carry
+from offrl.actor import Actor, BoundParams, Carry
 from offrl.settings.field import setting
 
 
@@ -33,7 +33,10 @@ class ChunkActor(Actor):
     """A policy that draws `length` actions at a time and plays `execute` of them; a subclass draws them. `length` 1 has no memory.
 
     Episodes that begin anew at different times draw anew at different times: what is left of a chunk never reaches another episode.
+    Where one action of each chunk is played there is nothing to remember.
     """
+
+    resets = True
 
     @property
     def length(self) -> int:
@@ -54,7 +57,7 @@ class ChunkActor(Actor):
         """Chunks [E, h, A] in [-1, 1] for normalised observations [E, O]."""
 
     def start(self, episodes: int) -> Carry:
-        if self.length == 1:
+        if self.execute == 1:
             return None
         device = self.state.step.device
         actions = torch.zeros(episodes, self.length, self.algorithm.spec.action_dim, device=device)
@@ -65,7 +68,7 @@ class ChunkActor(Actor):
             return self.chunk(observations, key, explore)[:, 0], None
         queue, left = carry
         fresh = left == 0
-        if bool(fresh.any()):
+        if traced(fresh) or bool(fresh.any()):
             drawn = self.chunk(observations, key, explore)
             queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)
             left = torch.where(fresh, self.execute, left)
@@ -76,12 +79,19 @@ class ChunkActor(Actor):
         return None if self.length == 1 else ChunkGraph(self, explore)
 
 
+def traced(x: Tensor) -> bool:
+    """True where no branch of Python may look at x: under `vmap`, in a graph that is traced, and in one that a GPU records."""
+    recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return recorded or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x)
+
+
 class ChunkGraph(nn.Module):
     """One function from observations [E, O] to the chunk [E, h, A]."""
 
     def __init__(self, actor: ChunkActor, explore: bool) -> None:
         super().__init__()
         self.actor, self.explore = actor, explore
+        self.nets = nn.ModuleDict({n: p.module for n, p in actor.state.params.items() if isinstance(p, BoundParams)})
 
     def forward(self, observations: Tensor, *noise: Tensor) -> Tensor:
         return self.actor.chunk(observations, self.actor.state.key, self.explore)
