@@ -86,18 +86,10 @@ class QC(Algorithm):
             check_cost(config, config.algo.candidates, dataset.spec.observation_dim, actions, "algo.actor=distil")
         return {}
 
-    @property
-    def together(self) -> int:
-        """Actions that are decided at once: h, or 1."""
-        return int(self.config.length) if self.config.chunked else 1
-
-    @property
-    def width(self) -> int:
-        """D: numbers of such a decision."""
-        return self.together * self.spec.action_dim
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
+        self.together = int(c.length) if c.chunked else 1  # actions that are decided at once
+        self.width = self.together * s.action_dim  # D
         self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width))
         modules = {"critic": self.critic.network, "flow": make_field(c, s, self.width)}
         return modules | ({"actor": make_field(c, s, self.width, timed=False)} if c.actor == "distil" else {})

@@ -69,6 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "edac": {"polyak": 0.05, "critics": 3},
     "fb": {"polyak": 0.05, "inference_samples": 3000},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
+    "fql": {"alpha": 0.3, "polyak": 0.05},
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
     **{
         name: {"rollouts": 1000, "rollout_every": 100, "real_share": 0.75, **LEARNER}
