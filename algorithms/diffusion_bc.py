@@ -1,5 +1,6 @@
 """Behaviour cloning by a diffusion model of the action (DDPM: Ho et al., 2020, arXiv 2006.11239), which keeps apart what the data do in
-one state at different times, where a mean would lie between. As the behaviour policy of MBRCSL's code (arXiv 2310.19308)."""
+one state at different times, where a mean would lie between. As the behaviour policy of MBRCSL's code (arXiv 2310.19308); of chunks of
+actions as in Diffusion Policy (arXiv 2303.04137)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.actor import Actor, Carry
+from offrl.actor import Actor
 from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.chunks import VALID, ChunkSampler, valid_mean
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.nn import diffusion
 from offrl.nn.diffusion import Denoiser
 from offrl.optim import Adam, Params
@@ -27,6 +30,8 @@ class DiffusionBCConfig:
     learning_rate: float = setting(1e-4, "AdamW's learning rate", low=0.0)
     weight_decay: float = setting(1e-6, "AdamW's decay of all parameters", low=0.0, structural=True)
     batch_size: int = setting(256, "transitions in a batch", low=1)
+    length: int = length_field(1)
+    execute: int = execute_field()
     hidden: list[int] = setting([512, 512, 512], "widths of the residual blocks", low=1)
     denoising_steps: int = setting(10, "steps from noise to an action (T)", low=1, high=1000)
     embedding: int = setting(256, "width of the embedding of a denoising step", low=4)
@@ -43,14 +48,22 @@ class DiffusionBCConfig:
 
 @register("algo", "diffusion_bc")
 class DiffusionBC(Algorithm):
-    """Learn to predict the noise in a noisy action; act by denoising one."""
+    """Learn to predict the noise in a noisy action, or in a noisy chunk of actions; act by denoising one."""
 
     Config = DiffusionBCConfig
     traits = Traits(actions=("continuous",))
 
+    @property
+    def width(self) -> int:
+        """D: numbers in a chunk."""
+        return int(self.config.length) * self.spec.action_dim
+
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        return {"actor": Denoiser(s.observation_dim, s.action_dim, c.hidden, c.embedding // 2 * 2)}
+        return {"actor": Denoiser(s.observation_dim, self.width, c.hidden, c.embedding // 2 * 2)}
+
+    def sampler(self) -> Sampler:
+        return ChunkSampler(self.config.length) if self.config.length > 1 else super().sampler()
 
     def optimizer(self, name: str) -> Adam:
         return Adam(self.config.learning_rate, weight_decay=self.config.weight_decay)
@@ -61,13 +74,15 @@ class DiffusionBC(Algorithm):
     # ---- learning
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2 over actions a, steps t and noise e (equation 14)."""
-        actions = batch["actions"]
+        """E |e - eps(sqrt(abar_t) a + sqrt(1 - abar_t) e, t, s)|^2 over actions or chunks a, steps t and noise e (equation 14)."""
+        actions = batch["actions"].flatten(1)
         choose, draw = rng.split(key)
         step = rng.randint(choose, (actions.shape[0],), self.config.denoising_steps)
         noise = rng.normal(draw, tuple(actions.shape))
         noisy = diffusion.add_noise(actions, noise, step, self.config.denoising_steps)
-        loss = (self.apply("actor", actor, noisy, step, batch["observations"]) - noise).square().mean()
+        error = (self.apply("actor", actor, noisy, step, batch["observations"]) - noise).square()
+        chunked = self.config.length > 1  # what lies after the episode's end does not count
+        loss = valid_mean(error.unflatten(1, (self.config.length, -1)), batch[VALID]) if chunked else error.mean()
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
@@ -81,11 +96,11 @@ class DiffusionBC(Algorithm):
         return DiffusionActor(self, state)
 
     def denoise(self, actor: Params, observations: Tensor, key: Tensor | None) -> Tensor:
-        """Actions [B, A] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2); None: all of it is 0.
+        """Actions or chunks [B, D] in [-1, 1] for observations [B, O], from noise (arXiv 2006.11239, algorithm 2); None: all of it is 0.
 
         The action that each step predicts is cut off at the range, as in the appendix's code.
         """
-        steps, shape = self.config.denoising_steps, (observations.shape[0], self.spec.action_dim)
+        steps, shape = self.config.denoising_steps, (observations.shape[0], self.width)
         keys = None if key is None else rng.split(key, steps + 1)
         x = observations.new_zeros(shape) if keys is None else rng.normal(keys[steps], shape)
 
@@ -95,11 +110,12 @@ class DiffusionBC(Algorithm):
         return diffusion.reverse_process(guess, x, None if keys is None else (lambda t: rng.normal(keys[t], shape)), steps)
 
 
-class DiffusionActor(Actor):
-    """Policy that denoises actions with the averaged network."""
+class DiffusionActor(ChunkActor):
+    """Policy that denoises actions, or chunks of them, with the averaged network."""
 
     algorithm: DiffusionBC
 
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
         noise = key if explore or self.algorithm.config.greedy == "sample" else None
-        return self.algorithm.denoise(self.state.extra["average"], observations, noise), carry
+        chunk = self.algorithm.denoise(self.state.extra["average"], observations, noise)
+        return chunk.unflatten(1, (self.algorithm.config.length, -1))

@@ -1,0 +1,178 @@
+"""A point that has to go round an obstacle in its way, above it or below, and demonstrations of both ways: the data fork.
+
+           . - - - .            The way above pays 1 at the goal G. The way below pays as much and costs a toll of 0.5 on the way.
+        .     ___     .         Whoever touches the disc has crashed: the episode ends, and has paid nothing.
+   S  .      /   \\      .  G
+      .      \\___/      .       A demonstration begins anywhere in S and takes either way, whatever its start. The mean of the two ways
+        .             .         leads into the disc.
+          . - toll- .
+
+`point-fork`: one action leads from S to where the way can be seen. `stale-fork`: an action moves the point by a quarter of that, and the
+point's position is seen at every fourth step only, with its age. A policy that draws each action by itself changes its mind before it sees
+what it has done (it dithers); one that draws chunks of four goes through with what it has begun.
+
+Small steps that are all seen would be no fork: the mean of two ways is then a way. Points that move at the mean velocity E [v | x] are
+distributed at all times as those of the demonstrations are (arXiv 2210.02747, theorem 1), and pass the disc on both sides as often.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from offrl.registry import register
+from offrl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from offrl.data.raw import RawData
+    from offrl.settings.dataset import DatasetConfig
+
+ENV = "offrl/PointFork-v0"
+EDGE = np.array([1.3, 1.1])  # |x| and |y| at most
+START, SPREAD = np.array([-0.8, 0.0]), 0.05  # the middle of S, and how far a start lies from it along each axis, at most
+RADIUS = 0.4  # of the disc, whose middle is (0, 0)
+GOAL, REACH = np.array([1.0, 0.0]), 0.2  # where it is, and the distance that counts as there
+PLACES = ((-0.45, 0.55), (0.2, 0.6))  # x and |y| of the places that demonstrations pass on the way to the goal
+PRIZE, TOLL = 1.0, 0.5
+STEP, SPEED, LIMIT = 0.6, 0.65, 8  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
+EPISODES = 400
+NOISE = 0.05  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
+PARTS = {"point-fork": 1, "stale-fork": 4}  # in which a step is made; the position is seen before the first of them
+
+
+def clearance(before: np.ndarray, after: np.ndarray) -> float:
+    """The least distance from the disc's middle on the straight line from one position [2] to another."""
+    along = after - before
+    share = np.clip(-(before @ along) / max(float(along @ along), 1e-12), 0.0, 1.0)
+    return float(np.linalg.norm(before + share * along))
+
+
+def side(before: np.ndarray, after: np.ndarray) -> int:
+    """1 where a step from one position [2] to another passes the disc from left to right above its middle, -1 below, 0 if it does not."""
+    if not before[0] < 0.0 <= after[0]:
+        return 0
+    share = -before[0] / (after[0] - before[0])
+    return 1 if before[1] + share * (after[1] - before[1]) >= 0.0 else -1
+
+
+def move(position: np.ndarray, action: np.ndarray, parts: int) -> tuple[np.ndarray, float, bool]:
+    """One of the `parts` of a step from a position [2]: the next one, the reward, and whether the episode ends."""
+    following = np.clip(position + STEP / parts * np.clip(action, -1.0, 1.0), -EDGE, EDGE)
+    crashed = clearance(position, following) < RADIUS
+    arrived = not crashed and bool(np.linalg.norm(following - GOAL) <= REACH)
+    toll = not crashed and side(position, following) < 0
+    return following, PRIZE * arrived - TOLL * toll, crashed or arrived
+
+
+def observe(seen: np.ndarray, age: int, parts: int) -> np.ndarray:
+    """Observation of a position [2] that was seen `age` parts of a step ago: [2], or [3] with the age as a share of a step."""
+    return np.asarray(seen if parts == 1 else [*seen, age / parts], np.float32)
+
+
+class PointFork(gym.Env):
+    """Observation: see `observe`. Action in [-1, 1]: how far to move along each axis. `info["success"]`: the goal was reached;
+    `info["side"]`: 1 once the disc was passed above, -1 below, 0 before.
+
+    parts: those of a step.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012  # Gymnasium declares it so
+
+    def __init__(self, parts: int = 1, render_mode: str | None = None) -> None:
+        self.parts, self.render_mode = parts, render_mode
+        high = np.append(EDGE, [1.0] * (parts > 1)).astype(np.float32)
+        self.observation_space = spaces.Box(-high, high, dtype=np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.position, self.seen, self.age, self.side = START, START, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.position = self.seen = START + self.np_random.uniform(-SPREAD, SPREAD, 2)
+        self.age = self.side = 0
+        return observe(self.seen, 0, self.parts), {"success": False, "side": 0}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        before, self.age = self.position, (self.age + 1) % self.parts
+        self.position, reward, over = move(before, np.asarray(action, np.float64), self.parts)
+        self.side = self.side or side(before, self.position)
+        if self.age == 0:
+            self.seen = self.position
+        success = over and bool(np.linalg.norm(self.position - GOAL) <= REACH)
+        return observe(self.seen, self.age, self.parts), reward, over, False, {"success": success, "side": self.side}
+
+    def render(self) -> np.ndarray | None:
+        """A picture [220, 260, 3] uint8: the disc, the goal and the point."""
+        if self.render_mode is None:
+            return None
+        at = np.stack(np.meshgrid(np.linspace(-EDGE[0], EDGE[0], 260), np.linspace(EDGE[1], -EDGE[1], 220)), -1)
+        picture = np.full((220, 260, 3), 255, np.uint8)
+        picture[np.linalg.norm(at, axis=-1) < RADIUS] = (160, 160, 160)
+        picture[np.linalg.norm(at - GOAL, axis=-1) < REACH] = (80, 180, 90)
+        picture[np.linalg.norm(at - self.position, axis=-1) < 0.03] = (200, 40, 40)
+        return picture
+
+
+gym.register(ENV, entry_point="offrl.envs.fork:PointFork")
+
+
+@register("task", "point-fork")
+@register("task", "stale-fork")
+def lookup(name: str) -> Task | None:
+    """The task of these data by their exact name; None for any other name."""
+    if name not in PARTS:
+        return None
+    return Task(
+        name=name,
+        env_id=f"offrl.envs.fork:{ENV}",
+        env_kwargs={"parts": PARTS[name]},
+        max_episode_steps=LIMIT * PARTS[name],
+        ref_min=0.0,
+        ref_max=PRIZE,
+        ref_label="offrl",
+        observation_dim=2 if PARTS[name] == 1 else 3,
+        action_dim=2,
+        note="0 is to crash, 50 the way with the toll, 100 the way without",
+    )
+
+
+@register("dataset", "point-fork")
+@register("dataset", "stale-fork")
+def load(config: DatasetConfig) -> RawData:
+    """The data, the same each time."""
+    return generate(str(config.name), 0, EPISODES)
+
+
+def generate(name: str, seed: int, episodes: int) -> RawData:
+    """Demonstrations for one of `PARTS`: every second one goes above the disc, the others below, with noise in each action."""
+    from offrl.data.raw import RawData
+
+    draw = np.random.Generator(np.random.PCG64(seed))
+    runs = [play(PARTS[name], 1 if e % 2 else -1, draw) for e in range(episodes)]
+    columns = {column: np.concatenate([run[column] for run in runs]) for column in runs[0]}
+    return RawData(columns, name=name, source="offrl", version=str(seed), task=lookup(name), action_low=-1.0, action_high=1.0)
+
+
+def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
+    """The columns of one demonstration that reaches the goal; way: 1 above, -1 below. It knows where it is at all times."""
+    position, speed = START + draw.uniform(-SPREAD, SPREAD, 2), SPEED / parts * draw.uniform(0.8, 1.0)
+    places, seen, age = [*(np.array([x, way * y]) for x, y in PLACES), GOAL], position, 0
+    rows: list[tuple[Any, ...]] = []
+    ended = False
+    while not ended and len(rows) < LIMIT * parts:
+        if len(places) > 1 and np.linalg.norm(places[0] - position) < 0.5 * speed:
+            places.pop(0)
+        to = places[0] - position
+        wanted = to * min(1.0, speed / float(np.linalg.norm(to)))
+        action = np.clip(wanted * parts / STEP + NOISE * parts**0.5 * draw.standard_normal(2), -1.0, 1.0)
+        action = action.astype(np.float32).astype(np.float64)  # what is recorded is what was done
+        before = observe(seen, age, parts)
+        position, reward, ended = move(position, action, parts)
+        age = (age + 1) % parts
+        seen = position if age == 0 else seen
+        rows.append((before, action, reward, ended, not ended and len(rows) == LIMIT * parts - 1, observe(seen, age, parts)))
+    names = ("observations", "actions", "rewards", "terminations", "truncations", "next_observations")
+    kinds = (np.float32, np.float32, np.float32, bool, bool, np.float32)
+    return {name: np.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(names, kinds, strict=True))}

@@ -1,0 +1,105 @@
+"""The environment with two ways round an obstacle, and its demonstrations."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from offrl.data.fit import check_fit
+from offrl.data.load import load_dataset
+from offrl.data.samplers.chunks import ChunkSampler
+from offrl.envs import fork
+from offrl.rng import make_key
+from offrl.tasks.environments import make_env
+from offrl.tasks.task import lookup
+
+
+def follow(places: list[tuple[float, float]], parts: int) -> tuple[float, float, int, int]:
+    """Walk straight from place to place from the middle of S: the return, how far from the goal it ends, the side passed, the steps."""
+    env = fork.PointFork(parts)
+    env.reset(seed=0)
+    env.position = env.seen = fork.START
+    total, steps, over, info = 0.0, 0, False, {"side": 0}
+    for place in places:
+        while not over and np.linalg.norm(place - env.position) > 1e-6:
+            action = np.clip((place - env.position) * parts / fork.STEP, -1.0, 1.0)
+            _, reward, over, _, info = env.step(action)
+            total, steps = total + reward, steps + 1
+    return total, float(np.linalg.norm(env.position - fork.GOAL)), int(info["side"]), steps
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_what_each_way_earns(parts: int) -> None:
+    above, below = ([(-0.45, 0.55 * s), (0.2, 0.6 * s), (1.0, 0.0)] for s in (1, -1))
+    assert follow(above, parts)[0] == 1.0 and follow(above, parts)[2] == 1
+    assert follow(below, parts)[0] == 0.5 and follow(below, parts)[2] == -1
+    total, left, _, steps = follow([(1.0, 0.0)], parts)
+    assert total == 0.0 and left > 1.0 and steps <= 2 * parts  # the mean of both leads into the disc
+
+
+def test_the_disc_cannot_be_jumped_over() -> None:
+    inside = np.array([-0.45, 0.1]), np.array([1.0, 0.0])
+    assert fork.clearance(*inside) < fork.RADIUS  # though the step, which is cut to 0.6, ends beyond the middle
+    assert fork.clearance(np.array([-0.45, 0.55]), np.array([0.15, 0.55])) == pytest.approx(0.55)  # nearest within the step
+    assert fork.clearance(np.array([-0.8, 0.3]), np.array([-0.5, 0.3])) == pytest.approx(np.hypot(0.5, 0.3))  # nearest at its end
+    assert fork.clearance(np.array([0.5, 0.5]), np.array([0.5, 0.5])) == pytest.approx(np.hypot(0.5, 0.5))  # no step at all
+    _, reward, over = fork.move(np.array([-0.45, 0.0]), np.array([1.0, 0.0]), 1)
+    assert over and reward == 0.0
+    for y, where in ((0.5, 1), (-0.5, -1)):
+        assert fork.side(np.array([-0.1, y]), np.array([0.1, y])) == where and fork.side(np.array([0.1, y]), np.array([-0.1, y])) == 0
+    assert fork.side(np.array([-0.1, -0.1]), np.array([0.1, 0.3])) == 1  # above where it passes the middle, at y = 0.1
+
+
+@pytest.mark.parametrize(("name", "parts"), fork.PARTS.items())
+def test_data(name: str, parts: int) -> None:
+    dataset = load_dataset(name)
+    returns = dataset.raw_returns.round(decimals=4)
+    assert dataset.num_episodes == fork.EPISODES and bool(dataset.complete.all())
+    for value in (0.5, 1.0):  # both ways, as often, and no crash
+        assert int((returns == value).sum()) == fork.EPISODES // 2
+    lengths = dataset.episode_end - dataset.episode_start
+    assert 4 * parts - 2 <= int(lengths.min()) and int(lengths.max()) < fork.LIMIT * parts - 1
+    starts, first = dataset.columns["observations"][dataset.episode_start], dataset.columns["actions"][dataset.episode_start]
+    assert float((starts[:, :2] - torch.tensor(fork.START)).abs().max()) <= fork.SPREAD + 1e-6
+    # which way is taken does not follow from where it begins, and the mean of both goes straight on
+    up = first[:, 1] > 0.0
+    assert int(up.sum()) == fork.EPISODES // 2 and float(first[:, 1].abs().min()) > 0.3
+    assert float((starts[up, 1].mean() - starts[~up, 1].mean()).abs()) < 0.01
+    assert float(first.mean(0)[1].abs()) < 0.1 < float(first.mean(0)[0])
+    assert dataset.fingerprint == load_dataset(name).fingerprint
+    assert not np.array_equal(fork.generate(name, 1, 20).columns["actions"], fork.generate(name, 0, 20).columns["actions"])
+    check_fit(dataset.spec, lookup(name))
+
+
+def test_a_stale_position_tells_the_way_at_every_fourth_step_only() -> None:
+    dataset = load_dataset("stale-fork")
+    rows = int(dataset.episode_start[3]) + torch.arange(9)
+    seen = dataset.columns["observations"][rows]
+    assert seen[:, 2].tolist() == [0.0, 0.25, 0.5, 0.75] * 2 + [0.0]
+    assert torch.equal(seen[:4, :2], seen[:1, :2].expand(4, 2)) and torch.equal(seen[4:8, :2], seen[4:5, :2].expand(4, 2))
+    moved = 0.15 * dataset.columns["actions"][rows[:4]].sum(0)
+    torch.testing.assert_close(seen[4, :2] - seen[0, :2], moved, atol=1e-5, rtol=0.0)
+    assert dataset.columns["next_observations"][rows[3]].tolist() == seen[4].tolist()
+    # a chunk of four that begins with a fresh position keeps to one way
+    sampler = ChunkSampler(4)
+    batch = sampler(sampler.prepare(dataset), make_key(0), 512)
+    fork_rows = (batch["observations"][:, 2] == 0.0) & (batch["observations"][:, 0] < -0.7)
+    lateral = batch["actions"][fork_rows][:, :, 1]
+    assert int(fork_rows.sum()) > 10 and bool((lateral.sign() == lateral[:, :1].sign()).all())
+
+
+@pytest.mark.parametrize(("name", "parts"), fork.PARTS.items())
+def test_environment(name: str, parts: int) -> None:
+    task = lookup(name)
+    assert task is not None and task.normalise(np.array([0.0, 0.5, 1.0])).tolist() == [0.0, 50.0, 100.0]
+    env = make_env(task)
+    first, _ = env.reset(seed=3)
+    assert np.array_equal(env.reset(seed=3)[0], first) and env.observation_space.contains(first)
+    flags = [env.step(np.zeros(2, np.float32))[2:4] for _ in range(fork.LIMIT * parts)]
+    assert flags == [(False, False)] * (len(flags) - 1) + [(False, True)]
+    shown = gym.make("offrl.envs.fork:offrl/PointFork-v0", render_mode="rgb_array", parts=parts)
+    shown.reset(seed=0)
+    picture = shown.render()
+    assert isinstance(picture, np.ndarray) and picture.shape == (220, 260, 3) and len(np.unique(picture.reshape(-1, 3), axis=0)) == 4
