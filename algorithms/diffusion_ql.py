@@ -19,6 +19,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.families import critics
 from offrl.families.critics import Critic, CriticSettings, Values, fit_value_range
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field, noise_of
+from offrl.families.generative.settings import greedy_field
 from offrl.nn import diffusion, flow
 from offrl.nn.diffusion import PlainDenoiser
 from offrl.nn.mlp import ACTIVATIONS
@@ -52,6 +53,7 @@ class DiffusionQLConfig(CriticSettings):
     average_from: int = setting(1000, "updates before its first move: until then it is the initial one", low=0)
     candidates: int = candidates_field(50, "actions that are drawn at each step (N), of which one is played")
     choice: str = choice_field()
+    greedy: str = greedy_field()
 
 
 @register("algo", "diffusion_ql")

@@ -22,6 +22,7 @@ from offrl.families import in_sample
 from offrl.families.critics import Critic, CriticSettings, Value, Values, fit_value_range
 from offrl.families.generative import edm
 from offrl.families.generative.best_of_n import Noise, ValuedActor, candidates_field, choice_field
+from offrl.families.generative.settings import greedy_field
 from offrl.nn import TanhGaussian, flow
 from offrl.nn.diffusion import PlainDenoiser
 from offrl.nn.mlp import ACTIVATIONS
@@ -64,6 +65,7 @@ class DTQLConfig(CriticSettings):
     embedding: int = setting(16, "waves in which the denoiser sees a noise level", low=4)
     candidates: int = candidates_field(1024, "actions that are drawn at each step (N), of which one is played")
     choice: str = choice_field()
+    greedy: str = greedy_field()
 
 
 @register("algo", "dtql")
@@ -169,11 +171,8 @@ class DTQL(Algorithm):
         state, denoiser = self.descend(state, "denoiser", self.denoiser_loss, batch, keys[1])
         moved, actor = self.descend(state, "actor", self.actor_loss, batch, keys[2])
         ready = state.step >= self.warm_up
-        params, opt = pytree.tree_map(
-            lambda new, old: torch.where(ready, new, old),
-            (moved.params["actor"], moved.opt["actor"]),
-            (state.params["actor"], state.opt["actor"]),
-        )
+        held: Any = [(moved.params, state.params), (moved.opt, state.opt)]
+        params, opt = (pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"]) for new, old in held)
         state = state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
         state = self.polyak(state, "critic", torch.where(ready, self.config.polyak, 0.0))
         target = {k: v.clone() for k, v in state.target["critic"].items()}
@@ -191,7 +190,10 @@ class DTQLActor(ValuedActor):
 
     algorithm: DTQL
 
+    def condition(self, observations: Tensor, count: int) -> Tensor:
+        """Means and log standard deviations [count * E, 2 A]: all candidates of a state have the same."""
+        return flow.repeated(torch.cat(self.apply("actor", observations), -1), count)
+
     def draw(self, observations: Tensor, key: Tensor, noise: Noise) -> Tensor:
-        count = int(self.algorithm.config.candidates)
-        mean, log_std = self.apply("actor", observations.unflatten(0, (count, -1))[0])  # all candidates of a state have one distribution
-        return (flow.repeated(mean, count) + flow.repeated(log_std.exp(), count) * noise(key)).tanh()
+        mean, log_std = observations.chunk(2, -1)
+        return (mean + log_std.exp() * noise(key)).tanh()
