@@ -70,6 +70,9 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "fb": {"polyak": 0.05, "inference_samples": 3000},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},
     "fql": {"alpha": 0.3, "polyak": 0.05},
+    "awm": {"polyak": 0.05, "candidates": 16},  # alone the weights draw too widely for this problem
+    "idql": {"polyak": 0.05, "expectile": 0.9, "dropout": 0.0, "average": 0.05},
+    "ifql": {"polyak": 0.05},
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
     **{
         name: {"rollouts": 1000, "rollout_every": 100, "real_share": 0.75, **LEARNER}
@@ -117,12 +120,15 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "xql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "awm": [{"weights": "exp", "length": 3, "candidates": 2}],
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
     "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
     "gciql": [{"learner": "awr"}],
     "sharsa": [{"low_values": True, "value_loss": "squared", "pessimism": "mean"}],
     "qrl": [{"learner": "awr", "quasimetric": "mrn"}],
     "crl": [{"learner": "awr", "encoder": "residual", "width": 16, "contrast": "infonce", "energy": "l2"}],
+    "idql": [{"choice": "expectile"}],
+    "ifql": [{"n_step": 3, "critics": 3, "pessimism": "std"}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
     "dt": [{"padding": "left", "policy": "gaussian"}],
     "combo": [{"kit_compat": True, "penalised_states": "model"}],
