@@ -92,6 +92,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "plan_iterations": 4,
         "plan_particles": 4,
     },
+    "qc": {"length": 2, "polyak": 0.05, "flow_steps": 5},
     "sac_n": {"polyak": 0.05, "critics": 3},
     "sequence_rl": {"polyak": 0.05, "length": 2, "execute": 1, "sequence_decay_steps": 3000, "sequence_learning_rate": 3e-3},
     "skill_iql": {
@@ -143,6 +144,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "mopo": [{"candidates": 2, "lookahead": 2, "uncertainty": "density"}, {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4}],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
     "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
+    "qc": [{"actor": "distil", "length": 3}, {"chunked": False, "short": "bootstrap", "pessimism": "std"}],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
