@@ -1,0 +1,158 @@
+"""ARSQ: "Learning from Suboptimal Data in Continuous Control via Auto-Regressive Soft Q-Network" (Liu et al., 2025, arXiv 2502.00288)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from offrl import losses, rng
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithms.arsq.digits import Digits
+from offrl.algorithms.arsq.network import PositionValues
+from offrl.data.samplers.demonstrations import DEMONSTRATION, BestEpisodeSampler
+from offrl.data.samplers.transitions import Batch, discounted
+from offrl.errors import UserError
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings.field import setting
+
+MOST = 4096  # outputs of the network that values digits
+
+
+@dataclass
+class ARSQConfig:
+    """Settings of ARSQ; the defaults are those of its authors' code for D4RL's locomotion tasks, and bc_weight that of hopper-medium."""
+
+    name: str = "arsq"
+    learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
+    batch_size: int = setting(512, "transitions in a batch; half of them demonstrations where demo_share is below 1", low=2)
+    discount: float = setting(0.99, "discount factor", low=0.0, high=1.0)
+    polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
+    hidden: list[int] = setting([512, 512, 512], "widths of the hidden layers", low=1)
+    n_step: int = setting(
+        1, "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends", low=1, structural=True
+    )
+    levels: int = setting(1, "levels of digits, each of which cuts the intervals of the one before (hopper: 2)", low=1, structural=True)
+    bins: int = setting(41, "values of a digit: intervals that each level cuts into (hopper: 7)", low=2, structural=True)
+    entropy_weight: float = setting(
+        0.01, "temperature of the policy softmax(advantage / this), in the units of the rewards; V is the soft maximum of Q", low=1e-6
+    )
+    imitation: str = setting(
+        "cql",
+        "cql: the logsumexp of the other digits' advantages above the demonstration's; margin: the mean of their differences from it",
+        choices=("cql", "margin"),
+    )
+    bc_weight: float = setting(0.5, "weight of imitation", low=0.0)
+    floor: float = setting(-1.0, "imitation asks no more of a digit once its term is below this, in the units of the rewards")
+    demo_share: float = setting(
+        1.0, "share of the episodes, the best by return, that are imitated; 1: all the data", low=0.0, high=1.0, shared=True
+    )
+    independent: bool = setting(False, "digits do not see those before them (an ablation: the advantage is a sum over dimensions)")
+
+
+class DigitValues(NamedTuple):
+    """What the networks say of actions."""
+
+    advantages: Tensor  # [2, P, B, bins]: of every digit at each position, after the action's own digits before it
+    own: Tensor  # [2, P, B]: of the action's digits
+    others: Tensor  # [P, B, bins] bool: the digits that are not the action's
+    q: Tensor  # [2, B]
+
+
+@register("algo", "arsq")
+class ARSQ(Algorithm):
+    """Q(s, a) = V(s) + sum_p A_p(s, a_<p, a_p): digits of the action, each valued after those before it.
+
+    A / alpha are log-probabilities, so that V is the soft maximum of Q by construction: no action is searched, nor sampled from an actor.
+
+    Module "critic": two copies of V and of the network of A; targets take the smaller V, acting the smaller A.
+    """
+
+    Config = ARSQConfig
+    traits = Traits(targets=("critic",), policy_modules=("critic",), critic_modules=("critic",), actions=("continuous",))
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        self.digits = Digits(c.levels, c.bins, s.action_dim)
+        outputs = self.digits.positions * c.bins
+        if outputs > MOST:
+            raise UserError(
+                f"algo.levels={c.levels} x {s.action_dim} action dimensions x algo.bins={c.bins} are {outputs:,} outputs, of at most "
+                f"{MOST:,}; take fewer bins and more levels"
+            )
+        return {"critic": PositionValues(s.observation_dim, s.action_dim, c.hidden, self.digits.positions, c.bins)}
+
+    def sampler(self) -> BestEpisodeSampler:
+        return BestEpisodeSampler(n_step=self.config.n_step, share=self.config.demo_share)
+
+    def advantages(self, critic: Params, observations: Tensor, prefixes: Tensor, position: int | None = None) -> Tensor:
+        """A = U - alpha logsumexp(U / alpha), alpha times log-probabilities of digits; shapes as `PositionValues`."""
+        alpha = self.config.entropy_weight
+        known = torch.zeros_like(prefixes) if self.config.independent else prefixes
+        return alpha * (self.apply("critic", critic, "blocks", observations, known, position) / alpha).log_softmax(-1)
+
+    def values(self, critic: Params, observations: Tensor, actions: Tensor) -> DigitValues:
+        """Q and its parts at actions [B, A]."""
+        digits, prefixes = self.digits.encode(actions)
+        advantages = self.advantages(critic, observations, prefixes)
+        index = digits.T.unsqueeze(-1)  # [P, B, 1]
+        own = advantages.gather(-1, index.expand(2, -1, -1, -1)).squeeze(-1)
+        others = torch.arange(self.config.bins, device=index.device) != index
+        return DigitValues(advantages, own, others, self.apply("critic", critic, "value", observations) + own.sum(1))
+
+    def imitation(self, values: DigitValues) -> Tensor:
+        """c [2, B], over the digits j that are not the action's own. cql: sum_p max(log sum_j exp(A_pj) - A_p,own, floor); margin: sum_p of
+        the mean over j of max(A_pj - A_p,own, floor)."""
+        c, gap = self.config, values.advantages - values.own.unsqueeze(-1)
+        if c.imitation == "cql":
+            return gap.masked_fill(~values.others, -torch.inf).logsumexp(-1).clamp(min=c.floor).sum(1)
+        return torch.where(values.others, gap.clamp(min=c.floor), 0.0).sum((1, -1)) / (c.bins - 1)
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """sum_k E (Q_k(s, a) - r - gamma min_k V'_k(s'))^2 + bc_weight sum_k E[c_k | demonstration]."""
+        c = self.config
+        rewards, discount = discounted(batch, c.discount)
+        next_v = self.apply("critic", state.target["critic"], "value", batch["next_observations"]).amin(0)
+        target = losses.td_target(rewards, batch["masks"], discount, next_v)
+        values = self.values(critic, batch["observations"], batch["actions"])
+        td = (values.q - target).square().mean(-1).sum()
+        shown = batch[DEMONSTRATION]
+        imitation = (shown * self.imitation(values)).sum() / shown.sum().clamp(min=1.0)
+        loss = td + c.bc_weight * imitation
+        # by the smaller A of the copies, as when acting
+        agrees = values.own.amin(0) >= values.advantages.amin(0).amax(-1)
+        metrics = {"critic/loss": loss, "critic/td": td, "critic/imitation": imitation, "critic/q": values.q.mean()}
+        return loss, {**metrics, "critic/target": target.mean(), "critic/greedy": agrees.float().mean()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        state, metrics = self.descend(state, "critic", self.critic_loss, batch)
+        return self.polyak(state, "critic", self.config.polyak), metrics
+
+    def actor(self, state: TrainState) -> Actor:
+        return DigitActor(self, state)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.values(state.params["critic"], observations, actions).q.amin(0)
+
+
+class DigitActor(Actor):
+    """Chooses digit after digit: the one of the largest advantage, by the smaller of the two copies, or with `explore` a draw by it."""
+
+    algorithm: ARSQ
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        algorithm, keys = self.algorithm, rng.split(key, self.algorithm.digits.positions)
+        prefix = torch.zeros(observations.shape[0], algorithm.spec.action_dim, device=observations.device)
+        for position in range(algorithm.digits.positions):
+            both = algorithm.advantages(self.state.params["critic"], observations, prefix.unsqueeze(0), position)
+            advantages = both.squeeze(1).amin(0)  # [E, bins]
+            if explore:
+                digit = rng.categorical(keys[position], advantages / algorithm.config.entropy_weight)
+            else:
+                digit = advantages.argmax(-1)
+            prefix = algorithm.digits.append(prefix, digit, position)
+        return prefix, carry
