@@ -43,6 +43,7 @@ DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")  # of DT, which 
 WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
+    "arsq": {"entropy_weight": 0.05, "bc_weight": 0.0, "polyak": 0.05, "bins": 15},
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "crl": {"bc_weight": 0.3},  # at 0.1 one seed in five has not learnt yet
@@ -121,6 +122,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "xql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "arsq": [{"imitation": "margin", "levels": 2, "bins": 3, "demo_share": 0.5, "n_step": 2}],
     "awm": [{"weights": "exp", "length": 3, "candidates": 2}],
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
     "cql": [{"action_gap": 1.0, "max_target_actions": 2}],

@@ -1,0 +1,138 @@
+"""Decision Diffuser: "Is Conditional Generative Modeling all you need for Decision-Making?" (Ajay et al., 2022, arXiv 2211.15657)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.actor import Actor
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, Tree
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.sequences import RETURNS, VALID, SequenceSampler
+from offrl.data.samplers.transitions import Batch
+from offrl.families.generative.chunks import ChunkActor
+from offrl.families.generative.plans import PlanSettings, denoise, followed, noisy_plans, with_first_state
+from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
+from offrl.nn import MLP
+from offrl.nn.diffusion import signal
+from offrl.nn.temporal_unet import TemporalUnet
+from offrl.optim import Params
+from offrl.registry import register
+from offrl.settings.field import setting
+
+
+@dataclass
+class DecisionDiffuserConfig(PlanSettings, TargetReturnSettings):
+    """Settings of Decision Diffuser; the defaults are smaller than the authors', which `experiment=decision_diffuser/d4rl-gym` has."""
+
+    name: str = "decision_diffuser"
+    multiples: list[int] = setting([1, 4, 8], "widths of the U-net's levels in multiples of `base`", low=1)
+    hidden: list[int] = setting([256, 256], "widths of the hidden layers of the inverse model", low=1)
+    condition_dropout: float = setting(0.25, "share of the windows whose return is hidden from the model", low=0.0, high=1.0)
+    guidance: float = setting(1.2, "weight w of the return's influence; 0: plans are what the data do", low=0.0, acting=True)
+    noise_scale: float = setting(0.5, "factor of all noise when acting (low-temperature sampling)", low=0.0, acting=True)
+    clip: float = setting(5.0, "largest entry of a predicted plan, in units of the (normalised) observations", low=0.0, structural=True)
+
+
+@register("algo", "decision_diffuser")
+class DecisionDiffuser(Algorithm):
+    """A diffusion model of the states to come, given the return; an inverse model finds the action between two of them.
+
+    Modules: plan, which predicts the noise; inverse. The return is that of the rest of the episode, as a share of `return_scale`.
+    """
+
+    Config = DecisionDiffuserConfig
+    traits = Traits(policy_modules=("plan", "inverse"), actions=("continuous",), acts_on_device=True)
+
+    @classmethod
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
+        return fit_target_return(config, dataset)
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        plan = TemporalUnet(s.observation_dim, c.base, c.multiples, condition=1)
+        return {"plan": plan, "inverse": MLP(2 * s.observation_dim, c.hidden, s.action_dim)}
+
+    def extra(self, params: dict[str, Params]) -> Tree:
+        return {"average": {name: {k: v.clone() for k, v in p.items()} for name, p in params.items()}}
+
+    def sampler(self) -> SequenceSampler:
+        return SequenceSampler(self.config.plan_horizon)
+
+    # ---- learning
+
+    def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
+        """E |e - eps(x_t, t, R or nothing)|^2 / 2 over all states but the first, which is given (equation 8)."""
+        c, states = self.config, batch["observations"].flatten(2)
+        keys = rng.split(key, 3)
+        step = rng.randint(keys[0], (states.shape[0],), c.denoising_steps)
+        noise = rng.normal(keys[1], tuple(states.shape))
+        x = with_first_state(noisy_plans(states, noise, step, c.denoising_steps), states[:, 0])
+        keep = (rng.uniform(keys[2], (states.shape[0],)) >= c.condition_dropout).float()
+        share = batch[RETURNS][:, :1] / c.return_scale
+        counted = batch[VALID] & (torch.arange(states.shape[1], device=states.device) > 0)
+        error = (self.apply("plan", plan, x, step, share, keep) - noise).square()
+        loss = 0.5 * torch.where(counted.unsqueeze(-1), error, 0.0).mean()
+        return loss, {"plan/loss": loss, "plan/return": share.mean()}
+
+    def inverse_loss(self, inverse: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+        """E |a_t - f(s_t, s_{t+1})|^2 / 2 over the steps that there are (equation 8)."""
+        states, known = batch["observations"].flatten(2), batch[VALID][:, 1:].unsqueeze(-1)
+        error = (self.act_between(inverse, states) - batch["actions"][:, :-1]).square()
+        loss = 0.5 * torch.where(known, error, 0.0).mean()
+        return loss, {"inverse/loss": loss}
+
+    def act_between(self, inverse: Params, states: Tensor) -> Tensor:
+        """Actions [B, T - 1, A] that lead from each of the states [B, T, O] to the next."""
+        return self.apply("inverse", inverse, torch.cat([states[:, :-1], states[:, 1:]], -1))
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        state, plan = self.descend(state, "plan", self.plan_loss, batch, key)
+        state, inverse = self.descend(state, "inverse", self.inverse_loss, batch)
+        average = followed(state.extra["average"], state.params, state.step, self.config.polyak)
+        return state._replace(extra={**state.extra, "average": average}), {**plan, **inverse}
+
+    # ---- acting
+
+    def actor(self, state: TrainState) -> Actor:
+        return DecisionDiffuserActor(self, state)
+
+    def expected(self, plan: Params, x: Tensor, t: int, share: Tensor) -> Tensor:
+        """The clean states [B, T, O] that noisy ones are of, by eps_u + w (eps_R - eps_u) (equation 7)."""
+        c, step = self.config, torch.full((x.shape[0],), t, device=x.device)
+        keep = torch.ones_like(share[:, 0])
+        free = self.apply("plan", plan, x, step, share, 0.0 * keep)
+        noise = free + c.guidance * (self.apply("plan", plan, x, step, share, keep) - free)
+        abar = signal(step[:1], c.denoising_steps)
+        return ((x - (1.0 - abar).sqrt() * noise) / abar.sqrt()).clamp(-c.clip, c.clip)
+
+    def future(self, average: dict[str, Params], observations: Tensor, key: Tensor, noise: float | None = None) -> Tensor:
+        """States [B, T, O] that begin with `observations` [B, O] and earn the target return. noise: in place of `noise_scale`."""
+        c = self.config
+        share = torch.full_like(observations[:, :1], float(c.target_return) / c.return_scale)
+        dim = self.spec.observation_dim
+        return denoise(
+            lambda x, t: self.expected(average["plan"], x, t, share),
+            observations, dim, c.plan_horizon, c.denoising_steps, key, c.noise_scale if noise is None else noise,
+        )  # fmt: skip
+
+
+class DecisionDiffuserActor(ChunkActor):
+    """Policy that follows the states of a plan for `execute` steps."""
+
+    algorithm: DecisionDiffuser
+
+    @property
+    def length(self) -> int:
+        return int(self.algorithm.config.plan_horizon) - 1
+
+    def chunk(self, observations: Tensor, key: Tensor, explore: bool) -> Tensor:
+        average = self.state.extra["average"]
+        quiet = not explore and self.algorithm.config.greedy == "zero"
+        states = self.algorithm.future(average, observations, key, 0.0 if quiet else None)
+        return self.algorithm.act_between(average["inverse"], states).clamp(-1.0, 1.0)
