@@ -43,7 +43,7 @@ DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")  # of DT, which 
 WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
-    "arsq": {"entropy_weight": 0.05, "bc_weight": 0.0, "polyak": 0.05, "bins": 15},
+    "arsq": {"entropy_weight": 0.2, "bc_weight": 0.0, "polyak": 0.05, "bins": 9},
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "crl": {"bc_weight": 0.3},  # at 0.1 one seed in five has not learnt yet
