@@ -17,7 +17,7 @@ distributed at all times as those of the demonstrations are (arXiv 2210.02747, t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
