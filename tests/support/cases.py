@@ -259,8 +259,8 @@ BATCHED = [c for c in BASE if ALGORITHMS[c.name].traits.vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
 # their updates are a relative's with another loss or network: what costs seconds and has failed for none of them alone is `slow` for them
 RELATIVES = (
-    "breeze", "cal_ql", "combo", "edac", "edt", "f_dvl", "gadt", "gcbc", "gciql", "meta_dt", "mobile", "modt", "morel", "ota",
-    "qdt", "rebrac", "td3_awr", "vadt", "xql",
+    "awm", "breeze", "cal_ql", "combo", "edac", "edt", "f_dvl", "gadt", "gcbc", "gciql", "ifql", "meta_dt", "mobile", "modt", "morel",
+    "ota", "qdt", "rebrac", "td3_awr", "vadt", "xql",
 )  # fmt: skip
 
 
