@@ -141,6 +141,10 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "rvs": "builtin",
     "tt": "builtin",
     "diffusion_bc": "builtin",
+    "flow_bc": "builtin",
+    "flow_bc/chunks": "builtin algo.length=3",
+    "chunk_bc": "builtin",
+    "act": "builtin",
     "mbrcsl": "builtin",
     "dynamics": "builtin",
     "mopo": "builtin",
@@ -224,6 +228,8 @@ def train_all(names: list[str], folder: Path) -> None:
         words = ["train", f"algo={algo}", f"name={case.replace('/', '-')}", *COMMON.split(), *f"dataset={dataset}".split()]
         if algo not in ("dynamics", "mopo", "morel", "combo", "rambo", "mobile", "pets"):
             known -= {"world_model"}
+        if not kind.traits.text:
+            known -= {"length"}  # of chunks, which older commits do not know
         for name, value in SMALL.items():
             name = name if name in known else RENAMED.get(name, name)
             if name in known and f"algo.{name}=" not in dataset and not (algo == "dynamics" and name == "world_model") and value != "MODEL":
