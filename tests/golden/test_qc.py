@@ -15,7 +15,11 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
 from offrl.data.samplers.transitions import TransitionSampler
+from offrl.errors import UserError
+from offrl.families.generative import cost
 from offrl.families.generative.best_of_n import noise_of
+from offrl.settings.train import TrainConfig
+from offrl.training.stages import ready
 from offrl.training.step import make_step
 from tests.golden.test_fql import critics, numbers, plain
 
@@ -84,7 +88,7 @@ def test_critic_loss(actor: str, short: str, chunked: bool) -> None:
         steps = int(valid[b].sum())
         y[b] = sum(0.9**k * rewards[b, k] for k in range(steps)) + 0.9**steps * masks[b] * value[b]
         weight[b] = short == "bootstrap" or steps == H or masks[b] == 0
-    assert 0 < weight.sum() and (weight.sum() < B) == (short == "drop")  # a few windows are cut by a time-out
+    assert weight.sum() > 0 and (weight.sum() < B) == (short == "drop")  # a few windows are cut by a time-out
     expected = (weight * (critics(critic, np.concatenate([s, a], 1)) - y) ** 2).mean()  # the mean over critics, and over all rows
     loss, metrics = algorithm.critic_loss(state.params["critic"], state, batch, key)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
@@ -208,15 +212,17 @@ def two_ways(g: np.random.Generator, h: int) -> Dataset:
     return from_arrays(observations, actions, rewards, step == h - 1, action_low=-1.0, action_high=1.0)
 
 
-@pytest.mark.parametrize("actor", ["best", "distil"])
-def test_chunks_keep_to_one_way_where_single_actions_change_theirs(actor: str) -> None:
+@pytest.mark.slow
+def test_chunks_keep_to_one_way_where_single_actions_change_theirs() -> None:
     """Q wants large actions, of either sign. A chunk has one sign throughout; single actions draw theirs anew at each step."""
     dataset, large, ways = two_ways(np.random.default_rng(0), 4), {}, {}
     for chunked in (True, False):
-        own = {"actor": actor, "candidates": 8, "alpha": 1.0, "hidden": [64, 64], "learning_rate": 3e-3, "flow_steps": 5, "discount": 1.0}
-        algorithm = QC(QCConfig(length=4, chunked=chunked, **own), dataset.spec)  # type: ignore[arg-type]
+        config = QCConfig(
+            length=4, chunked=chunked, candidates=8, hidden=[64, 64], learning_rate=3e-3, flow_steps=5, discount=1.0, layer_norm=True
+        )
+        algorithm = QC(config, dataset.spec)
         step = make_step(algorithm, algorithm.sampler().prepare(dataset), batch_size=128, replicas=1)
-        state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 400)
+        state, _ = step.run(stack([algorithm.init(0)]), {}, 0, 600)
         policy, played = algorithm.actor(select(state, 0)), []
         carry, key = policy.start(256), rng.make_key(7)
         for t in range(4):
@@ -226,6 +232,45 @@ def test_chunks_keep_to_one_way_where_single_actions_change_theirs(actor: str) -
         actions = torch.stack(played)
         large[chunked] = float((actions.abs() > 0.5).float().mean())
         ways[chunked] = float((actions.sign().sum(0).abs() == 4).float().mean())
-    print(actor, large, ways)
-    assert min(large.values()) > 0.8  # half of the data's are
-    assert ways[True] > 0.85 and ways[False] < 0.4  # 1/8 by chance
+    assert min(large.values()) > 0.8  # half of the data's are; 0.92 or more over seeds 0 to 4
+    assert ways[True] > 0.9 and ways[False] < 0.5  # 1/8 by chance; 1, and 0.16 or less over the seeds
+
+
+# ---- what it costs, and what is refused
+
+
+def test_weeks_on_a_cpu_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "pick_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(cost, "cores", lambda: 1)
+    dataset = data()
+
+    def run(**settings: object) -> None:
+        own = {k: settings.pop(k) for k in list(settings) if k not in ("device", "steps")}
+        QC.requires(TrainConfig(algo=QCConfig(**own), **settings), dataset)  # type: ignore[arg-type]
+
+    with pytest.raises(
+        UserError, match=r"algo\.candidates=32 with algo\.hidden=\[512,512,512,512\].*days.*algo\.actor=distil.*smaller"
+    ) as error:
+        run()
+    assert "\n" not in str(error.value)
+    run(device="cpu")  # asked for by name
+    run(steps=2000)  # some 40 minutes
+    run(actor="distil")
+    run(hidden=[64, 64], candidates=4)
+    monkeypatch.setattr(cost, "pick_device", lambda name: torch.device("cuda"))
+    run()
+    # 8,192 rows, 10 times through 4 x 512, are 1.2 s as measured
+    assert cost.hours(TrainConfig(algo=QCConfig(), steps=1_000_000, seeds=[0]), 32, 28, 25) == pytest.approx(333, rel=0.2)
+
+
+def test_n_step_is_another_setting_here() -> None:
+    with pytest.raises(UserError, match=r"algo\.n_step=3"):
+        ready(TrainConfig(algo=QCConfig(n_step=3), steps=1), data())
+
+
+def test_q_is_of_chunks() -> None:
+    """A chunk has a Q, a single action none, unless single actions are what is decided."""
+    for settings, known in (({}, False), ({"chunked": False}, True), ({"length": 1}, True)):
+        algorithm, batch = make(**settings)
+        q = algorithm.q_value(algorithm.init(0), batch["observations"], batch["actions"][:, 0])
+        assert (q is not None) == known == bool(algorithm.traits.critic_modules)
