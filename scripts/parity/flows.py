@@ -1,4 +1,4 @@
-"""Flow Q-learning's agents (seohongpark/fql) in JAX: FQL, and its IQL with flows. Their draws are replaced by the numbers that ours draw.
+"""Agents with flows in JAX: FQL and IFQL (seohongpark/fql), Q-chunking (ColinQiyangLi/qc). Their draws are replaced by those of ours.
 
 Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5 and optax 0.2.4 on Python 3.11. Both sides take their own defaults.
 """
@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, imported, pattern, shared_noise
+from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, imported, pattern, shared_noise
 from parity.ogbench import NEEDS, Tree, mlp
 
 FQL, COMMIT = "seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"
@@ -60,8 +60,10 @@ def compare_agents(
         def shapes(tree: Mapping[str, Any]) -> dict[tuple[str, ...], tuple[int, ...]]:
             return {k: v.shape for k, v in flatten_dict(tree).items()}
 
-        assert shapes(parameters()) == shapes(agent.network.params), "networks of other forms"
-        first = jax.tree_util.tree_map(lambda x: jax.numpy.asarray(np.array(x, np.float64)), parameters())
+        own, theirs = shapes(parameters()), shapes(agent.network.params)
+        assert {k: theirs.get(k) for k in own} == own, "networks of other forms"
+        unused = {k: v for k, v in agent.network.params.items() if k not in parameters()}
+        first = jax.tree_util.tree_map(lambda x: jax.numpy.asarray(np.array(x, np.float64)), {**unused, **parameters()})
         agent = agent.replace(network=agent.network.replace(params=first, opt_state=agent.network.tx.init(first)))
         for mine, batch in pairs:
             with same_noise():
@@ -84,6 +86,17 @@ def fql_trees(ours: Ours) -> Tree:
     return {**critics(ours), "actor_bc_flow": {"mlp": mlp(p["flow"], "net.")}, "actor_onestep_flow": {"mlp": mlp(p["actor"], "net.")}}
 
 
+def ifql_trees(ours: Ours) -> Tree:
+    p = ours.state.params
+    return {**critics(ours), "value": {"value_net": mlp(p["value"])}, "actor_flow": {"mlp": mlp(p["actor"], "net.")}}
+
+
+@case("ifql", FQL, COMMIT, needs=NEEDS)
+def ifql(checkout: Path) -> Outcome:
+    names = {"value/loss": "value/value_loss", "critic/loss": "critic/critic_loss", "actor/loss": "actor/actor_loss"}
+    return compare_agents(checkout, "ifql", Ours("ifql"), {}, ifql_trees, names, [(b, b) for b in batches()])
+
+
 LOSSES = {
     "critic/loss": "critic/critic_loss", "flow/loss": "actor/bc_flow_loss", "actor/distillation": "actor/distill_loss",
     "actor/q": "actor/q",
@@ -102,3 +115,65 @@ def fql_defaults(checkout: Path) -> Outcome:
 @case("fql, min and normalised Q", FQL, COMMIT, needs=NEEDS)
 def fql_variant(checkout: Path) -> Outcome:
     return fql(checkout, {"q_agg": "min", "normalize_q_loss": True, "alpha": 0.3}, pessimism="min", normalize_q=True, alpha=0.3)
+
+
+# ---- Q-chunking
+
+QC, QC_COMMIT, LENGTH = "ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653", 4
+CUT = "windows that end in a termination before their last step count here (nothing of them is missing), theirs are left out; what is "\
+    "padded in those that a time-out cuts counts nowhere"  # fmt: skip
+
+
+def windows() -> list[tuple[Arrays, Arrays]]:
+    """Windows of `LENGTH` steps as both sides have them, ours first: whole ones, and some that a time-out cuts."""
+
+    def steps(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
+        return lambda g: g.uniform(-0.95, 0.95, (BATCH, LENGTH, *shape))
+
+    def spans(g: np.random.Generator) -> np.ndarray:
+        return np.where(g.random(BATCH) < 0.3, g.integers(1, LENGTH, BATCH), LENGTH)
+
+    pairs = []
+    for columns in batches(actions=steps(ACTION), step_rewards=steps(), span=spans):
+        span = columns["span"]
+        valid = np.arange(LENGTH) < span[:, None]
+        whole = (span == LENGTH).astype(np.float64)
+        masks = np.where(whole, columns["masks"], 1.0)
+        rewards = columns["step_rewards"] * valid
+        ours = {**columns, "step_rewards": rewards, "rewards": rewards[:, 0], "valid": valid, "whole": whole, "masks": masks}
+        summed = np.cumsum(rewards * 0.99 ** np.arange(LENGTH), 1)
+        theirs = {k: columns[k] for k in ("observations", "actions")} | {"rewards": summed, "valid": valid.astype(np.float64)}
+        theirs |= {"masks": np.repeat(masks[:, None], LENGTH, 1)}
+        theirs |= {"next_observations": np.repeat(columns["next_observations"][:, None], LENGTH, 1)}
+        pairs.append((ours, theirs))
+    return pairs
+
+
+def qc(checkout: Path, config: Mapping[str, Any], **settings: Any) -> Outcome:
+    ours = Ours("qc", length=LENGTH, **settings)
+
+    def trees(ours: Ours) -> Tree:
+        tree = {**critics(ours), "actor_bc_flow": {"mlp": mlp(ours.state.params["flow"], "net.")}}
+        return tree | ({"actor_onestep_flow": {"mlp": mlp(ours.state.params["actor"], "net.")}} if "actor" in ours.state.params else {})
+
+    names = {"critic/loss": "critic/critic_loss", "flow/loss": "actor/bc_flow_loss"}
+    names |= {"actor/distillation": "actor/distill_loss"} if ours.algorithm.config.actor == "distil" else {}
+    examples = np.zeros(OBSERVATION), np.zeros(ACTION)  # without a batch
+    return compare_agents(checkout, "acfql", ours, {"horizon_length": LENGTH, **config}, trees, names, windows(), examples)
+
+
+@case("qc, distilled", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
+def qc_distilled(checkout: Path) -> Outcome:
+    return qc(checkout, {"actor_type": "distill-ddpg", "action_chunking": True}, actor="distil")
+
+
+@case("qc, best of 8", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
+def qc_best(checkout: Path) -> Outcome:
+    return qc(checkout, {"actor_type": "best-of-n", "actor_num_samples": 8, "action_chunking": True}, candidates=8)
+
+
+@case("qc, single actions", QC, QC_COMMIT, needs=NEEDS, remains=CUT)
+def qc_single(checkout: Path) -> Outcome:
+    return qc(
+        checkout, {"actor_type": "distill-ddpg", "action_chunking": False, "q_agg": "min"}, actor="distil", chunked=False, pessimism="min"
+    )
