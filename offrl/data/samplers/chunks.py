@@ -38,7 +38,7 @@ class ChunkSampler:
         if self.length > longest:
             raise UserError(
                 f"{dataset.spec.name}: algo.length={self.length}: no chunk of so many actions is in the data, whose longest episode has "
-                f"{longest} transitions; take a smaller length"
+                f"{longest} transition{'s' if longest > 1 else ''}; take a smaller length"
             )
         return source
 
