@@ -32,17 +32,20 @@ from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 
 load_named()  # OFFRL_PLUGINS=my.py: one's own algorithms are cases too
-FITTED = ("sindy",)  # by one regression, not by updates: tests of their own
+FITTED = ("residual", "sindy")  # from what it plays, and by one regression: tests of their own
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
 ALGORITHMS = {
     name: kind for name, kind in registry.names("algo").items() if name not in FITTED + ABSENT and not kind.traits.text
 }  # texts: test_text.py
 BATCH = 32
-IMITATION = ("bc", "diffusion_bc", "dpt", "recoil")  # clone the data's actions, whatever their rewards
+IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil")  # clone the data's actions, whatever their rewards
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")  # of DT, which stands for them where discrete actions are concerned
 WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
+    "act": {"length": 1, "width": 32, "feed_forward": 64, "layers": 1, "dropout": 0.0},  # its episodes are of one step
+    "chunk_bc": {"length": 1},
+    "flow_bc": {"greedy": "zero"},
     "arsq": {"entropy_weight": 0.2, "bc_weight": 0.0, "polyak": 0.05, "bins": 9},
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
@@ -125,6 +128,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "arsq": [{"imitation": "margin", "levels": 2, "bins": 3, "demo_share": 0.5, "n_step": 2}],
     "awm": [{"weights": "exp", "length": 3, "candidates": 2}],
     "bc": [{"policy": "gaussian"}, {"policy": "tanh_gaussian", "dropout": 0.2}],
+    "act": [{"ensemble": 0.01, "length": 3}],
+    "chunk_bc": [{"policy": "gaussian", "dropout": 0.2, "execute": 2}],
+    "diffusion_bc": [{"length": 3, "execute": 2, "greedy": "sample"}],
+    "flow_bc": [{"length": 3, "execute": 2, "average": 0.01}],
     "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
     "gciql": [{"learner": "awr"}],
     "sharsa": [{"low_values": True, "value_loss": "squared", "pessimism": "mean"}],
