@@ -194,6 +194,17 @@ HAND_PICKED = {  # (algorithm, dataset) -> numbers from specification A
     ("mobile", "halfcheetah-medium-expert-v2"): {"horizon": 5, "inconsistency_weight": 1.0, "real_share": 0.5, "min_target": 0.0},
     ("mobile", "hopper-medium-v2"): {"inconsistency_weight": 1.5, "entropy_weight": 0.2, "entropy_learning_rate": 0.0},
     ("mobile", "walker2d-medium-replay-v2"): {"horizon": 1, "inconsistency_weight": 0.5, "real_share": 0.05},
+    ("diffusion_ql", "walker2d-medium-v2"): {"q_weight": 1.0, "clip_norm": 1.0, "max_target_actions": 1},
+    ("diffusion_ql", "halfcheetah-medium-expert-v2"): {"clip_norm": 7.0},
+    ("diffusion_ql", "antmaze-medium-play-v2"): {"q_weight": 2.0, "clip_norm": 2.0, "max_target_actions": 10, "actor_learning_rate": 1e-3},
+    ("diffusion_ql", "antmaze-umaze-v2"): {"q_weight": 0.5, "max_target_actions": 1, "actor_learning_rate": None},
+    ("diffusion_ql", "pen-cloned-v1"): {"q_weight": 0.1, "clip_norm": 8.0, "actor_learning_rate": 3e-5, "learning_rate": 3e-4},
+    ("diffusion_ql", "kitchen-complete-v0"): {"q_weight": 0.005, "clip_norm": 9.0},
+    ("dtql", "halfcheetah-medium-expert-v2"): {"alpha": 50.0, "bc_weight": 0.0, "expectile": 0.7, "schedule": "constant"},
+    ("dtql", "hopper-medium-v2"): {"alpha": 5.0, "actor_learning_rate": 1e-4, "schedule": "cosine", "decay_steps": 1_000_000},
+    ("dtql", "walker2d-medium-replay-v2"): {"alpha": 5.0, "actor_learning_rate": None, "schedule": "cosine"},
+    ("dtql", "antmaze-large-diverse-v2"): {"alpha": 0.5, "bc_weight": 1.0, "expectile": 0.9, "batch_size": 2048, "warm_up": None},
+    ("dtql", "pen-human-v1"): {"alpha": 1500.0, "actor_learning_rate": 3e-5, "expectile": 0.9, "decay_steps": 300_000},
     ("mobile", "pen-human-v1"): {"horizon": 1, "real_share": 0.8, "max_target_actions": 1, "critics": 10, "min_target": None},
 }  # fmt: skip
 
@@ -215,6 +226,9 @@ def test_numbers_of_the_sources(algo: str, dataset: str) -> None:
         ("xql", "hopper-medium-v2", {"reward_by_return_range": 1000.0, "normalize_observations": False}),
         ("rambo", "antmaze-umaze-v2", {"reward_shift": -1.0, "normalize_observations": True}),
         ("awac", "antmaze-umaze-v2", {"reward_shift": -1.0, "normalize_observations": True}),
+        ("diffusion_ql", "antmaze-umaze-v2", {"reward_scale": 4.0, "reward_shift": -2.0, "normalize_rewards": False}),
+        ("diffusion_ql", "pen-human-v1", {"reward_scale": 1.0, "normalize_rewards": True}),
+        ("dtql", "antmaze-umaze-v2", {"reward_scale": 1.0, "reward_shift": -1.0}),
     ],
 )
 def test_rewards_and_observations(algo: str, dataset: str, wanted: dict[str, Any]) -> None:
@@ -315,6 +329,10 @@ def test_a_run_that_is_told_otherwise() -> None:
         ("vadt", "antmaze-umaze-v2", 200_000, 100, {"values_steps": None}),
         ("gadt", "antmaze-large-play-v2", 1_000_000, 100, {"context": 10, "width": 256, "batch_size": 256, "subgoal_steps": 30}),
         ("gadt", "pointmaze-medium-navigate-v0", 1_000_000, 10, {"activation": "gelu", "context": 20}),
+        ("diffusion_ql", "hopper-medium-v2", 2_000_000, 10, {}),
+        ("diffusion_ql", "kitchen-complete-v0", 250_000, 100, {}),
+        ("dtql", "antmaze-medium-play-v2", 450_000, 100, {}),
+        ("dtql", "pen-cloned-v1", 250_000, 100, {}),
         ("lamo", "kitchen-partial-v0", 100_000, 20, {"batch_size": 64}),
         ("tt", "ant-medium-v2", 390_625, 5, {"batch_size": 128}),
         ("mbrcsl", "point-stitch", 8_000, 10, {"behaviour_steps": None}),
