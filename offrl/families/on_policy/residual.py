@@ -138,7 +138,7 @@ class Residual(Algorithm):
         """The action: clip(a_base + scale u, -1, 1)."""
         return (base_actions + self.config.scale * u).clamp(-1.0, 1.0)
 
-    def loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
+    def ppo_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """mean max(-A r, -A clip(r, 1 - c, 1 + c)) + mean (V(x) - R)^2 / 2, A normalised, r = pi(u|x) / pi_old(u|x)."""
         x, weight = self.features(state.extra, batch["observations"], batch["base_actions"]), batch["weight"]
         log_ratio = self.log_prob(self.apply("actor", params["actor"], x), batch["u"]) - batch["log_prob"]
@@ -153,7 +153,7 @@ class Residual(Algorithm):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         """One step on both modules, if the passes of this iteration have not ended: after a step whose divergence was too large."""
         c, names = self.config, ("actor", "critic")
-        grads, (_, metrics) = grad_and_value(self.loss, has_aux=True)({n: state.params[n] for n in names}, state, batch)
+        grads, (_, metrics) = grad_and_value(self.ppo_loss, has_aux=True)({n: state.params[n] for n in names}, state, batch)
         grads, learning = ppo.clipped_together(grads, c.gradient_norm), state.extra["learning"]
         params, opt = dict(state.params), dict(state.opt)
         for n in names:
