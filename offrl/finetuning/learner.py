@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import TrainState, with_config
+from offrl.algorithm import TrainState, select, with_config
+from offrl.errors import UserError
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan
@@ -46,6 +48,38 @@ class Learner(LocalEngine):
         self.captured = "cudagraph" in plan.mode
         self._graphs: dict[Any, backend.Captured] = {}
         self._own = with_config(plan.algorithm, copy.copy(plan.algorithm.config))
+        self._before: Any = ()  # the memory of the running episodes [N, E, ...], () for policies without one: at the step that is acted in
+        self._after: Any = ()  # and behind its action
+        self._acted = -1  # that step
+
+    def begin(self, envs: int, memory: Mapping[str, Tensor]) -> None:
+        """Get ready to act in `envs` environments of each replica. memory: a checkpoint's, {} at the start.
+
+        Raises UserError for policies whose episodes cannot begin anew one by one.
+        """
+        actor = self._own.actor(select(self._acting(), 0))
+        start = actor.start(envs)
+        if start is None:
+            return
+        if not actor.resets:
+            raise UserError(
+                f"a policy of {self.algorithm.config.name} remembers its episodes in a way in which they cannot begin anew one by one: "
+                "offrl finetune cannot play it"
+            )
+        leaves, spec = pytree.tree_flatten(start)
+        same = [leaf.expand(len(self._state[0].key), *leaf.shape).clone() for leaf in leaves]
+        kept = [memory[str(i)].to(self.device) for i in range(len(leaves))] if memory else same
+        self._after = pytree.tree_unflatten(kept, spec)
+
+    def memory(self) -> dict[str, Tensor]:
+        """The memory of the running episodes, for a checkpoint."""
+        return {str(i): leaf.clone() for i, leaf in enumerate(pytree.tree_leaves(self._after))}
+
+    def _acting(self) -> TrainState:
+        """What acting reads of all replicas' states."""
+        state = self._state[0]
+        params = {n: state.params[n] for n in self.algorithm.traits.policy_modules}
+        return TrainState(params, {}, {}, state.extra, {}, state.step, state.key)
 
     def progress(self, share: float) -> None:
         """Set the annealed settings: `share` of the steps is done."""
@@ -53,36 +87,43 @@ class Learner(LocalEngine):
             self.hyper[0][name] = self.base[name] * (first + (last - first) * min(1.0, share / until))
 
     @torch.no_grad()
-    def act(self, observations: np.ndarray, t: int, noise: float | None) -> np.ndarray:
+    def act(self, observations: np.ndarray, t: int, noise: float | None, begun: np.ndarray) -> np.ndarray:
         """Actions [N, E, A] in [-1, 1], or [N, E] choices, for normalised observations [N, E, O] at environment step t.
 
-        noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`.
+        noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`. begun [N, E]: episodes that are at their start.
+        A second call for the same t acts from the same memory.
         """
-        state, spec = self._state[0], self.algorithm.spec
-        acting = TrainState(
-            {n: state.params[n] for n in self.algorithm.traits.policy_modules}, {}, {}, state.extra, {}, state.step, state.key
-        )
+        acting, spec = self._acting(), self.algorithm.spec
+        if t != self._acted:
+            self._before, self._acted = self._after, t
         obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
-        keys = rng.fold_in(rng.fold_in(state.key, ACTING), t)
+        keys, fresh = rng.fold_in(rng.fold_in(acting.key, ACTING), t), torch.from_numpy(begun).to(self.device)
 
-        def one(state: TrainState, obs: Tensor, key: Tensor, values: dict[str, Tensor]) -> Tensor:
+        def one(state: TrainState, obs: Tensor, key: Tensor, values: dict[str, Tensor], carry: Any, fresh: Tensor) -> tuple[Tensor, Any]:
             for name, value in values.items():
                 object.__setattr__(self._own.config, name, value)
-            actions, _ = self._own.actor(state).act(None, obs, key, explore=noise is None)
+            actor = self._own.actor(state)
+            carry = None if carry == () else actor.begin_anew(carry, fresh)
+            actions, carry = actor.act(carry, obs, key, explore=noise is None)
+            after = () if carry is None else carry
             if not noise:
-                return actions
+                return actions, after
             draw, other = rng.split(rng.fold_in(key, 1))
             if spec.discrete:
-                return torch.where(rng.bernoulli(draw, (len(obs),), noise), rng.randint(other, (len(obs),), spec.num_actions), actions)
-            return (actions + noise * rng.normal(draw, tuple(actions.shape))).clamp(-1.0, 1.0)
+                others = rng.randint(other, (len(obs),), spec.num_actions)
+                return torch.where(rng.bernoulli(draw, (len(obs),), noise), others, actions), after
+            return (actions + noise * rng.normal(draw, tuple(actions.shape))).clamp(-1.0, 1.0), after
 
-        inputs = acting, obs, keys, self.hyper[0]
+        inputs = acting, obs, keys, self.hyper[0], self._before, fresh
         if not self.captured:
-            return vmap(one)(*inputs).cpu().numpy()
+            actions, self._after = vmap(one)(*inputs)
+            return actions.cpu().numpy()
         way = (noise, obs.shape)
         if way not in self._graphs:  # many small kernels for each step of the environments
             self._graphs[way] = backend.Captured(vmap(one), *inputs)
-        return self._graphs[way](*inputs).cpu().numpy()
+        actions, after = self._graphs[way](*inputs)
+        self._after = pytree.tree_map(torch.clone, after)  # the next call writes there
+        return actions.cpu().numpy()
 
     def anything(self, envs: int, t: int) -> np.ndarray:
         """Uniformly random actions, shaped as those of `act`, before there is anything to go by."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from offrl.data.samplers.transitions import TransitionSampler
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
@@ -79,12 +78,11 @@ class TransitionLoop(OnlineLoop):
         sampler = algorithm.sampler()
         image = start.spec.observation_mean is None and play.kind == np.uint8
         columns = columns_for(start.spec, sampler, torch.uint8 if image else torch.float32, algorithm.config.name)
-        assert isinstance(sampler, TransitionSampler)
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
-        self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount))
+        self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
         capacity = min(config.capacity or self.steps, self.steps)
-        self.ring = Ring(columns, self.many, capacity, device)
+        self.ring = Ring(self.rows.columns, self.many, capacity, device)
         self.replay = Replay(run_dir, self.ring)
         state = first_state(algorithm, self.replicas) if start.state is None else start.state
         saved = self.checkpoints.load(state)
@@ -103,6 +101,7 @@ class TransitionLoop(OnlineLoop):
         plan = Plan(algorithm, algorithm.config.batch_size, mode, config.precision, self.many)
         self.learner = Learner(plan, self.batches, self.replicas, device, start.fixed, start.anneal)
         self._open(evaluator, saved, state, busy(self.steps * config.utd))
+        self.learner.begin(self.envs, {} if saved is None else part(saved.tensors, "memory"))
         self._introduce(saved is not None, mode, arithmetic, lost)
 
     def _introduce(self, resumed: bool, mode: str, arithmetic: str, lost: list[int]) -> None:
@@ -162,8 +161,9 @@ class TransitionLoop(OnlineLoop):
             return actions.reshape(-1, *actions.shape[2:])
         spec = self.start.spec
         observations = self.rows.normal(self.play.current).reshape(self.many, self.envs, spec.observation_dim)
+        begun = np.array([not seat.actions for seat in self.play.seats]).reshape(self.many, self.envs)
         for _ in range(2):
-            actions = self.learner.act(observations, self.t, self.config.noise)
+            actions = self.learner.act(observations, self.t, self.config.noise, begun)
             good = np.isfinite(actions.reshape(self.many, -1)).all(1)
             if good.all():
                 return actions.reshape(-1, *actions.shape[2:])
@@ -186,7 +186,8 @@ class TransitionLoop(OnlineLoop):
     # ---- checkpoints
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {"ended": torch.from_numpy(self.ended.copy())}, {"files": self.replay.save(), "rows": self.ring.total.tolist()}
+        tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
+        return tensors, {"files": self.replay.save(), "rows": self.ring.total.tolist()}
 
     def _return_to(self, saved: Saved) -> list[int]:
         """Go on from a checkpoint; the environments that did not come back to where they were."""

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from offrl.data.dataset import DataSpec
+from offrl.data.samplers.chunks import ChunkSampler
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.finetuning.environments import Turn
 from offrl.finetuning.replay_buffer import Column
+from offrl.finetuning.windows import Windows
 
 LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
 Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # (rewards, terminations, first rows, last + 1) -> [R]
@@ -33,7 +35,7 @@ def returns_of(sampler: Any, discount: float) -> Returns:
 
 def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, name: str) -> dict[str, Column]:
     """The columns of a row that `sampler`, that of the algorithm `name`, requires. Raises UserError for what playing cannot give."""
-    if not isinstance(sampler, TransitionSampler):
+    if not isinstance(sampler, TransitionSampler | ChunkSampler):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of single transitions: "
                         "offrl finetune cannot go on with it")  # fmt: skip
     if unknown := [column for column in sampler.extra if column not in LATE]:
@@ -61,9 +63,15 @@ class Rows:
     The last row of an episode that was cut has no next action, and is left out where one is required, as in the data.
     """
 
-    def __init__(self, spec: DataSpec, columns: Mapping[str, Column], replicas: int, envs: int, returns: Returns) -> None:
-        """returns: what returns_to_go of whole episodes are; see `returns_of`."""
-        self.spec, self.columns, self.returns = spec, columns, returns
+    def __init__(
+        self, spec: DataSpec, columns: Mapping[str, Column], replicas: int, envs: int, returns: Returns, sampler: Any = None
+    ) -> None:
+        """returns: what returns_to_go of whole episodes are; see `returns_of`. sampler: the algorithm's, where it may draw windows; rows
+        are then windows, and `columns` becomes theirs."""
+        self.spec, self.returns = spec, returns
+        self.windows = Windows(sampler, replicas * envs) if sampler is not None and Windows.needed(sampler) else None
+        self.single = columns  # of one step
+        self.columns = columns if self.windows is None else self.windows.columns(columns)
         self.owner = np.repeat(np.arange(replicas), envs)
         self.whole, self.following = "returns_to_go" in columns, "next_actions" in columns
         self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
@@ -82,21 +90,27 @@ class Rows:
             "masks": (~turn.terminated).astype(np.float32),
         }
         # flags of the data's rows alone, such as of demonstrations
-        ready |= {name: np.zeros(len(turn.rewards), np.float32) for name in self.columns if name not in ready and name not in LATE}
-        if not (self.whole or self.following):
+        ready |= {name: np.zeros(len(turn.rewards), np.float32) for name in self.single if name not in ready and name not in LATE}
+        if not (self.whole or self.following or self.windows):
             return self.owner[turn.valid], {name: column[turn.valid] for name, column in ready.items()}
         out: list[tuple[int, dict[str, Any]]] = []
         for k, owner in enumerate(self.owner.tolist()):
             if turn.valid[k]:
                 self.waiting[k].append({name: column[k] for name, column in ready.items()})
-            if turn.over[k] or (self.following and not self.whole and len(self.waiting[k]) > 1):
-                out += [(owner, row) for row in self._known(k, bool(turn.over[k]))]
+            over, known = bool(turn.over[k]), []
+            if over or not (self.whole or (self.following and len(self.waiting[k]) < 2)):
+                known = self._known(k, over)
+            if self.windows is not None:
+                known = self.windows.take(k, known, over)
+            out += [(owner, row) for row in known]
         rows = {name: np.stack([row[name] for _, row in out]) if out else np.zeros(0) for name in self.columns}
         return np.array([owner for owner, _ in out], np.int64), rows
 
     def drop(self, k: int) -> None:
         """Forget what waits of the episode of environment k."""
         self.waiting[k].clear()
+        if self.windows is not None:
+            self.windows.drop(k)
 
     def _known(self, k: int, over: bool) -> list[dict[str, Any]]:
         """The rows of environment k that are complete, which wait no longer."""

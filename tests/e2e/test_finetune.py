@@ -111,6 +111,27 @@ def test_help_shows_the_settings(offrl: Offrl) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("algo", ["qc algo.length=3 algo.candidates=2", "qc algo.actor=distil algo.length=3", "iql algo.n_step=3"])
+def test_windows_and_chunks_go_on_where_they_were(offrl: Offrl, write: Callable[..., Path], algo: str) -> None:
+    """Stopped inside episodes, chunks and windows, a run ends as one that was not."""
+    write("hopper.hdf5")
+    assert offrl(f"train algo={algo} algo.hidden=[16] {DATA} name=a quiet=true steps=5 eval.every=0").status == 0
+    for name, steps in {"whole": "37", "parts": "25"}.items():
+        result = tune(offrl, f"runs/a steps={steps} envs=2 name={name} eval.every=0")
+        assert result.status == 0, result.err
+    assert tune(offrl, "resume=runs/parts steps=37").status == 0
+    states = [checkpoint.load_latest(Path("runs") / name) for name in ("whole", "parts")]
+    assert states[0] is not None and states[1] is not None
+    for name, tensor in states[0][0].items():
+        assert name.startswith("play/") or tensor.equal(states[1][0][name]), name
+    for seed in (0, 1):
+        assert (
+            Path(f"runs/parts/policies/seed_{seed}.safetensors").read_bytes()
+            == Path(f"runs/whole/policies/seed_{seed}.safetensors").read_bytes()
+        )
+
+
+@pytest.mark.slow
 def test_killed_twice_it_ends_the_same(trained: Offrl) -> None:
     command = f"finetune runs/a steps=400 eval.every=100 checkpoint.every=20 {FAST}"
 
