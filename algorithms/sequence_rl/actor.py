@@ -51,6 +51,7 @@ class SequenceActor(Actor):
     """Policy that plays D actions from one observation, whatever happens meanwhile."""
 
     algorithm: SequenceRL
+    resets = True
 
     @property
     def execute(self) -> int:

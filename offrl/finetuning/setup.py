@@ -294,8 +294,8 @@ def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
         raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it nothing; "
                         f"those that can be fine-tuned: {able}")  # fmt: skip
     if changes is None:
-        raise UserError(f"{where or name}: {name} learns from demonstrations, not from an environment's rewards; those that can be "
-                        f"fine-tuned: {able}")  # fmt: skip
+        raise UserError(f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, not from single steps "
+                        f"of an environment; those that can be fine-tuned: {able}")  # fmt: skip
     return kind, changes
 
 
