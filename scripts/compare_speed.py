@@ -9,8 +9,9 @@ Each contestant is a program of its own (scripts/peers). In every round each of 
 else happens on the machine meets all of them; numbers are medians over rounds, and a ratio is taken within a round. The first run
 makes a virtual environment for d3rlpy and one for JAX, where a table has them, in --work.
 
-FOLDER holds checkouts of corl-team/CORL, nissymori/JAX-CORL, EmptyJackson/unifloral and seohongpark/ogbench, as OWNER+NAME, OWNER/NAME or
-NAME. Their classes are imported from there when their contestants run; without it, or without one of them, those rows are left out.
+FOLDER holds checkouts of corl-team/CORL, nissymori/JAX-CORL, EmptyJackson/unifloral, seohongpark/ogbench, seohongpark/fql and
+ColinQiyangLi/qc, as OWNER+NAME, OWNER/NAME or NAME. Their classes are imported from there when their contestants run; without it, or
+without one of them, those rows are left out.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ TITLES = {
     "edac": "EDAC: observations 11, actions 3, networks 3 x 256, batch 256, 10 critics",
     "dt": "Decision Transformer: observations 11, actions 3, 3 blocks of width 128, 1 head, 20 steps, batch 64, dropout 0.1",
     "qrl": "QRL: observations and goals 11, actions 3, networks 3 x 512, latent 512, batch 1024",
+    "fql": "FQL: observations 11, actions 3, networks 4 x 512, batch 256, 10 steps of the flow",
+    "qc": "Q-chunking, distilled: the same with chunks of 5 actions",
     "ensemble": "World model: 7 members of 4 x 200, batch 256 for each",
 }
 PLAIN, CORL, D3RLPY, JAX = "plain PyTorch loop", "CORL's classes", "d3rlpy", "JAX, lax.scan"
@@ -58,12 +61,16 @@ CHECKOUTS = {  # table -> sources of scripts/peers/jax_checkouts.py
     "edac": ("unifloral",),
     "dt": ("jax_corl",),
     "qrl": ("ogbench",),
+    "fql": ("fql",),
+    "qc": ("qc",),
 }
 LABELS = {
     "corl": (f"{CORL}, JAX, lax.scan", "corl-team/CORL"),
     "jax_corl": ("JAX-CORL's, lax.scan", "nissymori/JAX-CORL"),
     "unifloral": ("unifloral's, lax.scan", "EmptyJackson/unifloral"),
     "ogbench": ("OGBench's own loop, JAX", "seohongpark/ogbench"),
+    "fql": ("its authors' JAX, lax.scan", "seohongpark/fql"),
+    "qc": ("its authors' JAX, lax.scan", "ColinQiyangLi/qc"),
 }
 SEVERAL = ("iql", "td3_bc")  # measured with several seeds as well
 

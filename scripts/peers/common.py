@@ -30,6 +30,8 @@ CHUNKS = {
     "edac": 10,
     "rebrac": 10,
     "qrl": 2,
+    "fql": 2,
+    "qc": 2,
 }  # updates between two looks at the clock, where `serve`'s default would take long
 
 Arrays = dict[str, np.ndarray]

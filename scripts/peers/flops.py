@@ -11,6 +11,7 @@ ENSEMBLE_MEMBERS, ENSEMBLE_HIDDEN = 7, (200, 200, 200, 200)
 DEEP_HIDDEN = (256, 256, 256)  # CQL's, EDAC's and ReBRAC's
 CQL_TRIED, EDAC_CRITICS = 30, 10
 QRL_HIDDEN, QRL_LATENT = (512, 512, 512), 512
+FQL_HIDDEN, FQL_STEPS, QC_LENGTH = (512, 512, 512, 512), 10, 5
 DT_HIDDEN, DT_CONTEXT = (128, 128, 128), 20  # its blocks' widths; steps, of three tokens each
 
 
@@ -68,6 +69,23 @@ def qrl(batch: int, observation: int, action: int, hidden: Sequence[int]) -> lis
     actor = _trained(batch, [2 * observation, *hidden, action]) + forward(batch, encoder) + forward(batch, moves)
     actor += backward(batch, [action, *hidden, QRL_LATENT], weights=False, inputs=True)
     return actor + 3 * _trained(batch, encoder) + forward(batch, moves) + backward(batch, moves, inputs=True)
+
+
+def fql(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """Two critics, after the one-step policy and two target critics; the flow; ten passes of it without gradient, and the policy through
+    both critics."""
+    q = [observation + action, *hidden, 1]
+    field, pi = [observation + action + 1, *hidden, action], [observation + action, *hidden, action]
+    critic = forward(batch, pi) + 2 * forward(batch, q) + 2 * _trained(batch, q)
+    actor = (
+        FQL_STEPS * forward(batch, field) + _trained(batch, pi) + 2 * (forward(batch, q) + backward(batch, q, weights=False, inputs=True))
+    )
+    return critic + _trained(batch, field) + actor
+
+
+def qc(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
+    """FQL's, of chunks."""
+    return fql(batch, observation, QC_LENGTH * action, hidden)
 
 
 def ensemble(batch: int, observation: int, action: int, hidden: Sequence[int]) -> list[Product]:
@@ -132,9 +150,12 @@ NEEDED: dict[str, tuple[Callable[[int, int, int, Sequence[int]], list[Product]],
     "ensemble": (ensemble, 1),
     "dt": (dt, 1),
     "qrl": (qrl, 1),
+    "fql": (fql, 1),
+    "qc": (qc, 1),
 }
 HIDDEN = {  # where they are not `common.HIDDEN`
     "rebrac": DEEP_HIDDEN, "cql": DEEP_HIDDEN, "edac": DEEP_HIDDEN, "ensemble": ENSEMBLE_HIDDEN, "dt": DT_HIDDEN, "qrl": QRL_HIDDEN,
+    "fql": FQL_HIDDEN, "qc": FQL_HIDDEN,
 }  # fmt: skip
 BATCHES = {"dt": 64, "rebrac": 1024, "qrl": 1024}  # where it is not `common.BATCH`
 

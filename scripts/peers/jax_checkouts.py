@@ -1,4 +1,5 @@
-"""Other people's JAX code from checkouts, in its own `lax.scan` or in one around its own update: CORL, JAX-CORL, unifloral, OGBench.
+"""Other people's JAX code from checkouts, in its own `lax.scan` or in one around its own update: CORL, JAX-CORL, unifloral, OGBench,
+FQL and Q-chunking.
 
 Its networks and updates are imported when this runs; sizes are set to those of the others where they can be.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from peers import common, jax_loop
 from peers.checkouts import imported, only_checkout
 from peers.common import ACTION, BATCH, OBSERVATION, RETURN_SCALE
-from peers.flops import BATCHES, DEEP_HIDDEN, DT_CONTEXT, DT_HIDDEN
+from peers.flops import BATCHES, DEEP_HIDDEN, DT_CONTEXT, DT_HIDDEN, QC_LENGTH
 
 ABSENT = ("d4rl", "gym", "wandb", "tqdm", "tqdm.auto", "tyro", "pyrallis")
 Build = Callable[[Path, str, int], common.Updates]
@@ -220,6 +221,45 @@ def ogbench(checkout: Path, algo: str, rows: int) -> common.Updates:
             return {k: float(v) for k, v in info.items() if "loss" in k}
 
         return first_run(updates, chunk(algo))
+
+
+@source("fql", "seohongpark/fql")
+def fql(checkout: Path, algo: str, rows: int) -> common.Updates:
+    """FQL's agent, its update in a scan that draws batches as well."""
+    with imported(checkout, f"agents.{algo}", ABSENT) as code:
+        agent = code.FQLAgent.create(0, STATE[None], DUMMY[None], code.get_config())
+        data = {k: jnp.asarray(v) for k, v in common.transitions(rows).items()}
+
+        def step(carry: Any, data: Any) -> Any:
+            key, draw = jax.random.split(carry["key"])
+            index = jax.random.randint(draw, (BATCH,), 0, rows)
+            agent, info = carry["agent"].update({k: v[index] for k, v in data.items()})
+            return {"key": key, "agent": agent}, {k: v for k, v in info.items() if k.endswith("_loss")}
+
+        return first_run(repeated(step, {"key": jax.random.key(1), "agent": agent}, chunk(algo), data), chunk(algo))
+
+
+@source("qc", "ColinQiyangLi/qc")
+def qc(checkout: Path, algo: str, rows: int) -> common.Updates:
+    """Q-chunking's agent with a distilled policy, its update in a scan that draws windows as well, any row with the steps after it."""
+    with imported(checkout, "agents.acfql", ABSENT) as code:
+        config = code.get_config()
+        config.update({"actor_type": "distill-ddpg", "action_chunking": True, "horizon_length": QC_LENGTH})
+        agent = code.ACFQLAgent.create(0, STATE, DUMMY, config)
+        data = {k: jnp.asarray(v) for k, v in common.transitions(rows).items()}
+        powers = config["discount"] ** jnp.arange(QC_LENGTH)
+
+        def step(carry: Any, data: Any) -> Any:
+            key, draw = jax.random.split(carry["key"])
+            first = jax.random.randint(draw, (BATCH,), 0, rows - QC_LENGTH)
+            at = first[:, None] + jnp.arange(QC_LENGTH)
+            batch = {"observations": data["observations"][first]}
+            batch |= {k: data[k][at] for k in ("actions", "next_observations")}
+            batch |= {"rewards": jnp.cumsum(data["rewards"][at] * powers, 1), "masks": jnp.minimum.accumulate(data["masks"][at], 1)}
+            agent, info = carry["agent"].update({**batch, "valid": jnp.ones((BATCH, QC_LENGTH))})
+            return {"key": key, "agent": agent}, {k: v for k, v in info.items() if k.endswith("_loss")}
+
+        return first_run(repeated(step, {"key": jax.random.key(1), "agent": agent}, chunk(algo), data), chunk(algo))
 
 
 def chunk(algo: str) -> int:

@@ -18,10 +18,13 @@ from offrl.system import backend
 MODE = ("--mode", {"default": "eager", "choices": ["eager", "compiled"]})
 ALGO = ("--algo", {"required": True})
 FIRST_SEED = ("--first-seed", {"type": int, "default": 0, "help": "a second process has other seeds"})
-SETTINGS = {"dt": {"activation": "gelu", "max_timestep": EPISODE, "return_scale": RETURN_SCALE}}  # GELU as in the code of others
+SETTINGS = {
+    "dt": {"activation": "gelu", "max_timestep": EPISODE, "return_scale": RETURN_SCALE},  # GELU as in the code of others
+    "qc": {"actor": "distil"},
+}
 # settings without randomness in the update, for a check; and with a warm-up after which the weights have moved
 QUIET = {"td3_bc": {"policy_noise": 0.0}, "rebrac": {"policy_noise": 0.0}, "dt": {"dropout": 0.0, "warmup_steps": 3}}
-DRAWN = ("cql", "edac")  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
+DRAWN = ("cql", "edac", "fql", "qc")  # their random numbers are replaced by `plain.zeros` and `plain.spread`, in a check on both sides
 COMPARED = ("loss", "penalty", "alignment")  # metrics that end so are compared
 
 

@@ -16,13 +16,15 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iql", "td3_bc", "rebrac", "cql", "edac", "dt", "qrl", "ensemble"])
+@pytest.mark.parametrize("name", ["iql", "td3_bc", "rebrac", "cql", "edac", "dt", "qrl", "fql", "qc", "ensemble"])
 def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_speed
     from peers import common, ensemble_plain, offrl_speed, plain
     from peers.cql_plain import CQL
     from peers.dt_plain import DT, QUIET
     from peers.edac_plain import EDAC
+    from peers.flops import QC_LENGTH
+    from peers.fql_plain import checked
     from peers.iql_plain import IQL
     from peers.qrl_plain import QRL
     from peers.rebrac_plain import ReBRAC
@@ -50,6 +52,8 @@ def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: 
             "dt": lambda: DT(**QUIET),
             "rebrac": lambda: ReBRAC(noise=0.0),
             "qrl": QRL,
+            "fql": lambda: checked(1),
+            "qc": lambda: checked(QC_LENGTH),
         }
         trainer = made[name]()
         trainer.load(weights)
