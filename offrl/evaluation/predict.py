@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from offrl.errors import UserError
 from offrl.evaluation.observations import as_array, desired_goal
@@ -33,13 +34,16 @@ def predict(
     array, batched = as_array(observation, policy.algorithm.spec)
     batch = array if batched else array[None]
     starts = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, bool).reshape(-1), len(batch))
-    if memory is not None and starts.any() and not starts.all():
+    some = bool(starts.any() and not starts.all())
+    if memory is not None and some and (not policy.actor.resets or policy.goal_conditioned):
         raise UserError(f"a policy of {name} remembers its episodes, and episode_start begins some of them anew: predict each by itself")
     if memory is not None and not isinstance(memory, PredictState):
         raise UserError("state= is what the last predict returned, or None where episodes begin")
     if memory is not None and memory.rows != len(batch):
         raise UserError(f"state= is of {memory.rows} episodes, and there are {len(batch)} observations")
-    if memory is None or starts.any():
+    if memory is not None and some:
+        memory = memory._replace(carry=policy.actor.begin_anew(memory.carry, torch.from_numpy(starts.copy())))
+    elif memory is None or starts.any():
         memory = PredictState(policy.start(len(batch)), 0, len(batch))
         if policy.goal_conditioned:
             goal = desired_goal(observation)

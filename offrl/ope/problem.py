@@ -80,11 +80,14 @@ class Estimates:
         return np.argsort(-np.where(np.isnan(self.value), -np.inf, self.value), kind="stable")
 
 
-def make_problem(dataset: Dataset, candidates: Mapping[str, Any], explore: bool = False, tell: Note | None = None) -> Problem:
+def make_problem(
+    dataset: Dataset, candidates: Mapping[str, Any], explore: bool = False, tell: Note | None = None, *, by_state: bool = True
+) -> Problem:
     """Check that the candidates fit the data and compute their actions.
 
-    dataset: rewards as they are to be valued (raw ones: load it without reward transforms). Raises UserError for candidates of another
-    space, actions that are not finite, or observations that are no floats.
+    dataset: rewards as they are to be valued (raw ones: load it without reward transforms). by_state: for methods that look at a
+    candidate's action in each state of the data, rather than play it. Raises UserError for candidates of another space, actions that are
+    not finite, observations that are no floats, and with `by_state` for candidates that decide on several actions at once.
     """
     if not candidates:
         raise UserError("there is no candidate policy to evaluate")
@@ -103,6 +106,8 @@ def make_problem(dataset: Dataset, candidates: Mapping[str, Any], explore: bool 
         )
     for name, policy in candidates.items():
         check_fit(name, policy, dataset, explore)
+        if by_state:
+            check_decisions(name, policy)
     if tell is not None:
         tell(f"actions of {len(candidates)} candidates at {len(dataset):,} rows of {dataset.spec.name}")
     actions = tuple(candidate_actions(name, policy, dataset, explore) for name, policy in candidates.items())
@@ -125,6 +130,18 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
 
     if words(own) != words(spec):
         raise UserError(f"candidate {name} takes {words(own)}; {spec.name} has {words(spec)}: name data of its own with dataset=")
+
+
+def check_decisions(name: str, policy: Any) -> None:
+    """Raise UserError for a policy that plays several actions, a chunk, whatever it sees meanwhile.
+
+    Led through recorded episodes it would answer states to which its own actions never brought it with what it had planned elsewhere.
+    """
+    if (count := getattr(getattr(policy, "actor", None), "execute", 1)) > 1:
+        raise UserError(
+            f"candidate {name} plays {count} actions at a time, whatever it sees meanwhile, and fqe, wis and dr value a policy by its action "
+            "in each state: method=model plays it out (from Python: policy.with_settings({'execute': 1}) decides at each step)"
+        )
 
 
 def candidate_actions(name: str, policy: Any, dataset: Dataset, explore: bool, draw: int = 0) -> Actions:

@@ -149,7 +149,7 @@ def evaluate_policies(
     for name in names:
         if name not in METHODS:
             raise UserError(f"unknown method '{name}'.{nearest(name, [*METHODS, 'all'])} Methods: {', '.join(METHODS)}, all")
-    problem = make_problem(dataset, candidates, settings.explore, tell)
+    problem = make_problem(dataset, candidates, settings.explore, tell, by_state=names != ["model"])
     work = Work(problem, settings, device, stage or (lambda title, total: lambda step, rate: None), tell)
     return Selection(
         names=problem.names,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.ope.config import FQEConfig
@@ -46,6 +47,13 @@ class Plateau:
             raise UserError("stop=fqe-plateau looks at the policies at each evaluation, and eval.every=0 has none before the end")
         if dataset.mapped:
             raise UserError("stop=fqe-plateau needs the data in memory, and they are memory-mapped; raise dataset.memory_limit_gb")
+        if hasattr(config.algo, "execute"):
+            algorithm = registry.get("algo", config.algo.name)(config.algo, dataset.spec)
+            if (count := algorithm.actor(algorithm.init(0)).execute) > 1:
+                raise UserError(
+                    f"stop=fqe-plateau values a policy by its action in each state, and {config.algo.name} plays {count} at a time: "
+                    "leave it out, or set algo.execute=1"
+                )
         self.reason = f"no new best value in {config.stop_patience} evaluations"
         self.patience, self.dataset, self.device = config.stop_patience, dataset, str(device)
         self.names = [replica.name for replica in replicas]
