@@ -31,7 +31,7 @@ SCHEDULE = "vp"  # the variance-preserving one
 
 @dataclass
 class IDQLConfig(CriticSettings):
-    """Settings of IDQL; the defaults are the authors' for D4RL's locomotion tasks, with the denoiser of their fine-tuning script."""
+    """Settings of IDQL; the defaults are the authors' for D4RL's locomotion tasks, with the denoiser of the larger of their learners."""
 
     name: str = "idql"
     batch_size: int = setting(512, "transitions in a batch", low=1)
@@ -44,7 +44,8 @@ class IDQLConfig(CriticSettings):
     denoising_steps: int = setting(5, "steps from noise to an action (T)", low=1, high=1000)
     width: int = setting(256, "width of the denoiser's residual blocks, which are four times as wide inside", low=1)
     blocks: int = setting(3, "residual blocks of the denoiser", low=0)
-    embedding: int = setting(64, "waves in which the denoiser sees a denoising step", low=2)
+    embedding: int = setting(64, "waves in which the denoiser sees a denoising step, through two layers twice as wide", low=2)
+    denoiser_activation: str = setting("mish", "activation of the denoiser", choices=tuple(diffusion.SMOOTH))
     dropout: float = setting(0.1, "dropout rate of the denoiser's blocks while they learn", low=0.0, high=0.99, structural=True)
     weight_decay: float = setting(1e-4, "AdamW's decay of the denoiser's parameters (optax's default)", low=0.0, structural=True)
     actor_schedule: str = setting("cosine", "the denoiser's learning rate over decay_steps", choices=("cosine", "constant"))
@@ -79,7 +80,8 @@ class IDQL(Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value, self.critic = Value(c, s), Critic(c, s)
-        denoiser = ResidualDenoiser(s.observation_dim, s.action_dim, c.width, c.blocks, c.embedding, c.dropout)
+        form = {"dropout": c.dropout, "activation": c.denoiser_activation}
+        denoiser = ResidualDenoiser(s.observation_dim, s.action_dim, c.width, c.blocks, c.embedding, **form)
         return {"value": self.value.network, "critic": self.critic.network, "actor": denoiser}
 
     def optimizer(self, name: str) -> Adam:

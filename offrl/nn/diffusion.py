@@ -106,15 +106,16 @@ class PlainDenoiser(nn.Module):
         return self.net(x if self.first is None else self.first(x))
 
 
-STEP_WIDTH = 128  # of the step's two layers in IDQL's network
+SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {"mish": F.mish, "silu": F.silu}
 TRUNCATED = 0.87962566103423978  # standard deviation of a standard normal number that is cut off at 2
 
 
 class _ResidualBlock(nn.Module):
-    """x + {dropout, LayerNorm, a layer four times as wide, Mish, a linear layer}(x). Layers begin as flax's: truncated normal, bias 0."""
+    """x + {dropout, LayerNorm, a layer four times as wide, activation, a linear one}(x). Weights begin truncated normal, as flax's."""
 
-    def __init__(self, width: int, dropout: float, epsilon: float = 1e-6) -> None:
+    def __init__(self, width: int, dropout: float, activation: str, epsilon: float = 1e-6) -> None:
         super().__init__()
+        self.activation = SMOOTH[activation]
         self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
         self.wide, self.narrow = Linear(width, 4 * width), Linear(4 * width, width)
         self.dropout, self.epsilon = dropout, epsilon
@@ -126,30 +127,34 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
         y = x if key is None or self.dropout == 0.0 else dropout(x, self.dropout, key)
         y = F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift
-        return x + self.narrow(F.mish(self.wide(y)))
+        return x + self.narrow(self.activation(self.wide(y)))
 
 
 class ResidualDenoiser(nn.Module):
     """(noisy action [B, A], diffusion step [B] int64, observation [B, O]) -> the noise [B, A], by IDQL's network (arXiv 2304.10573).
 
-    Action, observation and the step (as waves of learned lengths, through two layers of 128) side by side -> a linear layer -> residual
-    blocks with LayerNorm -> Mish -> a linear layer. Dropout is on exactly when a key is given. embedding: waves, an even number.
+    Action, observation and the step (as waves of learned lengths, through two layers twice as wide) side by side -> a linear layer ->
+    residual blocks with LayerNorm -> activation -> a linear layer. Dropout is on exactly when a key is given. embedding: waves, an even
+    number. activation: of `SMOOTH`.
     """
 
-    def __init__(self, obs_dim: int, action_dim: int, width: int, blocks: int, embedding: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, obs_dim: int, action_dim: int, width: int, blocks: int, embedding: int, dropout: float = 0.0, activation: str = "mish"
+    ) -> None:
         super().__init__()
-        self.waves = nn.Parameter(0.2 * torch.randn(embedding // 2))
-        self.up, self.down = Linear(embedding // 2 * 2, STEP_WIDTH, "xavier"), Linear(STEP_WIDTH, STEP_WIDTH, "xavier")
-        self.first = Linear(action_dim + obs_dim + STEP_WIDTH, width, "xavier")
-        self.blocks = nn.ModuleList(_ResidualBlock(width, dropout) for _ in range(blocks))
+        self.activation, waves = SMOOTH[activation], embedding // 2
+        self.waves = nn.Parameter(0.2 * torch.randn(waves))
+        self.up, self.down = Linear(2 * waves, 4 * waves, "xavier"), Linear(4 * waves, 4 * waves, "xavier")
+        self.first = Linear(action_dim + obs_dim + 4 * waves, width, "xavier")
+        self.blocks = nn.ModuleList(_ResidualBlock(width, dropout, activation) for _ in range(blocks))
         self.head = Linear(width, action_dim, "xavier")
 
     def forward(self, noisy: Tensor, step: Tensor, observations: Tensor, key: Tensor | None = None) -> Tensor:
-        time = self.down(F.mish(self.up(fourier(step, self.waves))))
+        time = self.down(self.activation(self.up(fourier(step, self.waves))))
         x = self.first(torch.cat([noisy, observations, time], -1))
         for i, block in enumerate(self.blocks):
             x = cast(_ResidualBlock, block)(x, None if key is None else rng.fold_in(key, i))
-        return self.head(F.mish(x))
+        return self.head(self.activation(x))
 
 
 OFFSET, LARGEST = 0.008, 0.999  # of the cosine schedule, and of its betas (arXiv 2102.09672, section 3.2)
