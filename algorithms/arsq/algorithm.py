@@ -146,7 +146,7 @@ class DigitActor(Actor):
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         algorithm, keys = self.algorithm, rng.split(key, self.algorithm.digits.positions)
-        prefix = torch.zeros(observations.shape[0], algorithm.spec.action_dim, device=observations.device)
+        prefix = observations.new_zeros(observations.shape[0], algorithm.spec.action_dim)
         for position in range(algorithm.digits.positions):
             both = algorithm.advantages(self.state.params["critic"], observations, prefix.unsqueeze(0), position)
             advantages = both.squeeze(1).amin(0)  # [E, bins]

@@ -288,15 +288,21 @@ def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
     able = ", ".join(
         n
         for n, k in registry.names("algo").items()
-        if k.traits.critic_modules and "actor" in k.traits.policy_modules and finetune_settings(n) is not None
+        if _learns_from_rewards(k) and finetune_settings(n) is not None
     )
-    if "actor" not in kind.traits.policy_modules or not kind.traits.critic_modules:
+    if not _learns_from_rewards(kind):
         raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it nothing; "
                         f"those that can be fine-tuned: {able}")  # fmt: skip
     if changes is None:
         raise UserError(f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, not from single steps "
                         f"of an environment; those that can be fine-tuned: {able}")  # fmt: skip
     return kind, changes
+
+
+def _learns_from_rewards(kind: type[Algorithm]) -> bool:
+    """Whether it has a critic, and an actor or the critic itself for a policy (ARSQ)."""
+    critic, policy = kind.traits.critic_modules, kind.traits.policy_modules
+    return bool(critic) and ("actor" in policy or policy == critic)
 
 
 def _online(

@@ -280,9 +280,9 @@ def bandit(updates: int, **settings: object) -> tuple[list[list[int]], list[floa
     actions = np.array([[middle(x), middle(y)] for x, y, _ in rows])
     rewards = np.array([r for *_, r in rows])
     data = from_arrays(np.zeros((100, 1)), actions, rewards, np.ones(100, bool), action_low=-1.0, action_high=1.0)
-    config = ARSQConfig(hidden=[64, 64], bins=3, entropy_weight=0.1, learning_rate=1e-3, **settings)  # type: ignore[arg-type]
+    config = ARSQConfig(hidden=[32, 32], bins=3, entropy_weight=0.1, learning_rate=3e-3, **settings)  # type: ignore[arg-type]
     algorithm = ARSQ(config, data.spec)
-    step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=128, replicas=3)
+    step = make_step(algorithm, algorithm.sampler().prepare(data), batch_size=64, replicas=3)
     trained, _ = step.run(stack([algorithm.init(seed) for seed in range(3)]), {}, 0, updates)
     states, here = [select(trained, i) for i in range(3)], torch.zeros(1, 1)
     greedy = [algorithm.actor(s).act(None, here, rng.make_key(0), explore=False)[0] for s in states]
@@ -298,16 +298,16 @@ def test_bounds_of_the_bandit() -> None:
 
 @pytest.mark.learning
 def test_digits_that_see_those_before_them_find_the_best_row() -> None:
-    digits, values = bandit(1500, bc_weight=0.0)
+    digits, values = bandit(600, bc_weight=0.0)
     assert digits == [[2, 2]] * 3 and values == pytest.approx([1.0] * 3, abs=0.05)
-    digits, values = bandit(1500, bc_weight=0.1)
+    digits, values = bandit(600, bc_weight=0.1)
     assert digits == [[2, 2]] * 3 and all(0.6 < v < 0.95 for v in values)
 
 
 @pytest.mark.learning
 def test_digits_apart_choose_what_no_row_has() -> None:
     """Without imitation (0, 2), valued at more than any reward; with much of it the commonest good row."""
-    digits, values = bandit(1500, bc_weight=0.0, independent=True)
+    digits, values = bandit(600, bc_weight=0.0, independent=True)
     assert digits == [[0, 2]] * 3 and all(v > 1.8 for v in values)
-    digits, values = bandit(1500, bc_weight=0.5, independent=True)
+    digits, values = bandit(600, bc_weight=0.5, independent=True)
     assert digits == [[0, 0]] * 3 and all(v < 0.3 for v in values)
