@@ -1,7 +1,7 @@
 """A point that has to go round an obstacle in its way, above it or below, and demonstrations of both ways: the data fork.
 
-           . - - - .            The way above pays 1 at the goal G. The way below pays as much and costs a toll of 0.5 on the way.
-        .     ___     .         Whoever touches the disc has crashed: the episode ends, and has paid nothing.
+           . - - - .            The way above pays 1 at the goal G. The way below pays as much, and costs a toll of 2 on the way.
+        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 1, which no demonstration shows.
    S  .      /   \\      .  G
       .      \\___/      .       A demonstration begins anywhere in S and takes either way, whatever its start. The mean of the two ways
         .             .         leads into the disc.
@@ -36,7 +36,7 @@ START, SPREAD = np.array([-0.8, 0.0]), 0.05  # the middle of S, and how far a st
 RADIUS = 0.4  # of the disc, whose middle is (0, 0)
 GOAL, REACH = np.array([1.0, 0.0]), 0.2  # where it is, and the distance that counts as there
 PLACES = ((-0.45, 0.55), (0.2, 0.6))  # x and |y| of the places that demonstrations pass on the way to the goal
-PRIZE, TOLL = 1.0, 0.5
+PRIZE, TOLL, CRASH = 1.0, 2.0, 1.0
 STEP, SPEED, LIMIT = 0.6, 0.65, 8  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
 EPISODES = 400
 NOISE = 0.05  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
@@ -64,7 +64,7 @@ def move(position: np.ndarray, action: np.ndarray, parts: int) -> tuple[np.ndarr
     crashed = clearance(position, following) < RADIUS
     arrived = not crashed and bool(np.linalg.norm(following - GOAL) <= REACH)
     toll = not crashed and side(position, following) < 0
-    return following, PRIZE * arrived - TOLL * toll, crashed or arrived
+    return following, PRIZE * arrived - TOLL * toll - CRASH * crashed, crashed or arrived
 
 
 def observe(seen: np.ndarray, age: int, parts: int) -> np.ndarray:
@@ -129,12 +129,12 @@ def lookup(name: str) -> Task | None:
         env_id=f"offrl.envs.fork:{ENV}",
         env_kwargs={"parts": PARTS[name]},
         max_episode_steps=LIMIT * PARTS[name],
-        ref_min=0.0,
+        ref_min=PRIZE - TOLL,
         ref_max=PRIZE,
         ref_label="offrl",
         observation_dim=2 if PARTS[name] == 1 else 3,
         action_dim=2,
-        note="0 is to crash, 50 the way with the toll, 100 the way without",
+        note="0 is to crash or to pay the toll, 50 to stay where it is, 100 the way without toll",
     )
 
 

@@ -34,9 +34,9 @@ def follow(places: list[tuple[float, float]], parts: int) -> tuple[float, float,
 def test_what_each_way_earns(parts: int) -> None:
     above, below = ([(-0.45, 0.55 * s), (0.2, 0.6 * s), (1.0, 0.0)] for s in (1, -1))
     assert follow(above, parts)[0] == 1.0 and follow(above, parts)[2] == 1
-    assert follow(below, parts)[0] == 0.5 and follow(below, parts)[2] == -1
+    assert follow(below, parts)[0] == -1.0 and follow(below, parts)[2] == -1
     total, left, _, steps = follow([(1.0, 0.0)], parts)
-    assert total == 0.0 and left > 1.0 and steps <= 2 * parts  # the mean of both leads into the disc
+    assert total == -1.0 and left > 1.0 and steps <= 2 * parts  # the mean of both leads into the disc
 
 
 def test_the_disc_cannot_be_jumped_over() -> None:
@@ -46,7 +46,7 @@ def test_the_disc_cannot_be_jumped_over() -> None:
     assert fork.clearance(np.array([-0.8, 0.3]), np.array([-0.5, 0.3])) == pytest.approx(np.hypot(0.5, 0.3))  # nearest at its end
     assert fork.clearance(np.array([0.5, 0.5]), np.array([0.5, 0.5])) == pytest.approx(np.hypot(0.5, 0.5))  # no step at all
     _, reward, over = fork.move(np.array([-0.45, 0.0]), np.array([1.0, 0.0]), 1)
-    assert over and reward == 0.0
+    assert over and reward == -1.0
     for y, where in ((0.5, 1), (-0.5, -1)):
         assert fork.side(np.array([-0.1, y]), np.array([0.1, y])) == where and fork.side(np.array([0.1, y]), np.array([-0.1, y])) == 0
     assert fork.side(np.array([-0.1, -0.1]), np.array([0.1, 0.3])) == 1  # above where it passes the middle, at y = 0.1
@@ -57,7 +57,7 @@ def test_data(name: str, parts: int) -> None:
     dataset = load_dataset(name)
     returns = dataset.raw_returns.round(decimals=4)
     assert dataset.num_episodes == fork.EPISODES and bool(dataset.complete.all())
-    for value in (0.5, 1.0):  # both ways, as often, and no crash
+    for value in (-1.0, 1.0):  # both ways, as often, and no crash
         assert int((returns == value).sum()) == fork.EPISODES // 2
     lengths = dataset.episode_end - dataset.episode_start
     assert 4 * parts - 2 <= int(lengths.min()) and int(lengths.max()) < fork.LIMIT * parts - 1
@@ -93,7 +93,7 @@ def test_a_stale_position_tells_the_way_at_every_fourth_step_only() -> None:
 @pytest.mark.parametrize(("name", "parts"), fork.PARTS.items())
 def test_environment(name: str, parts: int) -> None:
     task = lookup(name)
-    assert task is not None and task.normalise(np.array([0.0, 0.5, 1.0])).tolist() == [0.0, 50.0, 100.0]
+    assert task is not None and task.normalise(np.array([-1.0, 0.0, 1.0])).tolist() == [0.0, 50.0, 100.0]
     env = make_env(task)
     first, _ = env.reset(seed=3)
     assert np.array_equal(env.reset(seed=3)[0], first) and env.observation_space.contains(first)

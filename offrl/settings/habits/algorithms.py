@@ -14,6 +14,7 @@ OTHER_NAMES = {
     "decisiontransformer": "dt", "elasticdecisiontransformer": "edt", "qlearningdecisiontransformer": "qdt",
     "trajectorytransformer": "tt", "valueguideddecisiontransformer": "vadt", "metadecisiontransformer": "meta_dt",
     "decisionpretrainedtransformer": "dpt", "extremeqlearning": "xql", "diffusionpolicy": "diffusion_bc", "diffusionbc": "diffusion_bc",
+    "flowmatching": "flow_bc", "flowbc": "flow_bc", "actionchunkingtransformer": "act", "actionchunkingwithtransformers": "act",
     "forwardbackward": "fb", "quasimetricrl": "qrl", "contrastiverl": "crl", "worldmodel": "dynamics", "ensembledynamics": "dynamics",
     "probabilisticensemble": "dynamics", "dualrl": "recoil", "rvsr": "rvs", "rvsg": "rvs", "sacn": "sac_n", "sac_n": "sac_n",
 }  # fmt: skip
