@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=["clone", *RESIDUALS], choices=["clone", *RESIDUALS])
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=256_000, help="environment steps of each seed")
+    parser.add_argument("--steps", type=int, default=160_000, help="environment steps of each seed")
     parser.add_argument("--updates", type=int, default=5_000, help="of the clone")
     parser.add_argument("--episodes", type=int, default=128, help="of each evaluation and seed")
     parser.add_argument("--stage", default="all", choices=("all", "table"))
@@ -117,7 +117,7 @@ def run(name: str, data: Path, args: argparse.Namespace) -> None:
         scored |= {"eval.env": f"{HERE}:PushedReacher", "eval.every": 0}
         offrl.train("flow_bc", data, seeds=args.seeds, steps=args.updates, settings={**shape, **scored}, **place)
     else:
-        more = {"algo.scale": 0.5, "algo.hidden": [64, 64], "eval.every": 32_000, **RESIDUALS[name]}
+        more = {"algo.scale": 0.5, "algo.hidden": [64, 64], "algo.actor_learning_rate": 1e-3, "eval.every": 32_000, **RESIDUALS[name]}
         offrl.finetune(
             args.out / "clone", env=f"{HERE}:PushedReacher", mode="residual", steps=args.steps, settings={**more, **scored}, **place
         )

@@ -29,6 +29,7 @@ class ResidualActor(Actor):
     where `look_every` is above 1."""
 
     algorithm: Residual
+    resets = True
 
     def __init__(self, algorithm: Algorithm, state: TrainState) -> None:
         super().__init__(algorithm, state)
@@ -42,6 +43,14 @@ class ResidualActor(Actor):
         device = self.state.step.device
         seen = torch.zeros(episodes, self.algorithm.spec.observation_dim, device=device)
         return Glance(carry, seen, torch.zeros(episodes, dtype=torch.int64, device=device))
+
+    def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
+        """The carry where the episodes of a mask bool [E] begin anew, with nothing of what the policy below had planned."""
+
+        def choose(fresh: Any, old: Any) -> Any:
+            return None if old is None else torch.where(mask.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)  # None: it has no memory
+
+        return pytree.tree_map(choose, self.start(mask.shape[0]), carry)
 
     def below(self, carry: Carry, observations: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Carry]:
         """(the observations that the residual sees [E, O], the base's actions [E, A], the next carry)."""
@@ -64,14 +73,3 @@ class ResidualActor(Actor):
 def frozen(algorithm: Algorithm, state: TrainState) -> Tree:
     """The part of the state of a policy that `ResidualActor` needs of it."""
     return {"params": {name: state.params[name] for name in algorithm.traits.policy_modules}, "extra": state.extra}
-
-
-def anew(over: Tensor, start: Carry, carry: Carry) -> Carry:
-    """The carry of E episodes, of which those that are `over` [E] begin anew."""
-
-    def choose(first: Any, now: Any) -> Any:
-        if now is None:  # no memory
-            return None
-        return torch.where(over.view(-1, *[1] * (now.ndim - 1)), first, now)
-
-    return pytree.tree_map(choose, start, carry)

@@ -17,7 +17,7 @@ from offrl.algorithm import TrainState, select
 from offrl.data.samplers.transitions import Batch
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual import Residual
-from offrl.families.on_policy.residual_actor import ResidualActor, anew
+from offrl.families.on_policy.residual_actor import ResidualActor
 from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.learner import ACTING
 from offrl.finetuning.residual.learner import ResidualLearner
@@ -59,7 +59,7 @@ class Bases:
         """Keep the carries after a step; the episodes that are `over` [N, E] begin anew, with nothing of what their bases had planned."""
         self.carries = carries
         if bool(over.any()):
-            self.carries = [anew(o, a.start(self.envs), c) for o, a, c in zip(over, self.actors, carries, strict=True)]
+            self.carries = [a.begin_anew(c, o) for o, a, c in zip(over, self.actors, carries, strict=True)]
 
     def state(self) -> dict[str, Tensor]:
         """The memory, for a checkpoint."""

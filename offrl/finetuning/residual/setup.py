@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
 from offrl.actor import Actor, bind
 from offrl.algorithm import stack
 from offrl.errors import UserError, nearest, warn
@@ -105,8 +102,7 @@ def check_base(policy: TrainedPolicy, path: Path) -> None:
     actor = algorithm.actor(bind(algorithm, policy.state))
     if type(actor).observe_reward is not Actor.observe_reward:
         raise UserError(f"{name} looks at the rewards of its episode, which a residual would change")
-    leaves = [leaf for leaf in pytree.tree_leaves(actor.start(2)) if leaf is not None]
-    if not all(isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == 2 for leaf in leaves):
+    if actor.start(2) is not None and not actor.resets:
         raise UserError(f"{name} remembers episodes that began together, and those of a residual begin one by one")
 
 
