@@ -44,6 +44,7 @@ class DTQLConfig(CriticSettings):
     """Settings of DTQL; the defaults are the authors' for most of D4RL's locomotion tasks."""
 
     name: str = "dtql"
+    actor_learning_rate: float | None = setting(None, "the policy's and the denoiser's, where it is another; null: learning_rate", low=0.0)
     hidden: list[int] = setting([256, 256, 256], "widths of the hidden layers; the denoiser has one more, without activation", low=1)
     activation: str = setting(
         "mish", "activation of the hidden layers of critics, V and denoiser; the policy's is ReLU", choices=tuple(ACTIVATIONS)
