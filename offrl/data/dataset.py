@@ -117,6 +117,7 @@ class Dataset:
     mapped: bool = False  # the columns are memory-mapped files
     weights: Tensor | None = None  # [E] float64: how often a row of each episode is drawn, of mean 1 over the rows; None: all alike
     strings: tuple[str, ...] = ()  # of text data: the different texts, in no order that means anything
+    stitch: float = 0.0  # how often goals are stitched, by the column stitch_clusters (`transforms.stitch`); 0: never
     metas: tuple[str, ...] = ()  # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
 
     def __len__(self) -> int:

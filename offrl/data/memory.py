@@ -109,6 +109,7 @@ class Memory:
             "transforms": dataset.transforms,
             "notes": dataset.notes,
             "nbytes": dataset.nbytes,
+            "stitch": dataset.stitch,
         } | more
         if dataset.spec.text:
             manifest |= {"strings": dataset.strings, "metas": dataset.metas}
@@ -164,6 +165,7 @@ def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torc
         transforms=tuple(manifest["transforms"]),
         notes=tuple(manifest["notes"]),
         weights=e["weights"] if "weights" in e and len(e["weights"]) else None,
+        stitch=float(manifest.get("stitch", 0.0)),
         strings=tuple(manifest.get("strings", ())),
         metas=tuple(manifest.get("metas", ())),
     )

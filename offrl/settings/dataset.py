@@ -15,6 +15,8 @@ EXPERT_CHOICE = ("first", "best")
 ACTION_KINDS = ("auto", "continuous", "discrete", "one_hot", "multi_discrete")
 MISSING = ("refuse", "forward")
 WEIGHTING = ("none", "return", "advantage", "top")
+AUGMENT = ("none", "stitch")
+AUGMENT_ON = ("auto", "goals", "observations")
 
 
 @dataclass
@@ -53,6 +55,11 @@ class DatasetConfig:
         "discount_returns",
         "action_margin",
         "normalize_observations",
+        "augment",
+        "augment_probability",
+        "augment_clusters",
+        "augment_on",
+        "augment_dims",
     )
 
     # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values keep to these.
@@ -128,6 +135,14 @@ class DatasetConfig:
     clip_actions: bool = setting(False, "clip actions outside the environment's range; without it such data are refused")
     action_margin: float = setting(0.0, "clip actions, scaled to [-1, 1], to +-(1 - margin), so that atanh stays finite", low=0.0)
     normalize_observations: bool = setting(False, "(s - mean) / (std + 1e-3), with the statistics of the data that were kept")
+    # Temporal augmentation (arXiv 2401.11237), of the goals that a policy learns towards.
+    augment: str = setting(
+        "none", "stitch: goals also from other trajectories that pass the same place (docs/goal-conditioned.md)", choices=AUGMENT
+    )
+    augment_probability: float = setting(0.5, "share of the policy's goals ahead that are stitched", low=0.0, high=1.0)
+    augment_clusters: int = setting(40, "clusters of rows; those of one count as the same place (k-means)", low=2)
+    augment_on: str = setting("auto", "what is clustered; auto: achieved goals where the data have any", choices=AUGMENT_ON)
+    augment_dims: int = setting(0, "the first numbers of it alone (ant: 2, the place); 0: all", low=0)
     memory: str = setting(
         "auto", "where columns live: auto picks mmap (files in cache_dir) above memory_limit_gb", choices=MEMORY, place=True
     )

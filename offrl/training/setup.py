@@ -163,6 +163,7 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     algorithm: Algorithm = algorithm_class(config.algo, dataset.spec, pretrained)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
+    check_stitching(config.algo, algorithm, dataset)
     task = dataset.spec.task
     if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:
         others = ",".join(k for k in task.observation_keys if k != "desired_goal")
@@ -198,6 +199,19 @@ def check_n_step(config: Any, possible: bool) -> None:
             f"algo.n_step={config.n_step}: {config.name} has no n-step targets, for it does not learn from steps of the data in a row; "
             "leave it at 1 (docs/critics.md lists those that have them)"
         )
+
+
+def check_stitching(config: Any, algorithm: Algorithm, dataset: Dataset) -> None:
+    """Raise UserError for stitched goals of an algorithm that draws none."""
+    if dataset.stitch and not getattr(algorithm.sampler(), "stitching", False):
+        asks = next((f"algo.{field}=goal" for field in ("condition", "prompt") if "goal" in choices(config, field)), "")
+        able = f"{config.name} does with {asks}" if asks else "take one that learns towards goals, such as gcbc, gciql or hiql"
+        raise UserError(f"dataset.augment=stitch replaces the goals that a policy learns towards, and {config.name} has none; {able}")
+
+
+def choices(config: Any, name: str) -> tuple[str, ...]:
+    """What a setting may be; () where there is none of that name, or anything goes."""
+    return next((f.metadata.get("choices") or () for f in dataclasses.fields(config) if f.name == name), ())
 
 
 def training_devices(config: TrainConfig, device: torch.device, many: int, mapped: bool, long: bool = True) -> list[torch.device]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
+from offrl.data.samplers.stitches import Stitches, stitched, stitches
 from offrl.data.samplers.transitions import SPAN, Batch, Episodes, Packed, by_weight, check_order, last_of_episodes, pack
 from offrl.errors import UserError
 
@@ -70,6 +72,7 @@ class GoalRows:
     columns: dict[str, Tensor]  # where they are not packed: of all rows of the data, of which
     rows: Tensor | None  # [R] these are meant; None: all
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
+    stitches: Stitches | None = None  # where goals are also of other trajectories
 
     def at(self, rows: Tensor) -> Tensor:
         """The indices of `rows` in the data."""
@@ -126,6 +129,11 @@ def choose(source: GoalRows, key: Tensor, rows: Tensor, mix: Mix) -> DrawnGoals:
     return DrawnGoals(torch.where(current, rows, picked), current, is_ahead & ~current, picked, is_ahead)
 
 
+def aim(source: GoalRows, key: Tensor, goal: DrawnGoals) -> Tensor:
+    """The rows [B] of an actor's goals, of which some that are ahead are stitched, where the data ask for it."""
+    return stitched(source.stitches, key, goal.rows, goal.ahead, source.last)
+
+
 def cut(rows: Tensor, goals: Tensor, last: Tensor, steps: int, beyond: int = 0) -> tuple[Tensor, Tensor]:
     """(m [B] int64, reached [B] bool) of windows of `steps` steps from `rows` [B]: how many steps m there are up to the goal, whose row is
     one of `goals` [B], or to the trajectory's end; and whether they end at the goal.
@@ -156,7 +164,13 @@ class GoalSampler:
     end at the goal. `goal_target` in offrl.families.goal_conditioned makes targets of them.
 
     Goals are the states of transitions: the column achieved_goals where the data have it, else the observations.
+
+    Of data with clusters (`Dataset.stitch`) a share of the actor's goals that are ahead is replaced by goals of other trajectories
+    (`stitches.stitched`): ACTOR_GOALS and HIGH_GOALS, of which subgoals go on as far as the goal of their own trajectory. The values' goals
+    are not, for "reached" is a row of the trajectory.
     """
+
+    stitching: ClassVar[bool] = True
 
     value: Mix | None = None
     actor: Mix | None = None
@@ -182,7 +196,13 @@ class GoalSampler:
         goals = dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
         unpacked = {} if packed is not None else columns
         numbers = None if len(rows) == len(dataset) else rows
-        return GoalRows(len(rows), last, goals, columns["observations"], packed, unpacked, numbers, weighted)
+        known = stitches(dataset, numbers)
+        if known is not None and self.actor is not None and self.actor.trajectory <= 0.0:
+            raise UserError(
+                f"{dataset.spec.name}: dataset.augment=stitch replaces the policy's goals that are ahead in the trajectory, and "
+                f"algo.actor_trajectory={self.actor.trajectory:g} draws none; raise it, or dataset.augment=none"
+            )
+        return GoalRows(len(rows), last, goals, columns["observations"], packed, unpacked, numbers, weighted, known)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key, 5)
@@ -196,9 +216,10 @@ class GoalSampler:
         if self.option_steps and self.value is not None:
             batch |= self._options(source, choose(source, keys[2], rows, self.value), rows)
         if self.actor is not None and not self.subgoal_steps:
-            batch[ACTOR_GOALS] = source.goal(choose(source, keys[3], rows, self.actor).rows)
+            batch[ACTOR_GOALS] = source.goal(aim(source, keys[3], choose(source, keys[3], rows, self.actor)))
         if self.actor is not None and self.subgoal_steps:
-            batch |= self._subgoals(source, choose(source, keys[4], rows, self.actor), rows)
+            goal = choose(source, keys[4], rows, self.actor)
+            batch |= {**self._subgoals(source, goal, rows), HIGH_GOALS: source.goal(aim(source, keys[4], goal))}
         return batch
 
     def _window(self, source: GoalRows, goals: Tensor, rows: Tensor) -> Batch:
@@ -211,7 +232,6 @@ class GoalSampler:
         target = torch.where(goal.ahead | goal.current, torch.minimum(subgoal, goal.rows), subgoal)
         return {
             LOW_GOALS: source.goal(subgoal),
-            HIGH_GOALS: source.goal(goal.rows),
             HIGH_TARGETS: source.goal(target),
             HIGH_TARGET_STATES: source.state(target),
         }

@@ -19,6 +19,7 @@ from offrl.data.samplers.goals import (
     GoalRows,
     GoalSampler,
     Mix,
+    aim,
     choose,
     cut,
 )
@@ -60,9 +61,9 @@ class HorizonSampler(GoalSampler):
         span, reached = cut(rows, goals, last, self.subgoal_steps)
         batch |= {VALUE_GOALS: source.goal(goals), SPAN: span, SUCCESSES: reached.float(), KNOWN: ((span > 0) | reached).float()}
         batch |= {VALUE_SUBGOALS: source.goal(rows + span), WINDOW_STATES: source.state(rows + span)}
-        goals = choose(source, keys[2], rows, self.actor).rows
-        target = rows + cut(rows, goals, last, self.subgoal_steps)[0]
-        batch |= {HIGH_GOALS: source.goal(goals), HIGH_TARGETS: source.goal(target)}
+        goal = choose(source, keys[2], rows, self.actor)
+        target = rows + cut(rows, goal.rows, last, self.subgoal_steps)[0]
+        batch |= {HIGH_GOALS: source.goal(aim(source, keys[2], goal)), HIGH_TARGETS: source.goal(target)}
         batch[LOW_GOALS] = source.goal(torch.minimum(rows + self.subgoal_steps, last))
         if self.low is not None:
             goals = choose(source, keys[3], rows, self.low).rows

@@ -20,6 +20,7 @@ from offrl.data.transforms.demonstrations import add_expert
 from offrl.data.transforms.episodes import concatenate, subsample, terminated_only, top_fraction
 from offrl.data.transforms.imagined import add_imagined, share_draws
 from offrl.data.transforms.reward_labels import label_rewards
+from offrl.data.transforms.stitch import add_clusters
 from offrl.data.transforms.weights import weight_episodes
 from offrl.settings.dataset import DatasetConfig
 
@@ -71,4 +72,6 @@ def apply_transforms(
         dataset = clip_to_margin(dataset, config.action_margin)
     if config.normalize_observations:
         dataset = normalize_observations(dataset, memory, owned)
+    if config.augment != "none":
+        dataset = add_clusters(dataset, config)
     return dataset
