@@ -3,6 +3,7 @@ these sums for rewards; and the windows of values of goals, which end at the goa
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -271,3 +272,11 @@ def test_data_without_an_order_are_refused(sampler: Any) -> None:
     data = from_arrays(OBSERVATIONS, ACTIONS, REWARDS, np.ones(9, bool), action_low=[-1.0] * A, action_high=[1.0] * A)
     with pytest.raises(UserError, match=r"algo\.n_step=2 sums the rewards of steps in a row.*dataset\.fields\.truncations"):
         sampler.prepare(data)
+
+
+@pytest.mark.parametrize(
+    "sampler", [TransitionSampler(("next_actions",), 3), GoalSampler(Mix(0.2, 0.5, 0.3), Mix(0.0, 1.0, 0.0), n_step=3)]
+)
+def test_columns_left_on_disk_give_the_same_windows(sampler: Any) -> None:
+    packed, mapped = (sampler(sampler.prepare(d), KEY, 64) for d in (dataset(), dataclasses.replace(dataset(), mapped=True)))
+    assert set(packed) == set(mapped) and all(torch.equal(packed[k], mapped[k]) for k in packed)
