@@ -135,7 +135,7 @@ def shared_table(table: dict[str, list[Setting]], shared: dict[tuple[str, str], 
 def details(name: str, page: Page, rows: list[Setting], shared: dict[tuple[str, str], None], symbol: dict[tuple[str, str], str]) -> str:
     """Actions, sources, presets and settings of one algorithm."""
     algorithm = registry.get("algo", name)
-    source = "algorithms/" + algorithm.__module__.split(".")[2]
+    source = "algorithms/" + (name if (ROOT / f"algorithms/{name}.py").exists() else algorithm.__module__.split(".")[2])
     source += "" if (ROOT / source).is_dir() else ".py"
     lines = [
         f"- Actions: {', '.join(algorithm.traits.actions)}",
