@@ -28,6 +28,8 @@ class OwnRandom(gym.Wrapper):
         base: Any = env.unwrapped
         # mazes draw in steps only where they teleport, and to change the generator takes five times as long as a step of the point
         self._draws = getattr(base, "_teleport_info", None) is not None or not hasattr(base, "maze_map")
+        if not hasattr(base, "maze_map"):  # arms make their spaces anew at each look, and Gymnasium complains of their float64 each time
+            self.observation_space, self.action_space = env.observation_space, env.action_space
 
     @contextlib.contextmanager
     def _own(self) -> Iterator[None]:
@@ -61,7 +63,7 @@ class Sparse(gym.RewardWrapper):
 def make(name: str, sparse: bool = False, **arguments: Any) -> gym.Env:
     """The environment of that OGBench name, without its limit of steps."""
     trust.check_environment(name)
-    with quiet():  # its action spaces are of float64, of which Gymnasium complains at each
+    with quiet():
         env = OwnRandom(gym.make(name, disable_env_checker=True, **arguments).unwrapped)
     return Sparse(env) if sparse else env
 
