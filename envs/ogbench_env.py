@@ -45,7 +45,7 @@ class OwnRandom(gym.Wrapper):
         if seed is not None:
             self._state = np.random.RandomState(seed).get_state()
             self.action_space.seed(seed)  # a reset takes a few random steps
-        with self._own():
+        with quiet(), self._own():
             return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
