@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from offrl import rng
 from offrl.actor import Actor, Carry
+from offrl.families.generative.chunks import traced
 from offrl.nn import Linear
 from offrl.nn.recurrent import GRU
 
@@ -70,7 +71,7 @@ class SequenceActor(Actor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         queue, left, previous = carry
         fresh = left == 0
-        if bool(fresh.any()):
+        if traced(fresh) or bool(fresh.any()):
             noise = NOISE * rng.normal(key, tuple(queue.shape)) if explore else None
             drawn = self.apply("sequence", observations, previous.unsqueeze(-2), self.execute, noise)
             queue = torch.where(fresh.reshape(-1, 1, 1), drawn, queue)

@@ -76,6 +76,11 @@ def description(policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], 
             f"a chunk of {length} actions in the environment's range, clipped to it, the first one first: play the first {execute}, one at "
             "each step, then give the observation of that moment for the next chunk; begin with a new one where an episode begins"
         )
+        if (decay := getattr(policy.actor, "ensemble", None)) is not None:
+            output["ensemble"] = decay
+            output["meaning"] += (
+                "; the policy itself plays the mean of what all chunks so far say of a step, weighted by exp(-ensemble i), i = 0 the oldest"
+            )
     digest = hashlib.sha256()
     for name, params in sorted(policy.state.params.items()):
         for key, value in sorted(params.items()):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import ope, rng
+from offrl.algorithms.act.algorithm import ACT, ACTConfig
 from offrl.algorithms.qc import QC, QCConfig
 from offrl.collect.environment import look
 from offrl.collect.record import Stop
@@ -239,6 +240,16 @@ def test_files_map_an_observation_to_a_chunk(tmp_path: Path, format: str, settin
             module = torch.export.load(done.path).module()
             found = [module(torch.from_numpy(observations[t - t % 3][None]))[0, t % 3].numpy() for t in range(8)]
         np.testing.assert_allclose(found, [acts.act(o) for o in observations], rtol=1e-5, atol=1e-6)
+
+
+def test_a_mean_of_chunks_is_the_callers(tmp_path: Path) -> None:
+    algorithm = ACT(ACTConfig(length=4, ensemble=0.01, width=8, feed_forward=16, heads=2, layers=1), SPEC)
+    acts = TrainedPolicy(algorithm, algorithm.init(1), 1)
+    done = export_policy(acts, tmp_path / "policy.pt2", "pt2")
+    output = json.loads(done.description.read_text())["outputs"][0]
+    assert output["ensemble"] == 0.01 and output["execute"] == 1 and "the mean of what all chunks so far say" in output["meaning"]
+    o = np.zeros((2, 2), np.float32)
+    np.testing.assert_allclose(torch.export.load(done.path).module()(torch.from_numpy(o)).numpy(), acts.chunk(o), rtol=1e-6)
 
 
 def test_a_check_sees_a_wrong_action_at_the_end_of_a_chunk() -> None:
