@@ -16,7 +16,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.sequences import RETURNS, VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch
 from offrl.families.generative.chunks import ChunkActor
-from offrl.families.generative.plans import PlanSettings, denoise, followed, noisy_plans, with_first_state
+from offrl.families.generative.plans import DiffusionPlanSettings, denoise, followed, noisy_plans, with_first_state
 from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
 from offrl.nn import MLP
 from offrl.nn.diffusion import signal
@@ -27,7 +27,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class DecisionDiffuserConfig(PlanSettings, TargetReturnSettings):
+class DecisionDiffuserConfig(DiffusionPlanSettings, TargetReturnSettings):
     """Settings of Decision Diffuser; the defaults are smaller than the authors', which `experiment=decision_diffuser/d4rl-gym` has."""
 
     name: str = "decision_diffuser"

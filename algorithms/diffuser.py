@@ -16,7 +16,7 @@ from offrl.data.samplers.sequences import VALID, SequenceSampler
 from offrl.data.samplers.transitions import Batch
 from offrl.data.transforms.columns import returns_to_go
 from offrl.families.generative.chunks import ChunkActor
-from offrl.families.generative.plans import PlanSettings, denoise, followed, noisy_plans, with_first_state
+from offrl.families.generative.plans import DiffusionPlanSettings, denoise, followed, noisy_plans, with_first_state
 from offrl.nn import flow
 from offrl.nn.temporal_unet import PlanValue, TemporalUnet
 from offrl.optim import Params
@@ -27,7 +27,7 @@ RETURN = "discounted_return"  # of the rest of the episode, from a window's firs
 
 
 @dataclass
-class DiffuserConfig(PlanSettings):
+class DiffuserConfig(DiffusionPlanSettings):
     """Settings of Diffuser; the defaults are the authors' for D4RL's locomotion tasks."""
 
     name: str = "diffuser"

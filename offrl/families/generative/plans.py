@@ -19,7 +19,7 @@ Predict = Callable[[Tensor, int], Tensor]  # (noisy plans [B, T, D], step) -> th
 
 
 @dataclass
-class PlanSettings:
+class DiffusionPlanSettings:
     """Settings of planners by diffusion; the defaults are Diffuser's (arXiv 2205.09991) for D4RL's locomotion tasks."""
 
     learning_rate: float = setting(2e-4, "Adam's learning rate", low=0.0)
