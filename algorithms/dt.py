@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from offrl.actor import Actor
-from offrl.algorithm import Metrics, TrainState
+from offrl.actor import Actor, Carry
+from offrl.algorithm import Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.sequences import RETURNS, STEPS, VALID
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.goals import ACHIEVED, ACTOR_GOALS
+from offrl.data.samplers.sequences import RETURNS, STEPS, VALID, GoalSequenceSampler
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families.goal_conditioned import required_goals
 from offrl.families.return_conditioned import TargetReturnSettings, fit_target_return
-from offrl.families.sequence import SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
+from offrl.families.sequence import GoalHistory, SequenceActor, SequenceModel, SequenceSettings, TargetReturnActor, masked_mean
 from offrl.optim import Params
 from offrl.registry import register
+from offrl.settings.field import setting
 
 
 @dataclass
@@ -24,29 +29,60 @@ class DTConfig(TargetReturnSettings, SequenceSettings):
     """Settings of DT."""
 
     name: str = "dt"
+    prompt: str = setting(
+        "return",
+        "what the policy is asked for: return: to earn target_return; goal: to reach a goal, in training a later state of the episode",
+        choices=("return", "goal"),
+    )
 
 
 @register("algo", "dt")
 class DT(SequenceModel):
-    """Imitate the data's actions given the last K steps and the return to go; act with a target return, less the rewards earned so far."""
+    """Imitate the data's actions given the last K steps and the return to go; act with a target return, less the rewards earned so far.
+
+    With `prompt` goal, as in arXiv 2401.11237, the token of a return is the goal's, the same at all steps, and a step's time its place in
+    the window.
+    """
 
     Config = DTConfig
+
+    @classmethod
+    def traits_for(cls, config: Any) -> Traits:
+        return dataclasses.replace(cls.traits, goal_conditioned=config.prompt == "goal")
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None = None) -> Any:
         return fit_target_return(super().fit_config(config, dataset, grid), dataset)
 
+    @property
+    def goal_dim(self) -> int:
+        """G: the dimension of a goal."""
+        return self.spec.goal_dim or self.spec.observation_dim
+
+    def sampler(self) -> Sampler:
+        c = self.config
+        if c.prompt == "return":
+            return super().sampler()
+        goals, extra = (ACHIEVED, (ACHIEVED,)) if self.spec.goal_dim else ("observations", ())
+        return GoalSequenceSampler(c.context, extra, c.padding == "left", goals=goals)
+
     def sizes(self) -> dict[str, int]:
+        if self.config.prompt == "goal":
+            return {"goal": self.goal_dim, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
         return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of section 3, R_t the return to go."""
+        """(R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of section 3, R_t the return to go; or the goal in its place."""
+        if self.config.prompt == "goal":
+            goals = batch[ACTOR_GOALS].unsqueeze(1).expand(-1, batch["actions"].shape[1], -1)
+            return {"goal": goals, "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
         returns = batch[RETURNS] / self.config.return_scale
         return {"return": returns.unsqueeze(-1), "observation": batch["observations"], "action": self.spec.encode(batch["actions"])}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |a_t - pi(R_1, s_1, a_1, ..., R_t, s_t)|^2, or -log pi(a_t | ...), the mean over all steps of the windows (algorithm 1)."""
-        dist = self.apply("actor", actor, self.tokens(batch), batch[STEPS], batch[VALID], key)
+        places = (batch[VALID].cumsum(-1) - 1).clamp(min=0) if self.config.prompt == "goal" else batch[STEPS]
+        dist = self.apply("actor", actor, self.tokens(batch), places, batch[VALID], key)
         loss = masked_mean(self.policy.bc_loss(dist, batch["actions"]), batch[VALID])
         return loss, {"actor/loss": loss}
 
@@ -54,4 +90,25 @@ class DT(SequenceModel):
         return self.descend(state, "actor", self.actor_loss, batch, key)
 
     def actor(self, state: TrainState) -> Actor:
-        return TargetReturnActor(self, state)
+        return GoalPromptActor(self, state) if self.config.prompt == "goal" else TargetReturnActor(self, state)
+
+
+class GoalPromptActor(SequenceActor):
+    """Policy given the goal at every step."""
+
+    algorithm: DT
+
+    def start(self, episodes: int) -> Carry:
+        carry = super().start(episodes)
+        return GoalHistory(carry.window, carry.remaining)
+
+    def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
+        return dataclasses.replace(carry, goals=goals)
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        window = self.enter(carry, observations)
+        tokens = self.algorithm.tokens({**window, ACTOR_GOALS: required_goals(self.algorithm, carry.goals)})
+        places = torch.arange(window[STEPS].shape[1], device=observations.device).expand(window[STEPS].shape)
+        dist = tuple(x[:, -1] for x in self.apply("actor", tokens, places))
+        actions = self.choose(dist, key, explore)
+        return actions, self.with_actions(carry, window, actions)

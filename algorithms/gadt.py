@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.actor import Actor, Carry
@@ -20,7 +19,7 @@ from offrl.data.samplers.goals import ACHIEVED
 from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.families.goal_conditioned import required_goals
-from offrl.families.sequence import History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
+from offrl.families.sequence import GoalHistory, History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
 from offrl.families.subgoals import Candidates, Subgoals
 from offrl.families.teacher import CHUNK, TeacherSettings, values_requirement
 from offrl.optim import Params
@@ -54,16 +53,6 @@ class GADTConfig(TeacherSettings, SequenceSettings):
     value_hidden: list[int] = setting([512, 512, 512], "widths of the same HIQL's hidden layers", low=1)
     value_batch_size: int = setting(1024, "transitions in a batch of the same HIQL", low=1)
     value_learning_rate: float = setting(3e-4, "the same HIQL's learning rate", low=0.0, shared=True)
-
-
-@dataclass(frozen=True)
-class GoalHistory(History):
-    """A `History` with the goals [E, G] of the episodes; None: none was set."""
-
-    goals: Tensor | None = None
-
-
-pytree.register_dataclass(GoalHistory)
 
 
 @register("algo", "gadt")

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.actor import Actor
+from offrl.algorithm import Metrics, TrainState, Traits
+from offrl.data.samplers.goals import ACTOR_GOALS, GoalSampler, Mix
 from offrl.data.samplers.sequences import RETURNS, STEPS
-from offrl.data.samplers.transitions import Batch
+from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.families.goal_conditioned import GoalActor, concatenate
 from offrl.families.return_conditioned import OutcomeConditioned, OutcomeSettings
 from offrl.optim import Params
 from offrl.registry import register
@@ -24,23 +28,43 @@ class RvSConfig(OutcomeSettings):
     condition: str = setting(
         "average",
         "average: the return to go divided by the steps that are left until `max_length`, and when acting a constant; to_go: the return "
-        "that is left, less with every reward (RCSL)",
-        choices=("average", "to_go"),
+        "that is left, less with every reward (RCSL); goal: a later state of the trajectory (RvS-G)",
+        choices=("average", "to_go", "goal"),
     )
 
 
 @register("algo", "rvs")
 class RvS(OutcomeConditioned):
-    """Behaviour cloning whose network also sees the average reward of what came after, and when acting the target return."""
+    """Behaviour cloning whose network also sees the average reward of what came after, and when acting the target return; or a state that
+    came after, uniform over the rest of the trajectory, and when acting the goal."""
 
     Config = RvSConfig
 
+    @classmethod
+    def traits_for(cls, config: Any) -> Traits:
+        return replace(cls.traits, goal_conditioned=config.condition == "goal")
+
+    @property
+    def outcome_dim(self) -> int:
+        return (self.spec.goal_dim or self.spec.observation_dim) if self.config.condition == "goal" else 1
+
+    def sampler(self) -> Sampler:
+        return GoalSampler(actor=Mix(0.0, 1.0, 0.0, geometric=False)) if self.config.condition == "goal" else super().sampler()
+
+    def actor(self, state: TrainState) -> Actor:
+        return GoalActor(self, state) if self.config.condition == "goal" else super().actor(state)
+
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """-E log pi(a | s, w), w the outcome of (s, a) in the data: the return to go, or its average over the steps left (RvS-R)."""
-        x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
+        """-E log pi(a | s, w), w the outcome of (s, a) in the data: the return to go, its average over the steps left (RvS-R), or a later
+        state (RvS-G)."""
+        if self.config.condition == "goal":
+            x = concatenate(batch["observations"], batch[ACTOR_GOALS])
+        else:
+            x = self.inputs(batch["observations"], self.outcome(batch[RETURNS], batch[STEPS]))
         loss = self.policy.bc_loss(self.apply("actor", actor, x, key), batch["actions"]).mean()
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
-        steps = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
-        return self.descend(state, "actor", self.actor_loss, steps, key)
+        if self.config.condition != "goal":
+            batch = {name: column[:, 0] for name, column in batch.items()}  # windows of one step
+        return self.descend(state, "actor", self.actor_loss, batch, key)

@@ -141,7 +141,7 @@ class TrainedPolicy:
     def with_target_return(self, target_return: float) -> TrainedPolicy:
         """The same policy with another target return, in the units of the recorded rewards. Raises UserError for one that takes none."""
         name = self.algorithm.config.name
-        if not hasattr(self.algorithm.config, "target_return"):
+        if not hasattr(self.algorithm.config, "target_return") or self.goal_conditioned:
             raise UserError(f"a policy of {name} cannot be asked for a return: only return-conditioned ones can, such as dt or rvs")
         if not math.isfinite(target_return):
             raise UserError(f"target_return={target_return} is not finite")

@@ -113,9 +113,14 @@ class OutcomeConditioned(Algorithm):
             config = dataclasses.replace(config, max_length=int(dataset.episode_lengths()[drawn_episodes(dataset)].max()))
         return config
 
+    @property
+    def outcome_dim(self) -> int:
+        """The width of an outcome w."""
+        return 1
+
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        inputs = s.observation_dim + 1
+        inputs = s.observation_dim + self.outcome_dim
         return {"actor": make_policy(c.policy, inputs, s.action_dim, s.num_actions, c.hidden, dropout=c.dropout)}
 
     def sampler(self) -> Sampler:

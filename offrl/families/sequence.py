@@ -134,6 +134,16 @@ class History:
 pytree.register_dataclass(History)
 
 
+@dataclass(frozen=True)
+class GoalHistory(History):
+    """A `History` with the goals [E, G] of the episodes; None: none was set."""
+
+    goals: Tensor | None = None
+
+
+pytree.register_dataclass(GoalHistory)
+
+
 class SequenceModel(Algorithm):
     """A policy over the last K steps. A subclass has its tokens, its loss and its update.
 

@@ -49,16 +49,17 @@ def test_found_in_the_data() -> None:
     assert found == {(0, 10.0), (1, 9.0), (2, 7.0), (3, 4.0), (0, 18.0), (1, 13.0), (2, 7.0)}
 
 
-@pytest.mark.parametrize("condition", ["to_go", "average"])
+@pytest.mark.parametrize("condition", ["to_go", "average", "goal"])
 def test_update(condition: str) -> None:
     dataset = data()
     algorithm, state = make(dataset, condition=condition)
     batch = algorithm.sampler()(algorithm.sampler().prepare(dataset), KEY, 8)
-    x = {k: v.numpy().astype(np.float64)[:, 0] for k, v in batch.items()}
-    outcome = x["returns_to_go"] / 18.0
+    steps = batch if condition == "goal" else {k: v[:, 0] for k, v in batch.items()}
+    x = {k: v.numpy().astype(np.float64) for k, v in steps.items()}
+    outcome = x["actor_goals"] if condition == "goal" else (x["returns_to_go"] / 18.0)[:, None]
     if condition == "average":  # the authors' average reward, times 4 steps
-        outcome = 4.0 * (x["returns_to_go"] / (4.0 - x["timesteps"])) / 18.0
-    inputs = np.concatenate([x["observations"], outcome[:, None]], 1)
+        outcome = 4.0 * (x["returns_to_go"] / (4.0 - x["timesteps"]))[:, None] / 18.0
+    inputs = np.concatenate([x["observations"], outcome], 1)
     actor = ref.net(state.params["actor"], "net.")
     adam = ref.Adam(lambda t: LR)
     for t in range(3):

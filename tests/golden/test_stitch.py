@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offrl import rng
+from offrl import registry, rng
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import (
@@ -20,10 +20,12 @@ from offrl.data.samplers.goals import (
     GoalSampler,
     Mix,
 )
+from offrl.data.samplers.sequences import GoalSequenceSampler
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.stitch import CLUSTERS, add_clusters, clusters, leaving
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from offrl.training.setup import check_stitching
 
 AHEAD = Mix(0.0, 1.0, 0.0, geometric=False)
 
@@ -121,6 +123,109 @@ def test_stitching_solves_what_no_trajectory_does() -> None:
     assert int(stitched[0, 4, 1]) == int(stitched[0, 8, 0]) == 0 < min(int(stitched[0, 4, 0]), int(stitched[0, 8, 1]))
     # from the first trajectory's row 0: j = 2 (1/2), the row 2 of the other one (1/2), its last row of three (1/3)
     assert float(stitched[0, 4, 0]) / 200_000 == pytest.approx(1 / 12 / 12, rel=0.15)
+
+
+# ---- windows of sequence models
+
+
+def window_draws(data: Dataset, length: int, count: int = 60_000, left: bool = False) -> dict[str, Tensor]:
+    sampler = GoalSequenceSampler(length, left=left)
+    return sampler(sampler.prepare(data), rng.make_key(5), count)
+
+
+def test_goals_are_after_the_window() -> None:
+    """Rows 0-4, windows of 2: from row 0 the goal is 2, 3 or 4, from row 2 it is 4; one that reaches the end has the last row."""
+    batch = window_draws(chain([0] * 5, [5], 0.0), 2)
+    first, goals = batch["observations"][:, 0, 0], batch[ACTOR_GOALS][:, 0]
+    for row, expected in {0: {2, 3, 4}, 1: {3, 4}, 2: {4}, 3: {4}, 4: {4}}.items():
+        share = [float((goals[first == row] == goal).float().mean()) for goal in expected]
+        assert share == pytest.approx([1 / len(expected)] * len(expected), abs=0.03)
+    assert torch.equal(batch["valid"].sum(1) == 1, first == 4)
+    left = window_draws(chain([0] * 5, [5], 0.0), 2, 1000, left=True)
+    assert bool((left[ACTOR_GOALS][~left["valid"][:, 0]] == 4).all())
+
+
+def test_windows_go_on_in_another_trajectory() -> None:
+    """K = 3. Rows 0-3 and 4-8; row 2 and row 5 are one cluster, every other row is its own. From row 0: j = 1 goes on at 1; j = 3 is the
+    end, after which nothing follows within the window (3 - 0 < 3 is false, so the window stays and the goal is 3); j = 2 goes on at
+    2 (after it one more row is needed, row 3: window 0, 1, 2, goal 3) or at 5: window 0, 1, 5, and the goal 6, 7 or 8."""
+    batch = window_draws(chain([0, 1, 2, 3, 4, 2, 6, 7, 8], [4, 5], 1.0), 3)
+    of_first = batch["observations"][:, 0, 0] == 0
+    windows, goals = batch["observations"][of_first, :, 0], batch[ACTOR_GOALS][of_first, 0]
+    crossing = windows[:, 2] == 5
+    assert bool((windows[crossing] == torch.tensor([0.0, 1.0, 5.0])).all()) and bool(
+        (windows[~crossing] == torch.tensor([0.0, 1.0, 2.0])).all()
+    )
+    assert float(crossing.float().mean()) == pytest.approx(1 / 6, abs=0.02)  # j is 1, 2 or 3, then 2 or 5
+    assert bool((goals[~crossing] == 3).all())
+    assert [float((goals[crossing] == g).float().mean()) for g in (6, 7, 8)] == pytest.approx([1 / 3] * 3, abs=0.05)
+    assert bool(batch["valid"][of_first].all())
+    # row 8 is a last row, with nothing ahead: its window stays as it is
+    at_end = batch["observations"][:, 0, 0] == 8
+    assert batch["valid"][at_end].sum(1).unique().tolist() == [1] and bool((batch[ACTOR_GOALS][at_end] == 8).all())
+
+
+def test_a_window_with_nothing_to_follow_is_drawn_anew() -> None:
+    """K = 3, rows 0-3 and 4-5, cluster of rows 2 and 5: (j, w) = (2, 5) leaves no row for a goal and is drawn again; (2, 2), (1, 1) and
+    (3, 3) stay. Their windows are 0, 1, 2 with goal 3."""
+    batch = window_draws(chain([0, 1, 2, 3, 4, 2], [4, 2], 1.0), 3)
+    of_first = batch["observations"][:, 0, 0] == 0
+    assert bool((batch["observations"][of_first, :, 0] == torch.tensor([0.0, 1.0, 2.0])).all())
+    assert bool((batch[ACTOR_GOALS][of_first] == 3).all())
+
+
+def test_prompted_and_goal_conditioned_policies_see_the_same_goals() -> None:
+    """RvS with condition=goal learns by GoalSampler, DT with prompt=goal by windows; at one step they are asked for the goal alone."""
+    data = crossing(0.5)
+    for name, settings in (
+        ("rvs", {"condition": "goal", "hidden": [8]}),
+        ("dt", {"prompt": "goal", "width": 8, "layers": 1, "context": 2}),
+    ):
+        kind = registry.get("algo", name)
+        algorithm = kind(kind.fit_config(kind.Config(**settings), data), data.spec)
+        assert algorithm.traits.goal_conditioned and not kind.traits.goal_conditioned
+        sampler = algorithm.sampler()
+        batch = sampler(sampler.prepare(data), rng.make_key(0), 8)
+        assert batch[ACTOR_GOALS].shape == (8, 9)
+        state = algorithm.init(0)
+        _, metrics = algorithm.update(state, batch, rng.make_key(1), phase=0)
+        assert bool(metrics["actor/loss"].isfinite())
+        with pytest.raises(UserError, match="acts towards a goal"):
+            algorithm.actor(state).act(algorithm.actor(state).start(2), torch.eye(9)[:2], rng.make_key(0), explore=False)
+        check_stitching(algorithm.config, algorithm, data)
+        plain = kind(kind.fit_config(kind.Config(), data), data.spec)
+        with pytest.raises(UserError, match=f"{name} has none; {name} does with algo.(condition|prompt)=goal"):
+            check_stitching(plain.config, plain, data)
+
+
+def test_dt_acts_on_places_in_the_window_and_the_goal_of_now() -> None:
+    """The distribution at the last of three steps is that of a training window with the same goal, though the episode is older."""
+    g = np.random.default_rng(0)
+    data = from_arrays(
+        g.normal(size=(40, 3)), g.uniform(-1, 1, (40, 2)), np.zeros(40), np.arange(40) % 20 == 19, action_low=-1.0, action_high=1.0
+    )
+    kind = registry.get("algo", "dt")
+    algorithm = kind(kind.fit_config(kind.Config(prompt="goal", context=2, width=8, layers=1, dropout=0.0), data), data.spec)
+    state = algorithm.init(0)
+    params = {k: v + 0.1 * rng.normal(rng.make_key(i), tuple(v.shape)) for i, (k, v) in enumerate(state.params["actor"].items())}
+    actor = algorithm.actor(state._replace(params={"actor": params}))
+    goal, seen = torch.randn(1, 3), data.columns["observations"][:3]
+    carry, actions = actor.set_goal(actor.start(1), torch.zeros(1, 3)), []
+    for t in range(3):
+        carry = actor.set_goal(carry, goal if t == 2 else torch.zeros(1, 3))
+        action, carry = actor.act(carry, seen[t : t + 1], rng.make_key(0), explore=False)
+        actions.append(action)
+    window = {"observations": seen[1:3].unsqueeze(0), "actions": torch.stack([actions[1], torch.zeros(1, 2)], 1), ACTOR_GOALS: goal}
+    dist = algorithm.apply("actor", params, algorithm.tokens(window), torch.tensor([[0, 1]]))
+    torch.testing.assert_close(actions[2], algorithm.policy.mode(tuple(x[:, -1] for x in dist)))
+
+
+def test_others_refuse_it() -> None:
+    data = crossing(0.5)
+    kind = registry.get("algo", "iql")
+    algorithm = kind(kind.Config(hidden=[8]), data.spec)
+    with pytest.raises(UserError, match="iql has none; take one that learns towards goals, such as gcbc"):
+        check_stitching(algorithm.config, algorithm, data)
 
 
 # ---- clusters

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
+from offrl.data.samplers.goals import ACTOR_GOALS
+from offrl.data.samplers.stitches import Stitches, later, stitches
 from offrl.data.samplers.transitions import Batch, Episodes, Packed, alias_table, pack
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
@@ -38,6 +41,13 @@ class Sequences:
             return self.packed.take(rows)
         at = rows if self.rows is None else self.rows[rows]
         return {name: c[at] for name, c in self.columns.items()} | {name: c[rows] for name, c in self.made.items()}
+
+
+@dataclass(frozen=True)
+class GoalSequences(Sequences):
+    """The source of GoalSequenceSampler."""
+
+    stitches: Stitches | None = None  # where goals are also of other episodes
 
 
 @dataclass(frozen=True)
@@ -88,22 +98,94 @@ class SequenceSampler:
         return Sequences(total, last, None, columns, rows, made, weighted)
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
+        return windows(source, self.draw(source, key, batch_size), self.length, self.left)
+
+    @staticmethod
+    def draw(source: Sequences, key: Tensor, batch_size: int) -> Tensor:
+        """The first rows [B] of windows."""
         if source.weighted is None:
-            begin = rng.randint(key, (batch_size,), source.count)
-        else:
-            begin = source.weighted.draw(key, batch_size)
-        return windows(source, begin, self.length, self.left)
+            return rng.randint(key, (batch_size,), source.count)
+        return source.weighted.draw(key, batch_size)
+
+
+@dataclass(frozen=True)
+class GoalSequenceSampler(SequenceSampler):
+    """SequenceSampler's windows, each with one goal for all of its steps, ACTOR_GOALS [B, G]: where the episode is after the window, any of
+    the later rows alike, or at its end where the window reaches that.
+
+    Of data with clusters (`Dataset.stitch`) a share of the windows is stitched as in arXiv 2401.11237. A later row j of the episode gives
+    way to another row w of its cluster. Where j lies in the window, it goes on at w to its full length; the goal is of what follows, in w's
+    episode. (j, w) are drawn up to eight times, until there is something to follow; where there never is, the window stays as it was.
+
+    goals: the column that goals are taken from.
+    """
+
+    goals: str = "observations"
+
+    stitching: ClassVar[bool] = True
+
+    def prepare(self, dataset: Dataset) -> GoalSequences:
+        base = super().prepare(dataset)
+        values = {f.name: getattr(base, f.name) for f in fields(base)}
+        drawn = drawn_episodes(dataset)
+        start, lengths = dataset.episode_start[drawn], dataset.episode_lengths()[drawn]
+        first = torch.cumsum(lengths, 0) - lengths
+        rows = torch.arange(base.count, device=dataset.device) + torch.repeat_interleave(start - first, lengths)
+        return GoalSequences(**values, stitches=stitches(dataset, rows))
+
+    def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
+        assert isinstance(source, GoalSequences)
+        keys = rng.split(key, 3)
+        begin = self.draw(source, keys[0], batch_size)
+        rows, valid = window_rows(source, begin, self.length, self.left)
+        last = source.last[begin]
+        goals = later(keys[1], torch.minimum(begin + self.length, last), last)
+        if source.stitches is not None:
+            rows, valid, goals = self._stitched(source, source.stitches, keys[2], begin, rows, valid, goals)
+        return {**gather(source, rows, valid), ACTOR_GOALS: source.take(goals)[self.goals].flatten(1).float()}
+
+    def _stitched(
+        self, source: Sequences, known: Stitches, key: Tensor, begin: Tensor, rows: Tensor, valid: Tensor, goals: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        keys, tries = rng.split(key, 4), (TRIES, len(begin))
+        ahead = (source.last[begin] - begin).expand(tries)
+        steps = 1 + rng.randint(keys[0], tries, ahead.clamp(min=1))  # from the window's first row to j
+        other = known.through(keys[1], torch.minimum(begin + steps, source.last[begin]))
+        after = other + (self.length - steps).clamp(min=0)  # the first row that may be the goal
+        fits = (after <= source.last[other]) & (ahead > 0)
+        chosen = fits.int().argmax(0, keepdim=True)  # the first try of those that fit
+        steps, other, after = (x.gather(0, chosen).squeeze(0) for x in (steps, other, after))
+        use = fits.any(0) & rng.bernoulli(keys[2], (len(begin),), known.probability)
+        index = torch.arange(self.length, device=begin.device)
+        own, join = begin.unsqueeze(-1) + index, steps.unsqueeze(-1)
+        pieces = torch.where(index < join, own, other.unsqueeze(-1) + index - join)
+        end = source.last[other]
+        goal = later(keys[3], torch.minimum(after, end), end)
+        wide = use.unsqueeze(-1)
+        return torch.where(wide, pieces, rows), valid | wide, torch.where(use, goal, goals)
+
+
+TRIES = 8
 
 
 def windows(source: Sequences, begin: Tensor, length: int, left: bool = False) -> Batch:
     """The windows of `length` steps that start at rows `begin` [B]; see SequenceSampler."""
+    return gather(source, *window_rows(source, begin, length, left))
+
+
+def window_rows(source: Sequences, begin: Tensor, length: int, left: bool) -> tuple[Tensor, Tensor]:
+    """(rows int64, valid bool) [B, length] of such windows."""
     index = torch.arange(length, device=begin.device)
     last = source.last[begin].unsqueeze(-1)  # [B, 1]
     if left:
         index = index - (length - (last - begin.unsqueeze(-1) + 1)).clamp(min=0)
     at = begin.unsqueeze(-1) + index
     valid = (at <= last) & (index >= 0)
-    rows = torch.minimum(torch.maximum(at, begin.unsqueeze(-1)), last)
+    return torch.minimum(torch.maximum(at, begin.unsqueeze(-1)), last), valid
+
+
+def gather(source: Sequences, rows: Tensor, valid: Tensor) -> Batch:
+    """The columns of rows [B, K], zeros where they are not `valid` [B, K], and `valid`."""
     batch = source.take(rows.flatten())
     shaped = {}
     for name, column in batch.items():
