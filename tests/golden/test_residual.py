@@ -16,7 +16,7 @@ from offrl.algorithms.bc import BCConfig
 from offrl.data.dataset import DataSpec
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual import Residual, ResidualConfig
-from offrl.finetuning.residual.rollout import Row, batch_of
+from offrl.finetuning.residual.rollout import RolloutStep, batch_of
 
 ONES = torch.ones(3)
 
@@ -213,12 +213,12 @@ class Known:
         return observations[..., 0]
 
 
-def played(over: int, terminated: bool) -> list[Row]:
+def played(over: int, terminated: bool) -> list[RolloutStep]:
     """Three steps of one environment that see .5, .25, .1; its episode is over after step `over`, at .3, and the last state is .8."""
     rows = []
     for t, value in enumerate((0.5, 0.25, 0.1)):
         flag, zero = torch.tensor([[t == over]]), torch.zeros(1, 1)
-        row = Row(
+        row = RolloutStep(
             torch.tensor([[[value, 9.0]]]), zero[..., None], zero[..., None], zero, zero + float(t == 1), flag & terminated, flag, zero + 1
         )
         after = 0.8 if t == 2 else 0.3 if t == over else None

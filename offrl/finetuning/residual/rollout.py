@@ -25,7 +25,7 @@ from offrl.finetuning.transitions import normal
 
 
 @dataclass
-class Row:
+class RolloutStep:
     """One step of all environments: [N, E, ...] on the device."""
 
     observations: Tensor  # that the residual saw, normalised as the data's
@@ -77,7 +77,7 @@ class Bases:
 def play_on(
     play: Play, bases: Bases, learner: ResidualLearner, keys: Tensor, t: int, steps: int,
     earn: Callable[[Turn, int], Tensor], checked: Callable[[np.ndarray, bool], bool],
-) -> list[Row]:  # fmt: skip
+) -> list[RolloutStep]:  # fmt: skip
     """`steps` steps of all environments from environment step t of each replica; `earn` gives their rewards [N, E] from what came of
     a step and its time. checked: whether actions [N, E, A] may be played; if not it was seen to, unless it was the last try, which raises.
     keys [N]: of the replicas."""
@@ -90,7 +90,7 @@ def play_on(
     def drawn(t: int) -> tuple[Tensor, ...]:
         return rng.split(rng.fold_in(rng.fold_in(keys, ACTING), t))
 
-    rows: list[Row] = []
+    rows: list[RolloutStep] = []
     for step in range(steps):
         base_key, noise_key = drawn(t)
         observations, base_actions, carries = bases.look(bases.carries, seen(play.current), base_key)
@@ -103,7 +103,7 @@ def play_on(
         t += envs
         rewards = earn(turn, t)
         flags = [torch.from_numpy(x.reshape(many, envs)).to(device) for x in (turn.terminated, turn.over, turn.valid)]
-        row = Row(observations, base_actions, u, log_prob, rewards.to(device), flags[0], flags[1], flags[2].float())
+        row = RolloutStep(observations, base_actions, u, log_prob, rewards.to(device), flags[0], flags[1], flags[2].float())
         if step == steps - 1 or bool((flags[1] & ~flags[0]).any()):
             after = bases.look(carries, seen(turn.next_observations), drawn(t)[0])  # with a copy of their memory
             row.after = after[0], after[1]
@@ -112,10 +112,10 @@ def play_on(
     return rows
 
 
-def batch_of(rows: list[Row], learner: ResidualLearner) -> Batch:
+def batch_of(rows: list[RolloutStep], learner: ResidualLearner) -> Batch:
     """The rows as a batch [N, T x E, ...] with advantages and returns, from the values before anything is learnt of them."""
     config = learner.residual.config
-    columns: dict[str, Any] = {f.name: torch.stack([getattr(r, f.name) for r in rows]) for f in fields(Row) if f.name != "after"}
+    columns: dict[str, Any] = {f.name: torch.stack([getattr(r, f.name) for r in rows]) for f in fields(RolloutStep) if f.name != "after"}
     times, many, envs = columns["rewards"].shape
 
     def flat(x: Tensor) -> Tensor:
