@@ -60,7 +60,8 @@ class ChunkBC(Algorithm):
         if self.config.policy == "deterministic":
             loss = valid_mean((dist[0] - actions).square(), valid)
         else:
-            loss = -torch.where(valid, gaussian_log_prob(*dist, actions), 0.0).sum(-1).mean()
+            mean, log_std = dist
+            loss = -torch.where(valid, gaussian_log_prob(mean, log_std, actions), 0.0).sum(-1).mean()
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

@@ -48,7 +48,7 @@ class OpenLoop(NamedTuple):
     previous: Tensor  # [E, A]: the one that was played last; 0 at the start
 
 
-class SequenceActor(Actor):
+class RolledOutActor(Actor):
     """Policy that plays D actions from one observation, whatever happens meanwhile."""
 
     algorithm: SequenceRL

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.actor import Actor, NoisyActor
 from offrl.algorithm import Metrics, TrainState
-from offrl.algorithms.sequence_rl.actor import SequenceActor, SequenceNet
+from offrl.algorithms.sequence_rl.actor import RolledOutActor, SequenceNet
 from offrl.algorithms.sequence_rl.sampler import PREVIOUS, WINDOW_ACTIONS, WINDOW_OBSERVATIONS, WINDOW_VALID, RecallSampler, RecallSource
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
@@ -168,7 +168,7 @@ class SequenceRL(TD3):
         return self.move_targets(state), {**critic, **actor, **sequence}
 
     def actor(self, state: TrainState) -> Actor:
-        return NoisyActor(self, state) if self.config.execute == 0 else SequenceActor(self, state)
+        return NoisyActor(self, state) if self.config.execute == 0 else RolledOutActor(self, state)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:

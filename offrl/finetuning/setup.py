@@ -285,11 +285,7 @@ def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
     kind, changes = registry.get("algo", name), finetune_settings(name)
     if name == "residual":
         raise UserError("residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
-    able = ", ".join(
-        n
-        for n, k in registry.names("algo").items()
-        if _learns_from_rewards(k) and finetune_settings(n) is not None
-    )
+    able = ", ".join(n for n, k in registry.names("algo").items() if _learns_from_rewards(k) and finetune_settings(n) is not None)
     if not _learns_from_rewards(kind):
         raise UserError(f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it nothing; "
                         f"those that can be fine-tuned: {able}")  # fmt: skip

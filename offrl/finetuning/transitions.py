@@ -15,7 +15,7 @@ from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.finetuning.environments import Turn
 from offrl.finetuning.replay_buffer import Column
-from offrl.finetuning.windows import Windows
+from offrl.finetuning.windows import RingWindows
 
 LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
 Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # (rewards, terminations, first rows, last + 1) -> [R]
@@ -69,7 +69,7 @@ class Rows:
         """returns: what returns_to_go of whole episodes are; see `returns_of`. sampler: the algorithm's, where it may draw windows; rows
         are then windows, and `columns` becomes theirs."""
         self.spec, self.returns = spec, returns
-        self.windows = Windows(sampler, replicas * envs) if sampler is not None and Windows.needed(sampler) else None
+        self.windows = RingWindows(sampler, replicas * envs) if sampler is not None and RingWindows.needed(sampler) else None
         self.single = columns  # of one step
         self.columns = columns if self.windows is None else self.windows.columns(columns)
         self.owner = np.repeat(np.arange(replicas), envs)

@@ -19,7 +19,7 @@ from offrl.finetuning.replay_buffer import Column
 Row = dict[str, Any]
 
 
-class Windows:
+class RingWindows:
     """The windows of K environments: rows go in, in order, and come out with the steps after them."""
 
     def __init__(self, sampler: Any, environments: int) -> None:

@@ -139,8 +139,8 @@ def check_decisions(name: str, policy: Any) -> None:
     """
     if (count := getattr(getattr(policy, "actor", None), "execute", 1)) > 1:
         raise UserError(
-            f"candidate {name} plays {count} actions at a time, whatever it sees meanwhile, and fqe, wis and dr value a policy by its action "
-            "in each state: method=model plays it out (from Python: policy.with_settings({'execute': 1}) decides at each step)"
+            f"candidate {name} plays {count} actions at a time, whatever it sees meanwhile, and fqe, wis and dr value a policy by its "
+            "action in each state: method=model plays it out (from Python: policy.with_settings({'execute': 1}) decides at each step)"
         )
 
 

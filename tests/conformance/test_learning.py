@@ -89,7 +89,23 @@ def test_imitation_overfits_a_known_function(case: Case) -> None:
 
 
 # seconds each: one algorithm of a family is always trained, the others in the slow tests, and what takes longest on demand
-RELATIVES = (*DESCENDANTS, "breeze", "fb", "skill_iql", "cal_ql", "combo", "edac", "mbrcsl", "mobile", "morel", "rambo", "tt", "xql", "diffuser", "decision_diffuser")
+RELATIVES = (
+    *DESCENDANTS,
+    "breeze",
+    "fb",
+    "skill_iql",
+    "cal_ql",
+    "combo",
+    "edac",
+    "mbrcsl",
+    "mobile",
+    "morel",
+    "rambo",
+    "tt",
+    "xql",
+    "diffuser",
+    "decision_diffuser",
+)
 LATER = {"marks": pytest.mark.learning}
 COARSE = {"fb": 0.33, "breeze": 0.3}  # they learn for every reward at once, and this one is finer than they see: 0.4 is to learn nothing
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]

@@ -70,7 +70,9 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
 @pytest.mark.parametrize(("experiment", "row"), ROWS)
 def test_a_row_is_for_a_data_set_of_a_benchmark_and_is_what_its_run_gets(experiment: str, row: str) -> None:
     algo, (_, common, rows) = experiment.partition("/")[0], experiments._experiment_file(experiment)
-    benchmark = {"ogbench": OGBENCH, "ogbench-singletask": SINGLE_TASKS, "text-tasks": TEXT, "meta-rl": META_RL}.get(experiment.partition("/")[2], D4RL)
+    benchmark = {"ogbench": OGBENCH, "ogbench-singletask": SINGLE_TASKS, "text-tasks": TEXT, "meta-rl": META_RL}.get(
+        experiment.partition("/")[2], D4RL
+    )
     mine = [d for d in benchmark if experiments._fitting(d, rows) == row]
     assert mine, "no dataset of the benchmark has this row"
     for part, schema in (("algo", registry.get("algo", algo).Config), ("dataset", DatasetConfig)):

@@ -94,7 +94,11 @@ def test_only_exact_names() -> None:
 
 def test_every_name_is_a_data_set_and_no_number_is_there_twice() -> None:
     suites = resources.files("offrl") / "configs" / "suite"
-    listed = {str(d) for name in ("ogbench", "ogbench-singletask", "ogbench-singletask-default", "neorl2") for d in yaml.safe_load((suites / f"{name}.yaml").read_text())["datasets"]}
+    listed = {
+        str(d)
+        for name in ("ogbench", "ogbench-singletask", "ogbench-singletask-default", "neorl2")
+        for d in yaml.safe_load((suites / f"{name}.yaml").read_text())["datasets"]
+    }
     known = {*d4rl.table(), *listed}
     assert {d for d, _ in published.table()} <= known
     for numbers in published.table().values():

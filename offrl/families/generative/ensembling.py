@@ -27,7 +27,7 @@ class Votes(NamedTuple):
     """The carry of E episodes: what the chunks so far say of the steps to come, the next one first."""
 
     mean: Tensor  # [E, h, A]: weighted means
-    count: Tensor  # [E, h] int64: of so many chunks
+    counts: Tensor  # [E, h] int64: of so many chunks
 
 
 class EnsemblingActor(ChunkActor):
