@@ -1,7 +1,7 @@
 """A point that has to go round an obstacle in its way, above it or below, and demonstrations of both ways: the data fork.
 
            . - - - .            The way above pays 1 at the goal G. The way below pays as much, and costs a toll of 2 on the way.
-        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 1, which no demonstration shows.
+        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 1, as some demonstrations show.
    S  .      /   \\      .  G
       .      \\___/      .       A demonstration begins anywhere in S and takes either way, whatever its start. The mean of the two ways
         .             .         leads into the disc.
@@ -39,7 +39,7 @@ PLACES = ((-0.45, 0.55), (0.2, 0.6))  # x and |y| of the places that demonstrati
 PRIZE, TOLL, CRASH = 1.0, 2.0, 1.0
 STEP, SPEED, LIMIT = 0.6, 0.65, 8  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
 EPISODES = 400
-NOISE = 0.05  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
+NOISE = 0.15  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
 PARTS = {"point-fork": 1, "stale-fork": 4}  # in which a step is made; the position is seen before the first of them
 
 
@@ -156,7 +156,7 @@ def generate(name: str, seed: int, episodes: int) -> RawData:
 
 
 def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
-    """The columns of one demonstration that reaches the goal; way: 1 above, -1 below. It knows where it is at all times."""
+    """The columns of one demonstration; way: 1 above, -1 below. It knows where it is at all times, and crashes where noise leads it."""
     position, speed = START + draw.uniform(-SPREAD, SPREAD, 2), SPEED / parts * draw.uniform(0.8, 1.0)
     places, seen, age = [*(np.array([x, way * y]) for x, y in PLACES), GOAL], position, 0
     rows: list[tuple[Any, ...]] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
-from offrl.nn.mlp import Linear
+from offrl.nn.mlp import Linear, initialise
 from offrl.nn.transformer import Norm, attend, drop
 
 
@@ -29,10 +29,12 @@ class HeadsAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.k, self.v, self.out = (Linear(width, width, "xavier") for _ in range(4))
+        self.q, self.v, self.out = (Linear(width, width, "xavier") for _ in range(3))
+        self.k = nn.Parameter(torch.empty(width, width))  # a bias of keys would not change what the softmax gives
+        initialise(self.k.data, None, "xavier")
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rate: float, key: Tensor | None) -> Tensor:
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for y in (self.q(x), self.k(keys), self.v(values)))
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for y in (self.q(x), F.linear(keys, self.k), self.v(values)))
         return self.out(attend(q, k, v, mask, rate, key).transpose(-2, -3).flatten(-2))
 
 
@@ -40,10 +42,12 @@ class PlacedLayer(nn.Module):
     """A post-norm layer of DETR (arXiv 2005.12872): places are added to queries and keys, not to values, in every layer. Attention of the
     tokens to one another; in a decoder, to others; an MLP (ReLU). Each is added to its input, and the sum is normalised."""
 
-    def __init__(self, width: int, heads: int, feed_forward: int, dropout: float, decodes: bool) -> None:
+    def __init__(self, width: int, heads: int, feed_forward: int, dropout: float, *, own: bool, decodes: bool) -> None:
+        """own: its tokens attend to one another. decodes: they attend to others."""
         super().__init__()
         self.rate = dropout
-        self.own, self.own_norm = HeadsAttention(width, heads), Norm(width)
+        self.own = HeadsAttention(width, heads) if own else None
+        self.own_norm = Norm(width) if own else None
         self.other = HeadsAttention(width, heads) if decodes else None
         self.other_norm = Norm(width) if decodes else None
         self.up, self.down, self.norm = Linear(width, feed_forward, "xavier"), Linear(feed_forward, width, "xavier"), Norm(width)
@@ -54,8 +58,9 @@ class PlacedLayer(nn.Module):
         """x [B, T, W], places [T, W], mask bool [B, 1, 1, T]: tokens that are no padding -> [B, T, W]. other [B, S, W], other_places
         [S, W]."""
         own_key, other_key = (None, None) if key is None else rng.split(key, 2)
-        placed = x + places
-        x = self.own_norm(x + drop(self.own(placed, placed, x, mask, self.rate, own_key), self.rate, key, 1))
+        if self.own is not None and self.own_norm is not None:
+            placed = x + places
+            x = self.own_norm(x + drop(self.own(placed, placed, x, mask, self.rate, own_key), self.rate, key, 1))
         if self.other is not None and self.other_norm is not None and other is not None:
             y = self.other(x + places, other + other_places, other, None, self.rate, other_key)
             x = self.other_norm(x + drop(y, self.rate, key, 2))
@@ -67,7 +72,8 @@ class ChunkAutoencoder(nn.Module):
     """Chunks of actions given an observation, and in training a latent of the chunk itself.
 
     The posterior reads a learnt token, the observation and the chunk, with places as `waves`. The encoder reads the latent and the
-    observation, with learnt places; the decoder's tokens begin as zeros, with k learnt places, and attend to the encoder's.
+    observation, with learnt places. The decoder's tokens have k learnt places and attend to the encoder's. In the code they begin as zeros,
+    whose attention to one another gives one vector for all of them in the first layer: here it is a parameter.
     """
 
     def __init__(
@@ -77,7 +83,8 @@ class ChunkAutoencoder(nn.Module):
         super().__init__()
 
         def stacked(count: int, decodes: bool) -> nn.ModuleList:
-            return nn.ModuleList(PlacedLayer(width, heads, feed_forward, dropout, decodes) for _ in range(count))
+            sizes = (width, heads, feed_forward, dropout)
+            return nn.ModuleList(PlacedLayer(*sizes, own=i > 0 or not decodes, decodes=decodes) for i in range(count))
 
         self.latent = latent
         self.first = nn.Parameter(torch.randn(width))
@@ -85,6 +92,7 @@ class ChunkAutoencoder(nn.Module):
         self.posterior = stacked(layers, False)
         self.observation, self.code = Linear(obs_dim, width), Linear(latent, width)
         self.input_places, self.places = nn.Parameter(torch.randn(2, width)), nn.Parameter(torch.randn(length, width))
+        self.begin = nn.Parameter(torch.zeros(width))
         self.encoder, self.decoder, self.norm = stacked(layers, False), stacked(decoder_layers, True), Norm(width)
         self.head = Linear(width, action_dim)
 
@@ -120,7 +128,7 @@ class ChunkAutoencoder(nn.Module):
         """[B, k, A]"""
         memory = torch.stack([self.code(latent), self.observation(observations)], -2)
         memory = through(self.encoder, memory, self.input_places, None, key)
-        x = self.places.new_zeros(self.places.shape).expand(*memory.shape[:-2], *self.places.shape)
+        x = self.begin.expand(*memory.shape[:-2], *self.places.shape)
         return self.head(self.norm(through(self.decoder, x, self.places, None, decoder_key, memory, self.input_places)))
 
 

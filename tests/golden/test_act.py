@@ -54,7 +54,7 @@ def norm(p: Params, name: str, x: np.ndarray) -> np.ndarray:
 
 def attention(p: Params, name: str, x: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
     """One head after another; seen [B, S]."""
-    q, k, v, size = linear(p, f"{name}.q", x), linear(p, f"{name}.k", keys), linear(p, f"{name}.v", values), W // HEADS
+    q, k, v, size = linear(p, f"{name}.q", x), keys @ p[f"{name}.k"].T, linear(p, f"{name}.v", values), W // HEADS
     parts = []
     for h in range(HEADS):
         own = slice(h * size, (h + 1) * size)
@@ -65,7 +65,8 @@ def attention(p: Params, name: str, x: np.ndarray, keys: np.ndarray, values: np.
 
 
 def layer(p: Params, name: str, x: np.ndarray, at: np.ndarray, seen: Any = None, other: Any = None, other_at: Any = None) -> np.ndarray:
-    x = norm(p, f"{name}.own_norm", x + attention(p, f"{name}.own", x + at, x + at, x, seen))
+    if f"{name}.own.k" in p:
+        x = norm(p, f"{name}.own_norm", x + attention(p, f"{name}.own", x + at, x + at, x, seen))
     if other is not None:
         x = norm(p, f"{name}.other_norm", x + attention(p, f"{name}.other", x + at, other + other_at, other))
     return norm(p, f"{name}.norm", x + linear(p, f"{name}.down", np.maximum(linear(p, f"{name}.up", x), 0.0)))
@@ -75,7 +76,7 @@ def decoded(p: Params, observations: np.ndarray, z: np.ndarray) -> np.ndarray:
     memory = np.stack([linear(p, "code", z), linear(p, "observation", observations)], 1)
     for i in range(2):
         memory = layer(p, f"encoder.{i}", memory, p["input_places"])
-    x = np.zeros((len(observations), K, W))
+    x = np.broadcast_to(p["begin"], (len(observations), K, W))
     for i in range(2):
         x = layer(p, f"decoder.{i}", x, p["places"], None, memory, p["input_places"])
     return linear(p, "head", norm(p, "norm", x))

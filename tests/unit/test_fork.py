@@ -57,15 +57,18 @@ def test_data(name: str, parts: int) -> None:
     dataset = load_dataset(name)
     returns = dataset.raw_returns.round(decimals=4)
     assert dataset.num_episodes == fork.EPISODES and bool(dataset.complete.all())
-    for value in (-1.0, 1.0):  # both ways, as often, and no crash
-        assert int((returns == value).sum()) == fork.EPISODES // 2
+    ends = dataset.columns["next_observations"][dataset.episode_end - 1][:, :2]
+    assert 0.45 < float((returns == 1.0).float().mean()) <= 0.5  # the way above; few crash
+    assert float((returns == -1.0).float().mean()) > 0.45
+    if parts == 1:  # where the last position is seen: who is not at the goal has crashed
+        assert bool((returns[(ends - torch.tensor(fork.GOAL)).norm(dim=1) > 0.5] < 0.0).all())
     lengths = dataset.episode_end - dataset.episode_start
-    assert 4 * parts - 2 <= int(lengths.min()) and int(lengths.max()) < fork.LIMIT * parts - 1
+    assert int(lengths.median()) in range(4 * parts - 1, 4 * parts + 2) and int(lengths.max()) < fork.LIMIT * parts
     starts, first = dataset.columns["observations"][dataset.episode_start], dataset.columns["actions"][dataset.episode_start]
     assert float((starts[:, :2] - torch.tensor(fork.START)).abs().max()) <= fork.SPREAD + 1e-6
     # which way is taken does not follow from where it begins, and the mean of both goes straight on
     up = first[:, 1] > 0.0
-    assert int(up.sum()) == fork.EPISODES // 2 and float(first[:, 1].abs().min()) > 0.3
+    assert abs(int(up.sum()) - fork.EPISODES // 2) < 3 and float((first[:, 1].abs() > 0.3).float().mean()) > 0.98
     assert float((starts[up, 1].mean() - starts[~up, 1].mean()).abs()) < 0.01
     assert float(first.mean(0)[1].abs()) < 0.1 < float(first.mean(0)[0])
     assert dataset.fingerprint == load_dataset(name).fingerprint
@@ -75,7 +78,7 @@ def test_data(name: str, parts: int) -> None:
 
 def test_a_stale_position_tells_the_way_at_every_fourth_step_only() -> None:
     dataset = load_dataset("stale-fork")
-    rows = int(dataset.episode_start[3]) + torch.arange(9)
+    rows = int(dataset.episode_start[2]) + torch.arange(9)
     seen = dataset.columns["observations"][rows]
     assert seen[:, 2].tolist() == [0.0, 0.25, 0.5, 0.75] * 2 + [0.0]
     assert torch.equal(seen[:4, :2], seen[:1, :2].expand(4, 2)) and torch.equal(seen[4:8, :2], seen[4:5, :2].expand(4, 2))
@@ -87,7 +90,7 @@ def test_a_stale_position_tells_the_way_at_every_fourth_step_only() -> None:
     batch = sampler(sampler.prepare(dataset), make_key(0), 512)
     fork_rows = (batch["observations"][:, 2] == 0.0) & (batch["observations"][:, 0] < -0.7)
     lateral = batch["actions"][fork_rows][:, :, 1]
-    assert int(fork_rows.sum()) > 10 and bool((lateral.sign() == lateral[:, :1].sign()).all())
+    assert int(fork_rows.sum()) > 10 and float((lateral.sign() == lateral[:, :1].sign()).float().mean()) > 0.95
 
 
 @pytest.mark.parametrize(("name", "parts"), fork.PARTS.items())
