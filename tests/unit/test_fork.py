@@ -68,8 +68,8 @@ def test_data(name: str, parts: int) -> None:
     assert float((starts[:, :2] - torch.tensor(fork.START)).abs().max()) <= fork.SPREAD + 1e-6
     # which way is taken does not follow from where it begins, and the mean of both goes straight on
     up = first[:, 1] > 0.0
-    assert abs(int(up.sum()) - fork.EPISODES // 2) < 3 and float((first[:, 1].abs() > 0.3).float().mean()) > 0.98
-    assert float((starts[up, 1].mean() - starts[~up, 1].mean()).abs()) < 0.01
+    assert abs(int(up.sum()) - fork.EPISODES // 2) < 3 and float((first[:, 1].abs() > 0.3).float().mean()) > 0.94
+    assert float((starts[up, 1].mean() - starts[~up, 1].mean()).abs()) < 0.015
     assert float(first.mean(0)[1].abs()) < 0.1 < float(first.mean(0)[0])
     assert dataset.fingerprint == load_dataset(name).fingerprint
     assert not np.array_equal(fork.generate(name, 1, 20).columns["actions"], fork.generate(name, 0, 20).columns["actions"])
