@@ -60,7 +60,7 @@ def test_sizes_of_the_suites() -> None:
     # OGBench's table has 8 + 8 + 3 maze, 6 humanoid, 4 soccer, 8 cube, 2 scene and 8 puzzle datasets with states
     assert sizes == {
         "d4rl-gym": 9, "d4rl-antmaze": 6, "d4rl-maze2d": 3, "d4rl-adroit": 8, "d4rl-kitchen": 3, "minari-mujoco": 9, "neorl2": 7,
-        "ogbench": 47, "ogbench-singletask": 50, "ogbench-singletask-default": 10,
+        "ogbench": 47, "ogbench-singletask": 50, "ogbench-singletask-default": 10, "ogbench-chunking": 25,
     }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ MINARI = (
 )
 OGBENCH = SUITES["ogbench"]
 SINGLE_TASKS = SUITES["ogbench-singletask-default"] + SUITES["ogbench-singletask"]
+CHUNKING = SUITES["ogbench-chunking"]
 TEXT = ("text-maze", "text-maze-compact", "text-maze-po", "text-wordle")
 META_RL = ("point-robot", "AntDir-v0", "HalfCheetahDir-v0", "half_cheetah_vel", "HopperRandParams-v0", "walker-rand-params", "reach-v2")
 EXPERIMENTS = config_names("experiment")
@@ -53,7 +54,7 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
     text = (config_folder() / "experiment" / f"{experiment}.yaml").read_text()
     assert text.startswith("# "), "the source is in the first lines"
     assert set(values) <= {"match", "per", "algo", "dataset", "eval", "steps"}
-    mine = [d for d in (*D4RL, *OGBENCH, *SINGLE_TASKS, *MINARI, *TEXT, *META_RL, "builtin") if found(algo, d) == experiment]
+    mine = [d for d in (*D4RL, *OGBENCH, *SINGLE_TASKS, *CHUNKING, *MINARI, *TEXT, *META_RL, "builtin") if found(algo, d) == experiment]
     asked_for = not experiments._experiment_file(experiment)[0]
     assert bool(mine) != asked_for
     fields = {f.name for f in dataclasses.fields(registry.get("algo", algo).Config)}
@@ -70,9 +71,8 @@ def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(exper
 @pytest.mark.parametrize(("experiment", "row"), ROWS)
 def test_a_row_is_for_a_data_set_of_a_benchmark_and_is_what_its_run_gets(experiment: str, row: str) -> None:
     algo, (_, common, rows) = experiment.partition("/")[0], experiments._experiment_file(experiment)
-    benchmark = {"ogbench": OGBENCH, "ogbench-singletask": SINGLE_TASKS, "text-tasks": TEXT, "meta-rl": META_RL}.get(
-        experiment.partition("/")[2], D4RL
-    )
+    others = {"ogbench": OGBENCH, "ogbench-singletask": SINGLE_TASKS, "ogbench-chunking": CHUNKING, "text-tasks": TEXT, "meta-rl": META_RL}
+    benchmark = others.get(experiment.partition("/")[2], D4RL)
     mine = [d for d in benchmark if experiments._fitting(d, rows) == row]
     assert mine, "no dataset of the benchmark has this row"
     for part, schema in (("algo", registry.get("algo", algo).Config), ("dataset", DatasetConfig)):
