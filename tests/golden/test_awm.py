@@ -165,6 +165,8 @@ def test_a_setting_that_does_nothing_is_named() -> None:
         AWM.fit_config(AWMConfig(weights="exp"), data, {"strength": [1.0, 5.0]})
     with pytest.raises(UserError, match=r"algo.temperature=1.0 does nothing with algo.weights=linear; .* algo.weights=exp"):
         AWM.fit_config(AWMConfig(temperature=1.0), data)
+    with pytest.raises(UserError, match=r"algo.n_step=2: a target of algo.length=3 sums a chunk's rewards; leave n_step at 1"):
+        AWM.fit_config(AWMConfig(n_step=2, length=3), data)
     for config in (AWMConfig(), AWMConfig(strength=10.0), AWMConfig(weights="exp", temperature=1.0), AWMConfig(weights="one")):
         assert AWM.fit_config(config, data) == config
 
