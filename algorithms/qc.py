@@ -44,7 +44,7 @@ class QCConfig(FlowSettings):
         "best: the best of `candidates` chunks that the flow draws, by Q (QC, BFN); distil: a one-step policy that climbs Q (QC-FQL, FQL)",
         choices=("best", "distil"),
     )
-    candidates: int = setting(32, "actor=best: chunks drawn for each target and decision", low=1, structural=True)
+    candidates: int = setting(32, "actor=best: chunks drawn for each target and decision", low=1)
     acting_candidates: int = setting(0, "actor=best: chunks drawn for each decision; 0: candidates", low=0, acting=True)
     alpha: float = setting(100.0, "actor=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0)
     normalize_q: bool = setting(False, "actor=distil: divide the policy's Q by its mean size")

@@ -34,10 +34,10 @@ class ARSQConfig:
     polyak: float = setting(0.005, "share of the online parameters that enters the targets at each update", low=0.0, high=1.0)
     hidden: list[int] = setting([512, 512, 512], "widths of the hidden layers", low=1)
     n_step: int = setting(
-        1, "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends", low=1, structural=True
+        1, "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends", low=1
     )
-    levels: int = setting(1, "levels of digits, each of which cuts the intervals of the one before (hopper: 2)", low=1, structural=True)
-    bins: int = setting(41, "values of a digit: intervals that each level cuts into (hopper: 7)", low=2, structural=True)
+    levels: int = setting(1, "levels of digits, each of which cuts the intervals of the one before (hopper: 2)", low=1)
+    bins: int = setting(41, "values of a digit: intervals that each level cuts into (hopper: 7)", low=2)
     entropy_weight: float = setting(
         0.01, "temperature of the policy softmax(advantage / this), in the units of the rewards; V is the soft maximum of Q", low=1e-6
     )

@@ -40,9 +40,7 @@ class SequenceRLConfig(TD3Settings):
 
     name: str = "sequence_rl"
     alpha: float = setting(2.5, "weight of the normalised value against imitation, of both actors; larger is greedier", low=0.0)
-    length: int = setting(
-        8, "actions that the sequence actor is trained to unroll from one observation (J)", low=1, high=64, structural=True
-    )
+    length: int = setting(8, "actions that the sequence actor is trained to unroll from one observation (J)", low=1, high=64)
     execute: int | None = setting(
         None, "steps between decisions when acting (D), more than length too; null: length; 0: TD3+BC's policy acts", low=0, acting=True
     )

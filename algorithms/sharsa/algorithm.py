@@ -41,7 +41,7 @@ class SHARSAConfig(GoalTargetSettings):
     subgoal_steps: int = setting(25, "n: a subgoal is so many steps ahead, the horizon of the high level's values (cubes: 50)", low=1)
     pessimism: str = setting("min", "what V learns of the target critics: their smallest value, or their mean", choices=("min", "mean"))
     value_loss: str = setting("bce", "values are logits with cross-entropy (bce), or plain with squared errors", choices=("bce", "squared"))
-    low_values: bool = setting(False, "Double SHARSA: the low level has values too, and plays the best of its candidates", structural=True)
+    low_values: bool = setting(False, "Double SHARSA: the low level has values too, and plays the best of its candidates")
     flow_steps: int = setting(10, "Euler steps from noise to a subgoal or an action", low=1, high=1000)
     greedy: str = greedy_field()
     candidates: int = setting(32, "subgoals that are drawn at each step, of which the best is pursued (low_values: actions too)", low=1,

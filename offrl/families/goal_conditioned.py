@@ -82,9 +82,7 @@ class GoalTargetSettings(GoalValueSettings):
 class GoalStepSettings(GoalTargetSettings):
     """Settings of those whose values learn from one step, or from `n_step`."""
 
-    n_step: int = setting(
-        1, "values' targets look so many steps of the data ahead before they bootstrap, or to the goal or the end", low=1, structural=True
-    )
+    n_step: int = setting(1, "values' targets look so many steps of the data ahead before they bootstrap, or to the goal or the end", low=1)
 
 
 class GoalActor(Actor):

@@ -72,7 +72,7 @@ class Denoiser(nn.Module):
 
     def embed(self, step: Tensor) -> Tensor:
         """Steps [B] as waves [B, width]."""
-        return sinusoidal(step, self.width) if self.waves is None else fourier(step, self.waves)
+        return sinusoidal(step, self.width).to(self.up.weight.dtype) if self.waves is None else fourier(step, self.waves)
 
 
 class PlainDenoiser(nn.Module):
@@ -101,7 +101,7 @@ class PlainDenoiser(nn.Module):
         self.net = MLP(hidden[0] if linear_first else inputs, hidden, action_dim, activation=activation, init=init)
 
     def forward(self, noisy: Tensor, step: Tensor, observations: Tensor) -> Tensor:
-        time = self.down(F.mish(self.up(sinusoidal(step, self.width))))
+        time = self.down(F.mish(self.up(sinusoidal(step, self.width).to(self.up.weight.dtype))))
         x = torch.cat([noisy, observations, time], -1)
         return self.net(x if self.first is None else self.first(x))
 

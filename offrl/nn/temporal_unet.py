@@ -28,7 +28,8 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         operation = F.conv_transpose1d if self.transposed else F.conv1d
-        return operation(x, self.weight, self.bias, stride=self.stride, padding=self.padding)
+        with torch.autocast(x.device.type, enabled=False):  # gradients of a strided one in bfloat16 are not finite on CPUs (torch 2.13)
+            return operation(x.to(self.weight.dtype), self.weight, self.bias, stride=self.stride, padding=self.padding)
 
 
 class ConvBlock(nn.Module):
@@ -69,7 +70,7 @@ class StepEmbedding(nn.Module):
         self.width, self.up, self.down = width, Linear(width, 4 * width), Linear(4 * width, width)
 
     def forward(self, step: Tensor) -> Tensor:
-        return self.down(F.mish(self.up(sinusoidal(step, self.width))))
+        return self.down(F.mish(self.up(sinusoidal(step, self.width).to(self.up.weight.dtype))))
 
 
 def padded(x: Tensor, multiple: int) -> Tensor:

@@ -32,7 +32,11 @@ from offrl.statistics.intervals import mean_interval  # noqa: E402
 TOLERANCE, PUSH, DEMONSTRATIONS = 0.02, 0.3, 150  # metres between fingertip and target; largest torque of either joint, in its range
 LINKS = 0.1, 0.11
 HERE = Path(__file__).resolve()
-RESIDUALS: dict[str, dict[str, Any]] = {"residual": {}, "open": {"algo.look_every": 8}}
+RESIDUALS: dict[str, dict[str, Any]] = {
+    "residual": {"algo.time_limits": "end"},
+    "open": {"algo.time_limits": "end", "algo.look_every": 8},
+    "bootstrap": {},
+}
 
 
 class Reacher(gym.Wrapper[Any, Any, Any, Any]):
@@ -91,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=["clone", *RESIDUALS], choices=["clone", *RESIDUALS])
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=160_000, help="environment steps of each seed")
+    parser.add_argument("--steps", type=int, default=192_000, help="environment steps of each seed")
     parser.add_argument("--updates", type=int, default=5_000, help="of the clone")
     parser.add_argument("--episodes", type=int, default=128, help="of each evaluation and seed")
     parser.add_argument("--stage", default="all", choices=("all", "table"))

@@ -169,7 +169,7 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
         g, found = np.random.default_rng(1), []
         for t in range(4):
             learner.progress(t / 4)
-            found.append(learner.act(g.normal(size=(2, 3, 4)).astype(np.float32), t, noise))
+            found.append(learner.act(g.normal(size=(2, 3, 4)).astype(np.float32), t, noise, np.full((2, 3), t == 0)))
             rows = {n: g.normal(size=(6, *layout[n][2])).astype(np.float32) for n in names}
             ring.add(np.array([0, 0, 0, 1, 1, 1]), rows)
             learner.run(2 * t, 2)

@@ -172,6 +172,16 @@ def test_stochastic_files_take_noise_as_an_input(format: str, tmp_path: Path) ->
     assert [i["name"] for i in result.about["inputs"]] == ["observations", "noise"] and "sample" in result.about["policy"]["acts"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", ["diffusion_bc", "diffusion_ql", "dtql"])
+def test_denoised_and_chosen_actions(name: str, format: str, tmp_path: Path) -> None:
+    """A reverse process of several steps, and candidates that critics choose among."""
+    policy = trained(name, **({"greedy": "sample"} if name == "diffusion_bc" else {"candidates": 3}))
+    result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
+    assert result.check.passed and len(result.about["inputs"]) > 2
+
+
 def test_categorical_samples_follow_the_probabilities(tmp_path: Path) -> None:
     policy = trained("bc", DISCRETE)
     result = export_policy(policy, tmp_path / "p.pt2", "pt2", stochastic=True)

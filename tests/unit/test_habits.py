@@ -183,7 +183,7 @@ def test_candidates(folder: Path) -> None:
     (folder / "runs" / "first").mkdir(parents=True)
     (folder / "runs" / "first" / "run.json").write_text("{}")
     assert candidates("offrl tra") == ["train"]
-    assert candidates("offrl train algo=i") == ["algo=ilql", "algo=iql"]
+    assert candidates("offrl train algo=i") == ["algo=idql", "algo=ifql", "algo=ilql", "algo=iql"]
     assert candidates("offrl train algo.expec") == ["algo.expectile="] and candidates("offrl train td3_bc algo.alp") == ["algo.alpha="]
     assert candidates("offrl train --algo td3_b") == ["td3_bc"] and candidates("offrl train --dev") == ["--device="]
     assert candidates("offrl train dataset=mine") == ["dataset=mine.hdf5"] and "builtin" in candidates("offrl train bui")

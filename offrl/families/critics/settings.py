@@ -42,7 +42,7 @@ class CriticSettings(NetworkSettings):
         "relu", "activation of the hidden layers, of the policy too where it is a plain network", choices=tuple(ACTIVATIONS)
     )
     n_step: int = setting(
-        1, "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends", low=1, structural=True
+        1, "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends", low=1
     )
     critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1)
     target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)

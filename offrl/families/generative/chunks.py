@@ -14,7 +14,7 @@ from offrl.settings.field import setting
 
 def length_field(default: int, help: str = "actions in a chunk (h); 1: single actions") -> Any:
     """The setting `length`."""
-    return setting(default, help, low=1, high=1000, structural=True)
+    return setting(default, help, low=1, high=1000)
 
 
 def execute_field(default: int = 0) -> Any:

@@ -24,9 +24,9 @@ class DiffusionPlanSettings:
 
     learning_rate: float = setting(2e-4, "Adam's learning rate", low=0.0)
     batch_size: int = setting(64, "windows in a batch", low=1)
-    plan_horizon: int = setting(32, "steps of a plan", low=2, structural=True)
+    plan_horizon: int = setting(32, "steps of a plan", low=2)
     denoising_steps: int = setting(20, "steps from noise to a plan (T)", low=2, high=1000)
-    base: int = setting(32, "width of the U-net's first level", low=8, structural=True)
+    base: int = setting(32, "width of the U-net's first level", low=8)
     multiples: list[int] = setting([1, 2, 4, 8], "widths of its levels in multiples of `base`", low=1)
     polyak: float = setting(
         5e-4,
