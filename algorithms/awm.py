@@ -80,7 +80,9 @@ class AWM(Algorithm):
                     f"algo.{name}={value} does nothing with algo.weights={config.weights}; leave it out, or set algo.weights={readers}"
                 )
         if config.n_step > 1 and config.length > 1:
-            raise UserError(f"algo.n_step={config.n_step}: a target of algo.length={config.length} sums a chunk's rewards; leave n_step at 1")
+            raise UserError(
+                f"algo.n_step={config.n_step}: a target of algo.length={config.length} sums a chunk's rewards; leave n_step at 1"
+            )
         return fit_value_range(config, dataset, grid)
 
     @property
