@@ -28,7 +28,7 @@ from offrl.tasks.task import Task
 TEXTS = ("observations", "actions", "next_observations")  # the columns that hold indices of texts
 # settings of `DatasetConfig` that text data refuse
 NUMBERS_ONLY = ("fields", "observation_keys", "action_low", "action_high", "labelled_fraction", "action_free", "expert", "reward_labels",
-                "clip_actions", "action_margin", "normalize_observations")  # fmt: skip
+                "clip_actions", "action_margin", "normalize_observations", "augment")  # fmt: skip
 LARGEST = float(np.finfo(np.float32).max)
 _KINDS = {str: "a text", bool: "true or false", list: "a list", dict: "an object", float: "a number", int: "a number", type(None): "null"}
 
