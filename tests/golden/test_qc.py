@@ -254,7 +254,7 @@ def test_weeks_on_a_cpu_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatc
         run()
     assert "\n" not in str(error.value)
     run(device="cpu")  # asked for by name
-    run(steps=2000)  # some 40 minutes
+    run(steps=1000)  # some 80 minutes for four seeds on one core
     run(actor="distil")
     run(hidden=[64, 64], candidates=4)
     monkeypatch.setattr(cost, "pick_device", lambda name: torch.device("cuda"))

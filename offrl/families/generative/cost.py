@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
 SPEED = 1.2e11  # floating-point operations in a second of one core, measured: 32 chunks at 256 rows by 10 steps of 4 x 512 take 1.2 s
-LONGEST = 12.0  # hours that a run may take on a CPU without being asked for by name
+LONGEST = 2.0  # hours that a run may take on a CPU without being asked for by name
 
 
 def hours(config: TrainConfig, candidates: int, observation_dim: int, dim: int) -> float:
