@@ -51,12 +51,14 @@ def run(arguments: list[str]) -> int:
 
 def _help() -> str:
     from offrl.finetuning.config import FinetuneConfig
+    from offrl.settings import known
     from offrl.settings.field import describe
 
     lines = [
         "usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]",
         "       offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters",
         "       offrl finetune algo=sac_n env=ID mixing=0                                            without data",
+        "       offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's",
         "       offrl finetune resume=RUN                                                            what was stopped",
         "",
         "All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's",
@@ -65,4 +67,6 @@ def _help() -> str:
         "Settings and their defaults:",
         "",
     ]
-    return "\n".join([*lines, *(line for line in describe(FinetuneConfig()) if "eval.env=" not in line), ""])
+    own = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
+    residual = describe(known.schema("residual"), "algo.")
+    return "\n".join([*lines, *own, "", "Settings of mode=residual, published values in brackets where they differ:", "", *residual, ""])

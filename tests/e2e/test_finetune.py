@@ -64,6 +64,28 @@ def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
     assert more.status == 0 and Run("runs/b").score_rows[-1]["step"] == 40, more.err
 
 
+def test_a_residual_on_a_run_and_every_command_takes_it(trained: Offrl) -> None:
+    result = tune(trained, "runs/a mode=residual steps=40 envs=2 algo.horizon=10 algo.passes=2 algo.hidden=[8] name=r eval.every=20")
+    assert result.status == 0, result.err
+    assert "offline score" in result.out and "iql+residual" in result.out
+    assert [r["step"] for r in Run("runs/r").score_rows] == [0, 0, 20, 20, 40, 40]
+    shown = trained("evaluate runs/r episodes=1 max_steps=12 acting.scale=0")
+    assert shown.status == 0, shown.err
+    assert trained("export runs/r format=pt2").status == 0
+    reported = trained("report runs/a runs/r")
+    assert reported.status == 0, reported.err
+    assert tune(trained, "resume=runs/r steps=60").status == 0
+    for command, words in (
+        ("runs/r mode=residual", "learnt online"),
+        ("runs/a mode=residual algo.scale=0", "algo.scale=0 must be above 0"),
+        ("runs/a mode=residual env=Walker2d-v4", "observations of shape"),
+        ("runs/a mode=residual utd=2", "belongs to mode=transitions"),
+        ("algo=residual env=Hopper-v4 mixing=0", "mode=residual"),
+    ):
+        result = tune(trained, command)
+        assert result.status == 2 and result.err.count("\n") == 1 and words in result.err, (command, result.err)
+
+
 def test_from_fresh_parameters_with_and_without_data(offrl: Offrl, write: Callable[..., Path]) -> None:
     write("hopper.hdf5")
     small = "algo=sac_n algo.critics=2 algo.hidden=[8] algo.batch_size=16 seeds=2 env=Hopper-v4 steps=24 warmup=12 eval.every=0"
