@@ -258,4 +258,4 @@ def test_goals_are_refused(tmp_path: Path) -> None:
 
 def test_nothing_earned_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refine(trained(tmp_path, "bc", seeds=1), tmp_path, **{"algo.end_on_success": True, "max_steps": 1})
-    assert "nothing was earned in the 14 steps" in capsys.readouterr().err
+    assert "nothing was earned in the first 14 steps" in capsys.readouterr().err

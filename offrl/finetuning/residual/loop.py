@@ -60,7 +60,6 @@ class ResidualLoop(OnlineLoop):
         self.moments = ppo.Moments.begin(self.many)  # of rewards
         self.reached = np.full(len(play.seats), np.nan)  # the running episodes' best success; NaN: nothing was reported
         self.successes = torch.zeros(2, self.many, dtype=torch.float64)  # since the last line: episodes that reported it, those that had it
-        self.earned = False
         lost: list[int] = []
         if saved is None:
             play.begin()
@@ -96,9 +95,8 @@ class ResidualLoop(OnlineLoop):
         if self.t == 0 and self.start.spec.observation_mean is None:
             self._standardise(torch.cat([r.observations for r in rows], 1))
         self.batch = batch_of(rows, self.learner)
-        if not self.earned and not any(bool(r.rewards.any()) for r in rows):
-            warn(f"nothing was earned in the {self.round:,} steps up to step {self.t + self.round:,}: there is nothing to learn from yet")
-        self.earned = True  # one warning is enough
+        if self.t == 0 and not any(bool(r.rewards.any()) for r in rows):
+            warn(f"nothing was earned in the first {self.round:,} steps: there is nothing to learn from yet")
         self.t += self.round
         self.goal += self.each
         self.mark = None
@@ -194,7 +192,6 @@ class ResidualLoop(OnlineLoop):
         self._restore(saved)
         self.moments = ppo.Moments(**part(saved.tensors, "moments"))
         self.reached, self.successes = saved.tensors["reached"].numpy().copy(), saved.tensors["successes"]
-        self.earned = self.t > 0
         if self.t >= self.steps:  # nothing more is played
             return []
         self.bases.load(part(saved.tensors, "bases"))
