@@ -183,7 +183,7 @@ class PolicyGraph(nn.Module):
         if self.aimed:
             goals, noise = inputs[0].to(self.dtype), inputs[1:]
             carry = self._actor.set_goal(None, goals if self.own_goals else self._normalise(goals))
-        with _handing_out(noise):
+        with _handing_out([x.to(self.dtype) for x in noise]):
             if self.own is not None:
                 actions = self.own(x)
             else:
