@@ -35,11 +35,11 @@ EDGE = np.array([1.3, 1.1])  # |x| and |y| at most
 START, SPREAD = np.array([-0.8, 0.0]), 0.05  # the middle of S, and how far a start lies from it along each axis, at most
 RADIUS = 0.4  # of the disc, whose middle is (0, 0)
 GOAL, REACH = np.array([1.0, 0.0]), 0.2  # where it is, and the distance that counts as there
-PLACES = ((-0.45, 0.55), (0.2, 0.6))  # x and |y| of the places that demonstrations pass on the way to the goal
+PLACES = ((-0.45, 0.8), (0.25, 0.8))  # x and |y| of the places that demonstrations pass on the way to the goal
 PRIZE, TOLL, CRASH = 1.0, 2.0, 1.0
-STEP, SPEED, LIMIT = 0.6, 0.65, 8  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
+STEP, SPEED, LIMIT = 0.85, 0.9, 8  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
 EPISODES = 400
-NOISE = 0.15  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
+NOISE = 0.07  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
 PARTS = {"point-fork": 1, "stale-fork": 4}  # in which a step is made; the position is seen before the first of them
 
 

@@ -32,9 +32,9 @@ COMMON = (
     f'seeds={SEEDS} "algo.hidden=[128,128]" algo.batch_size=128 algo.learning_rate=1e-3 dataset.normalize_observations=false '
     f"eval.every=0 eval.episodes={EPISODES} eval.workers=0 workers=1"
 )
-CLONES, VALUES = "steps=6000", "steps=10000"
+CLONES, VALUES = "steps=6000", "steps=6000"
 FLOW, DIFFUSION = "algo.average=0.005", "algo.embedding=32 algo.polyak=0.005 algo.greedy=sample"
-FQL = "algo.flow_steps=5 algo.normalize_q=true algo.polyak=0.01"
+FQL = "algo.flow_steps=5 algo.normalize_q=true algo.pessimism=min algo.polyak=0.01"
 
 
 class Row(NamedTuple):
