@@ -28,7 +28,7 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         operation = F.conv_transpose1d if self.transposed else F.conv1d
-        with torch.autocast(x.device.type, enabled=False):  # gradients of a strided one in bfloat16 are not finite on CPUs (torch 2.13)
+        with torch.autocast("cpu", enabled=False):  # gradients of a strided one in bfloat16 are not finite on CPUs (torch 2.13)
             return operation(x.to(self.weight.dtype), self.weight, self.bias, stride=self.stride, padding=self.padding)
 
 
