@@ -1,11 +1,11 @@
 """A residual on a cloned policy: Reacher-v5 with a torque that the demonstrations lack.
 
-python scripts/bench/residual.py --out FOLDER                      # everything; about half an hour on one core
+python scripts/bench/residual.py --out FOLDER                      # clone, residual and ablation; ten minutes of CPU
 python scripts/bench/residual.py --out FOLDER --only clone residual --steps 64000
 python scripts/bench/residual.py --out FOLDER --stage table        # what is there, again
 
 150 scripted demonstrations without the torque; a flow that clones them in chunks of 8; a residual of it that learns with the torque, the
-same residual that sees no more than a chunk's first observation, and both without the torque. Everything is kept in --out: what is there
+same residual that sees no more than a chunk's first observation, and all of them without the torque. Everything is kept in --out: what is there
 is not run again, and a run that was stopped goes on. Writes residual.md and residual.png.
 """
 
@@ -93,7 +93,7 @@ def demonstrations() -> dict[str, np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=["clone", *RESIDUALS], choices=["clone", *RESIDUALS])
+    parser.add_argument("--only", nargs="*", default=["clone", "residual", "open"], choices=["clone", *RESIDUALS])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=192_000, help="environment steps of each seed")
     parser.add_argument("--updates", type=int, default=5_000, help="of the clone")
