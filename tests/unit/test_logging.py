@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,7 @@ def test_tensorboard_has_means_and_seeds_and_resumes(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         for step in (10, 20, 30):
             run.metrics(step, {"loss": [1.0, 3.0]})
+    time.sleep(1.1)  # TensorBoard reads its files in the order of their names: the second, and then a number, 10 before 9
     with start(tmp_path, resume_step=20) as run:
         run.metrics(30, {"loss": [5.0, float("nan")]})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
