@@ -5,8 +5,8 @@ python scripts/bench/residual.py --out FOLDER --only clone residual --steps 6400
 python scripts/bench/residual.py --out FOLDER --stage table        # what is there, again
 
 150 scripted demonstrations without the torque; a flow that clones them in chunks of 8; a residual of it that learns with the torque, the
-same residual that sees no more than a chunk's first observation, and all of them without the torque. Everything is kept in --out: what is there
-is not run again, and a run that was stopped goes on. Writes residual.md and residual.png.
+same residual that sees no more than a chunk's first observation, and all of them without the torque. Everything is kept in
+--out: what is there is not run again, and a run that was stopped goes on. Writes residual.md and residual.png.
 """
 
 from __future__ import annotations
