@@ -60,12 +60,9 @@ class FlowBC(Algorithm):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a, a a chunk of D numbers."""
-        noise_key, time_key = rng.split(key)
-        actions = batch["actions"].flatten(1)
-        t = rng.uniform(time_key, (actions.shape[0], 1))
-        x, velocity = flow.interpolate(rng.normal(noise_key, tuple(actions.shape)), actions, t)
-        error = self.apply("actor", actor, batch["observations"], x, t) - velocity
-        loss = valid_mean(error.square().unflatten(1, (self.config.length, -1)), batch[VALID])
+        observations = batch["observations"]
+        error = flow.matching(lambda x, t: self.apply("actor", actor, observations, x, t), batch["actions"].flatten(1), key)
+        loss = valid_mean(error.unflatten(1, (self.config.length, -1)), batch[VALID])
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

@@ -75,11 +75,8 @@ class FQL(Algorithm):
 
     def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |v(s, x_t, t) - (a - z)|^2 / A, x_t = (1 - t) z + t a (equation 4)."""
-        noise_key, time_key = rng.split(key)
-        actions = batch["actions"]
-        t = rng.uniform(time_key, (actions.shape[0], 1))
-        x, velocity = flow.interpolate(rng.normal(noise_key, tuple(actions.shape)), actions, t)
-        loss = (self.apply("flow", field, batch["observations"], x, t) - velocity).square().mean()
+        observations = batch["observations"]
+        loss = flow.matching(lambda x, t: self.apply("flow", field, observations, x, t), batch["actions"], key).mean()
         return loss, {"flow/loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:

@@ -142,11 +142,8 @@ class QC(Algorithm):
 
     def flow_loss(self, field: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
         """E |v(s, x_t, t) - (a - z)|^2 / D over the steps that there are, x_t = (1 - t) z + t a (equation 5)."""
-        noise_key, time_key = rng.split(key)
-        chunks = self.decisions(batch)["actions"]
-        t = rng.uniform(time_key, (chunks.shape[0], 1))
-        x, velocity = flow.interpolate(rng.normal(noise_key, tuple(chunks.shape)), chunks, t)
-        error = (self.apply("flow", field, batch["observations"], x, t) - velocity).square()
+        observations, chunks = batch["observations"], self.decisions(batch)["actions"]
+        error = flow.matching(lambda x, t: self.apply("flow", field, observations, x, t), chunks, key)
         loss = valid_mean(error.unflatten(1, (self.together, -1)), batch[VALID][:, : self.together])
         return loss, {"flow/loss": loss}
 

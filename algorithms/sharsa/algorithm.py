@@ -153,10 +153,7 @@ class SHARSA(GoalConditioned):
 
     def flow_loss(self, field: Params, state: TrainState, inputs: Tensor, data: Tensor, key: Tensor, name: str) -> tuple[Tensor, Metrics]:
         """E |v(s, g, x_t, t) - (x_1 - x_0)|^2 / D, x_1 the data's subgoal n steps ahead (low level: its action, g that subgoal)."""
-        noise_key, time_key = rng.split(key)
-        t = rng.uniform(time_key, (data.shape[0], 1))
-        x, velocity = flow.interpolate(rng.normal(noise_key, tuple(data.shape)), data, t)
-        loss = (self.apply(name, field, inputs, x, t) - velocity).square().mean()
+        loss = flow.matching(lambda x, t: self.apply(name, field, inputs, x, t), data, key).mean()
         return loss, {f"{name}/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from offrl.figures.curves import Curves
 from offrl.report.page import Cell
 from offrl.report.rows import whole
 from offrl.runs.log import SCORE_COLUMNS, SENTENCE
+from offrl.runs.parse import objects, times
 from offrl.runs.reader import METRICS
 from offrl.runs.record import SCORES, complete
 from offrl.runs.run import SavedRun
@@ -26,48 +27,6 @@ from offrl.system.progress import duration
 POINTS = 150  # of a line in a picture; longer logs are thinned evenly
 EXTRA = {"discounted_mean", "q_overestimation"}  # columns of scores.csv that say something of the critic, not of the score
 LONGEST = 50_000_000  # bytes of a metrics.jsonl or scores.csv that are read for diagnostics
-
-
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a .jsonl file that can be read; a half-written line, and a file that is not there, give none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            yield from _objects(file)
-    except OSError:
-        return
-
-
-def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict) and isinstance(values.get("step"), int):
-            yield values
-
-
-def times(run: SavedRun) -> tuple[float, float, float]:
-    """(updates per second over the whole run, seconds of training, seconds of evaluation) from timing.jsonl; NaN where it does not say.
-
-    Training is the sum over logged intervals of their updates / speed, and the first updates (with compilation) as they were measured.
-    """
-    updates = trained = evaluated = 0.0
-    first = seen = 0.0
-    last = 0
-    for row in lines_of(run.dir / "timing.jsonl"):
-        speed, step = row.get("updates_per_second"), row["step"]
-        if isinstance(row.get("evaluation"), (int, float)):
-            evaluated += row["evaluation"]
-            seen = 1.0
-        if isinstance(row.get("first_updates"), (int, float)):
-            first += row["first_updates"]
-            last = max(last, step)
-        elif isinstance(speed, (int, float)) and speed > 0 and step > last:
-            updates += step - last
-            trained += (step - last) / speed
-            last = step
-    return (updates / trained if trained else math.nan, trained + first if trained else math.nan, evaluated if seen else math.nan)
 
 
 def time_rows(runs: Sequence[SavedRun]) -> list[list[Any]]:
@@ -194,7 +153,7 @@ def _training(path: Path) -> dict[str, Curves]:
         return {}
     every = max(1, -(-len(lines) // POINTS))
     curves: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
-    for row in _objects(line for i, line in enumerate(lines, start=1) if i % every == 0 or i == len(lines)):
+    for row in objects(line for i, line in enumerate(lines, start=1) if i % every == 0 or i == len(lines)):
         for name, values in row.items():
             if isinstance(values, list):
                 for replica, value in enumerate(values):

@@ -1,7 +1,7 @@
 """Records and displays of a run: metrics.jsonl, scores.csv, timing.jsonl, TensorBoard, a progress bar, the final table.
 
-`metrics.jsonl` and `scores.csv` hold nothing that depends on the clock, so that a run that was killed and resumed ends with the same
-bytes as one that was not. Times and speeds go to `timing.jsonl`.
+`metrics.jsonl`, `scores.csv` and `episodes.jsonl` hold nothing that depends on the clock, so that a run that was killed and resumed ends
+with the same bytes as one that was not. Times and speeds go to `timing.jsonl`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SCORE_COLUMNS = (
     "env_id", "packages", "reference", "scored_by",
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
+EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
 SENTENCE = "environment"  # the column that older versions wrote in place of env_id to scored_by; a file that has it keeps it
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
@@ -157,6 +158,7 @@ class RunLog:
         self._metrics = LineFile(self.run_dir / "metrics.jsonl", json_step, keep_to)
         scores_to = keep_to if unscored is None else unscored - 1
         self._scores = LineFile(self.run_dir / "scores.csv", _csv_step, scores_to, header=",".join(self._columns) + "\n")
+        self._episodes = LineFile(self.run_dir / EPISODES, json_step, scores_to)
         self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
         # TensorBoard's purge takes metrics of these steps too
         lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
@@ -184,9 +186,10 @@ class RunLog:
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
         self._shown(lambda board: board.scalars(step, rows))
 
-    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None:
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None:
         """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS, and SENTENCE (`step` and the
-        grid's values are filled in, the rest stays empty). `returns` [N, E]: of the single episodes, for TensorBoard."""
+        grid's values are filled in, the rest stays empty). `returns` (undiscounted) and `lengths` (steps), both [N, E]: of the single
+        episodes, for episodes.jsonl; the returns for TensorBoard too."""
         lines = []
         for replica, row in zip(self.replicas, rows, strict=True):
             if unknown := set(row) - {*SCORE_COLUMNS, SENTENCE}:
@@ -194,6 +197,10 @@ class RunLog:
             full = {**row, "step": int(step), **dict(replica.values)}
             lines.append([_cell(full.get(name)) for name in self._columns])
         self._scores.write(text_of(lines))
+        if returns is not None:
+            counts = {} if lengths is None else {"lengths": [[int(n) for n in row] for row in lengths]}
+            about = {"step": int(step), "returns": [_floats(row) for row in returns], **counts}
+            self._episodes.write(json.dumps(about, allow_nan=False) + "\n")
         columns = {tag: [row.get(key) for row in rows] for tag, key in BOARD.items()}
         shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}
         self._final = step, shown
@@ -227,6 +234,7 @@ class RunLog:
         """Make what was written survive a power failure. Call it before a checkpoint that relies on it is put in place."""
         self._metrics.sync()
         self._scores.sync()
+        self._episodes.sync()
 
     def close(self) -> None:
         """Take the progress bar down and close the files. May be called twice."""
@@ -234,7 +242,7 @@ class RunLog:
             return
         self._closed = True
         self._show.stop()
-        for lines in (self._metrics, self._scores, self._timing):
+        for lines in (self._metrics, self._scores, self._episodes, self._timing):
             lines.file.close()
         try:
             self._boards.close()
@@ -260,7 +268,7 @@ class NoLog:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def metrics(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
-    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None) -> None: ...
+    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None: ...
     def hparams(self, settings: Mapping[str, Any]) -> None: ...
     def timing(self, step: int, **seconds: float) -> None: ...
     def progress(self, step: int, steps_per_second: float, extra: str = "") -> None: ...

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
 from offrl.runs.log import SENTENCE
@@ -18,6 +20,9 @@ from offrl.settings.presets import bounded_tree
 from offrl.system.csv_text import rows_of
 from offrl.system.trust import read_text
 from offrl.tasks.provenance import Provenance
+
+if TYPE_CHECKING:
+    from offrl.runs.run import SavedRun
 
 # from reading a record that another program or a crash wrote
 Damage = (
@@ -127,6 +132,67 @@ def header(path: Path) -> str:
             return file.readline().strip()
     except OSError:
         return ""
+
+
+def lines_backwards(path: Path, tail: int | None) -> Iterator[dict[str, Any]]:
+    """The whole lines of a .jsonl file that can be read, the last first, of its last `tail` bytes or of all."""
+    try:
+        with open(path, "rb") as file:
+            start = 0 if tail is None else max(0, os.fstat(file.fileno()).st_size - tail)
+            file.seek(start)
+            lines = file.read().split(b"\n")[1 if start else 0 : -1]
+    except OSError:
+        return
+    for line in reversed(lines):
+        try:
+            values = json.loads(line)
+            int(values["step"])
+        except Damage:
+            continue
+        yield values
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a .jsonl file that can be read; a half-written line, and a file that is not there, give none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from objects(file)
+    except OSError:
+        return
+
+
+def objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects with a whole number `step` among these lines."""
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict) and isinstance(values.get("step"), int):
+            yield values
+
+
+def times(run: SavedRun) -> tuple[float, float, float]:
+    """(updates per second over the whole run, seconds of training, seconds of evaluation) from timing.jsonl; NaN where it does not say.
+
+    Training is the sum over logged intervals of their updates / speed, and the first updates (with compilation) as they were measured.
+    """
+    updates = trained = evaluated = 0.0
+    first = seen = 0.0
+    last = 0
+    for row in lines_of(run.dir / "timing.jsonl"):
+        speed, step = row.get("updates_per_second"), row["step"]
+        if isinstance(row.get("evaluation"), (int, float)):
+            evaluated += row["evaluation"]
+            seen = 1.0
+        if isinstance(row.get("first_updates"), (int, float)):
+            first += row["first_updates"]
+            last = max(last, step)
+        elif isinstance(speed, (int, float)) and speed > 0 and step > last:
+            updates += step - last
+            trained += (step - last) / speed
+            last = step
+    return (updates / trained if trained else math.nan, trained + first if trained else math.nan, evaluated if seen else math.nan)
 
 
 def yaml_or_error(path: Path) -> Any:

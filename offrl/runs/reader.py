@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, one_line
 from offrl.runs.log import SENTENCE
-from offrl.runs.parse import Damage, finite, header, provenance, whole_rows, yaml_or_error
+from offrl.runs.parse import Damage, finite, header, lines_backwards, provenance, whole_rows, yaml_or_error
 from offrl.runs.paths import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.results import COLUMNS, RESULTS, Missing, Score
@@ -242,12 +240,12 @@ class Reader:
 
     def _progress(self, path: Path, run: SavedRun) -> tuple[int, dict[tuple[int, str], int]]:
         """(the last step in metrics.jsonl, {(seed, cell): step at which it was found to have diverged})."""
-        last = next(_lines_backwards(path, TAIL), None)
+        last = next(lines_backwards(path, TAIL), None)
         if last is None:
             return 0, {}
         dead = _dead(last, run.replicas)
         if dead:
-            for line in _lines_backwards(path, None):
+            for line in lines_backwards(path, None):
                 dead |= {where: step for where, step in _dead(line, run.replicas).items() if where in dead}
         return int(last["step"]), dead
 
@@ -307,24 +305,6 @@ def _words(error: BaseException) -> str:
 
 def _is_run_scores(path: Path) -> bool:
     return header(path).startswith("step,seed,")
-
-
-def _lines_backwards(path: Path, tail: int | None) -> Iterator[dict[str, Any]]:
-    """The whole lines of metrics.jsonl that can be read, the last first, of its last `tail` bytes or of all."""
-    try:
-        with open(path, "rb") as file:
-            start = 0 if tail is None else max(0, os.fstat(file.fileno()).st_size - tail)
-            file.seek(start)
-            lines = file.read().split(b"\n")[1 if start else 0 : -1]
-    except OSError:
-        return
-    for line in reversed(lines):
-        try:
-            values = json.loads(line)
-            int(values["step"])
-        except Damage:
-            continue
-        yield values
 
 
 def _dead(line: dict[str, Any], replicas: list[Replica]) -> dict[tuple[int, str], int]:

@@ -79,7 +79,7 @@ class Scores:
         rows = [{COLUMNS.get(k, k): v for k, v in row.items()} for row in result.rows()]
         about = {"dataset": self.dataset, "environment": result.label, **dataclasses.asdict(result.provenance)}
         rows = [{**row, **about} for row in rows]
-        self.log.scores(step, rows, result.returns)
+        self.log.scores(step, rows, result.returns, result.lengths)
         self.log.timing(step, evaluation=seconds)
         self.text = score_text("score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas)
         self.show(self.text)

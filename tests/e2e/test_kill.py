@@ -80,7 +80,7 @@ def assert_same(run: Path, whole: Path) -> None:
     assert {name.split("/")[1] for name in tensors if name.startswith("state/")} >= {"params", "opt", "step", "key"}
     for name, tensor in tensors.items():
         assert torch.equal(tensor, expected[name]), name
-    for name in ("metrics.jsonl", "scores.csv", "policies/seed_0.safetensors", "policies/seed_1.safetensors"):
+    for name in ("metrics.jsonl", "scores.csv", "episodes.jsonl", "policies/seed_0.safetensors", "policies/seed_1.safetensors"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
     assert len((run / "scores.csv").read_text().splitlines()) == 1 + 2 * STEPS // 500
     assert series(run) == series(whole)

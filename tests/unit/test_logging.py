@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from offrl.errors import UserError
@@ -18,7 +19,7 @@ from offrl.runs import log, tables
 from offrl.settings.replicas import Replica, expand
 from offrl.system.progress import Pace, duration
 
-FILES = ("metrics.jsonl", "scores.csv")
+FILES = ("metrics.jsonl", "scores.csv", "episodes.jsonl")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,9 @@ def write(run: log.RunLog, steps: range) -> None:
     for step in steps:
         run.metrics(step, {"critic/loss": [step / 3, 0.1 + 0.2], "actor/loss": [float("nan"), float("inf")]})
         row = {"episodes": 10, "return_mean": step / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
-        run.scores(step, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)])
+        run.scores(
+            step, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)], np.array([[step / 7, 0.1]] * 2), [[5, 6]] * 2
+        )
         run.timing(step, train=0.5)
 
 
@@ -53,6 +56,8 @@ def test_rows_read_back(tmp_path: Path) -> None:
     assert len(table) == 6 and tuple(table[0]) == log.SCORE_COLUMNS
     assert float(table[2]["return_mean"]) == 20 / 7 and table[2]["seed"] == "3" and table[2]["dataset"] == "d, x"
     assert table[0]["success"] == "" and table[0]["score"] == ""
+    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert episodes[1] == {"step": 20, "returns": [[20 / 7, 0.1]] * 2, "lengths": [[5, 6]] * 2}
     assert json.loads((tmp_path / "timing.jsonl").read_text().splitlines()[0]) == {"step": 10, "train": 0.5}
 
 
@@ -74,7 +79,7 @@ def test_a_new_run_starts_empty(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         write(run, range(3))
     start(tmp_path).close()
-    assert contents(tmp_path) == [b"", (",".join(log.SCORE_COLUMNS) + "\n").encode()]
+    assert contents(tmp_path) == [b"", (",".join(log.SCORE_COLUMNS) + "\n").encode(), b""]
 
 
 def test_a_grid_has_columns_of_its_own(tmp_path: Path) -> None:
@@ -161,7 +166,9 @@ def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_t
     with start(tmp_path / "killed", resume_step=saved, unscored=20) as run:
         assert [line.split(b",")[0] for line in contents(tmp_path / "killed")[1].splitlines()] == [b"step", b"10", b"10"]
         row = {"episodes": 10, "return_mean": 20 / 7, "return_std": 1e-17, "length_mean": 1000.0, "success": None, "score": float("nan")}
-        run.scores(20, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)])
+        run.scores(
+            20, [{"seed": s, **row, "dataset": "d, x", "env_id": "E-v4"} for s in (3, 7)], np.array([[20 / 7, 0.1]] * 2), [[5, 6]] * 2
+        )
         write(run, range(30, 41, 10))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     shown = []
@@ -173,7 +180,6 @@ def test_scores_that_come_again_after_their_checkpoint_stand_once_in_files_and_t
 
 
 def test_tensorboard_has_returns_and_hparams(tmp_path: Path) -> None:
-    import numpy as np
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
