@@ -134,7 +134,8 @@ class SequentialHalving(EpisodeSearch):
 
     def best(self) -> int:
         """Among the arms that are left; those halved away are not chosen, whatever their means."""
-        return self._first([a for a in self._now()[1] if a not in self.banned])
+        left = self._now()[1]
+        return self._first([a for a in self.order if a in left and a not in self.banned])
 
     def _now(self) -> tuple[list[Pull], list[int]]:
         """(what is still to be played in the round that is not complete, the arms of that round)."""
