@@ -5,6 +5,6 @@ Nothing heavy is imported before a command knows what to do.
 """
 
 NAMES = (
-    "train", "finetune", "evaluate", "adapt", "benchmark", "report", "select", "data", "collect", "model", "export", "list", "doctor",
-    "completion",
+    "train", "tune", "finetune", "evaluate", "adapt", "benchmark", "report", "select", "data", "collect", "model", "export", "list",
+    "doctor", "completion",
 )  # fmt: skip

@@ -147,7 +147,7 @@ def grid_picture(results: Sequence[Result], out: Path, *, title: str = "") -> bo
     """
     points = [dict(r.values) for r in results]
     varied = {field: levels for field in (points[0] if points else {}) if len(levels := list(dict.fromkeys(g[field] for g in points))) > 1}
-    if len(varied) not in (1, 2):
+    if len(varied) not in (1, 2) or math.prod(map(len, varied.values())) != len(points):  # values that were paired fill no table
         return False
     heading = "normalised score" if all(r.score for r in results) else "return"
     means = [(r.score if heading != "return" and r.score else r.returns) for r in results]

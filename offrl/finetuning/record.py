@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def identity(start: Start) -> dict[str, Any]:
         values["steps"] = start.config.steps  # over which settings are annealed
     if start.grid:
         values["grid"] = [[name, cells] for name, cells in start.grid.items()]
+        if len(start.replicas) < len(values["seeds"]) * math.prod(map(len, start.grid.values())):
+            values["paired"] = True
     return json.loads(json.dumps(values, default=str))
 
 

@@ -217,7 +217,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     if spec.discrete and not kind.traits.discrete:
         raise UserError(f"{algo.name} needs continuous actions, and {task.name} has discrete ones")
     seeds = seed_list(parent.seeds)
-    replicas = expand(parent.grid, seeds)
+    replicas = expand(parent.grid, seeds, parent.paired)
     if not kind.traits.vectorized and len(replicas) > 1:
         raise UserError(f"{algo.name} trains one replica at a time: seeds=1")
     return Start(config, algorithm, replicas, parent.grid, spec, task, parent.label or algo.name, parent.dataset if named else None,
@@ -272,7 +272,7 @@ def _resumed(
     task = task_of(spec, dataclasses.replace(config, env=None), str(record.get("env", "auto")), env, f"offrl finetune resume={path} env=ID")
     grid = dict(identity.get("grid", []))
     more = record["online"]
-    return Start(config, kind(algo, spec), expand(grid, identity["seeds"]), grid, spec, task, more["label"], settings, record["data"], data,
+    return Start(config, kind(algo, spec), expand(grid, identity["seeds"], identity.get("paired") is True), grid, spec, task, more["label"], settings, record["data"], data,
                  None, more["parent"], more["fixed"], {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()}, saved["given"],
                  run_dir=path)  # fmt: skip
 

@@ -48,8 +48,9 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     values["seeds"] = seed_list(config.seeds)
     if files := used_by(registry.get("algo", config.algo.name), *factories(config.algo).values()):
         values["plugins"] = checksums(files)  # with other content it is another run
-    grid = values.pop("grid")
+    grid, paired = values.pop("grid"), values.pop("paired")
     if grid:
+        values |= {"paired": True} if paired else {}
         values["grid"] = [[field, cells] for field, cells in grid.items()]  # a list: the order of the fields is that of the replicas
         values["algo"] = _without(values["algo"], grid)
     return values
@@ -171,7 +172,7 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     parts = {part: {**_defaults(kind), **settings[part]} for part, kind in kinds.items() if settings[part]}
     if "algo" in parts:
         parts["algo"] = _without(parts["algo"], [field for field, _ in settings.get("grid", [])])
-    return {"precision": "float32", **settings, **parts}
+    return {"precision": "float32", "paired": False, **settings, **parts}
 
 
 @functools.cache

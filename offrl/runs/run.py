@@ -13,7 +13,7 @@ from offrl.runs.described import html_of, text_of
 from offrl.runs.log import SCORE_COLUMNS, SENTENCE
 from offrl.runs.record import RESTORE, SCORES, read_record, spec_of
 from offrl.runs.tables import Result, summarise
-from offrl.settings.replicas import Replica, by_cell, expand, number
+from offrl.settings.replicas import Replica, by_cell, cell_name, expand, number
 from offrl.settings.saved import restored
 from offrl.system import csv_text, trust
 from offrl.system import files as checkpoint
@@ -37,7 +37,8 @@ class SavedRun:
         self.record = read_record(self.dir, ("data.name",))
         self.seeds: list[int] = self.record["identity"]["seeds"]
         self.grid: dict[str, list[float]] = dict(self.record["identity"].get("grid", []))
-        self.replicas: list[Replica] = expand(self.grid, self.seeds)
+        self.paired: bool = self.record["identity"].get("paired") is True
+        self.replicas: list[Replica] = expand(self.grid, self.seeds, self.paired)
         self.algorithm: str = one_line(str(self.record.get("label", self.record["identity"]["algo"]["name"])))  # as texts and pictures
         self.dataset: str = one_line(str(self.record["data"]["name"]))
         self.fingerprint: str = self.record["data"].get("fingerprint", "")  # of the data
@@ -135,12 +136,14 @@ class SavedRun:
                 raise UserError(f"{self.dir} has no grid over '{field}'; {has}.{nearest(field, self.grid)}")
             if value not in self.grid[field]:
                 raise UserError(f"{self.dir} has no {field}={value}; it has {', '.join(map(number, self.grid[field]))}")
-        open_ = {field: options for field, options in self.grid.items() if field not in values and len(options) > 1}
-        if open_:
-            choices = "; ".join(f"{field}={' or '.join(map(number, options))}" for field, options in open_.items())
+        fitting = [r for r in self.replicas if r.seed == seed and values.items() <= dict(r.values).items()]
+        if not fitting:
+            raise UserError(f"{self.dir} has no policy of {cell_name(tuple(values.items()))}: its grid pairs values (paired=true)")
+        if len(fitting) > 1:
+            open_ = {field: options for field, options in self.grid.items() if field not in values and len(set(options)) > 1}
+            choices = "; ".join(f"{field}={' or '.join(map(number, dict.fromkeys(options)))}" for field, options in open_.items())
             raise UserError(f"{self.dir} has several policies of seed {seed}; say which: policy(seed={seed}, ...) with {choices}")
-        point = {field: values.get(field, options[0]) for field, options in self.grid.items()}
-        return next(r for r in self.replicas if r.seed == seed and dict(r.values) == point)
+        return fitting[0]
 
     def load_policy(self, replica: Replica, device: str = "auto") -> TrainedPolicy:
         """The final policy of a replica. Raises UserError before training ended, and for a run that trains no policy."""

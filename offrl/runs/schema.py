@@ -75,7 +75,7 @@ def check_record(record: Any, needed: Sequence[str]) -> None:
     own = record["identity"]
     if bad := [field for field, _ in own.get("grid", []) if not field.isidentifier()]:  # replicas' files are called by them
         raise UserError(f"identity.grid has '{bad[0]}', which is no setting")
-    bounded(dict(own.get("grid", [])), len(seed_list(own["seeds"])))
+    bounded(dict(own.get("grid", [])), len(seed_list(own["seeds"])), own.get("paired") is True)
 
 
 def check_entries(record: Any, needed: Sequence[str]) -> None:

@@ -203,7 +203,7 @@ def finish(config: Any, values: Mapping[str, Any], given: Mapping[str, Any], vec
     check(result)
     if result.grid or grid:
         vectorized = registry.get("algo", result.algo.name).traits.vectorized if vectorized is None else vectorized
-        result.grid = checked({**result.grid, **grid}, result.algo, len(seeds), vectorized)
+        result.grid = checked({**result.grid, **grid}, result.algo, len(seeds), vectorized, result.paired)
     for name in result.grid:
         if f"algo.{name}" in values:
             raise UserError(f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out")

@@ -15,6 +15,7 @@ EXPERT_CHOICE = ("first", "best")
 ACTION_KINDS = ("auto", "continuous", "discrete", "one_hot", "multi_discrete")
 MISSING = ("refuse", "forward")
 WEIGHTING = ("none", "return", "advantage", "top")
+SPLIT_PARTS = ("first", "second")
 AUGMENT = ("none", "stitch")
 AUGMENT_ON = ("auto", "goals", "observations")
 
@@ -26,6 +27,9 @@ class DatasetConfig:
     # Settings of `apply_transforms`: what is done after the columns are assembled.
     TRANSFORMS: ClassVar[tuple[str, ...]] = (
         "concatenate",
+        "split",
+        "split_part",
+        "split_seed",
         "subsample",
         "subsample_seed",
         "labelled_fraction",
@@ -84,6 +88,9 @@ class DatasetConfig:
     action_low: list[float] = setting([], "the environment's action range, one value or one per dimension; []: found out")
     action_high: list[float] = setting([], "see action_low")
     concatenate: list[str] = setting([], "more datasets of the same shapes, appended")
+    split: float = setting(1.0, "divide the episodes, at random within thirds of their returns: this share, and the rest", low=0.0, high=1.0)
+    split_part: str = setting("first", "the part that is used: first (that share) or second (the rest)", choices=SPLIT_PARTS)
+    split_seed: int = setting(0, "decides which episodes are in which", low=0)
     subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)
     subsample_seed: int = setting(0, "decides which episodes subsample keeps", low=0)
     # Semi-supervised data (SS-ORL, arXiv 2210.06518): actions that are not known are labelled by an inverse-dynamics model.
@@ -172,9 +179,11 @@ class DatasetConfig:
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""
         check(self, "dataset.")
-        for key in ("subsample", "labelled_fraction", "labelled_quantile", "top_fraction", "weighting_fraction"):
+        for key in ("split", "subsample", "labelled_fraction", "labelled_quantile", "top_fraction", "weighting_fraction"):
             if not getattr(self, key) > 0.0:
                 raise UserError(f"dataset.{key}={getattr(self, key)} must be above 0 (and at most 1)")
+        if self.split == 1.0 and self.split_part == "second":
+            raise UserError("dataset.split_part=second needs dataset.split below 1, the share of the first part")
         if self.labelled_fraction > self.labelled_quantile and self.labelled_fraction < 1.0:
             raise UserError(
                 f"dataset.labelled_fraction={self.labelled_fraction} of all episodes are more than the share they are drawn from, "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -57,12 +57,13 @@ def grid_text(grid: Mapping[str, Sequence[float]]) -> str:
 
 def replicas(config: TrainConfig) -> list[Replica]:
     """Cells in the grid's order (the last field varies fastest), all seeds of a cell side by side. Without a grid: one for each seed."""
-    return expand(config.grid, seed_list(config.seeds))
+    return expand(config.grid, seed_list(config.seeds), config.paired)
 
 
-def expand(grid: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[Replica]:
-    """See `replicas`."""
-    cells = itertools.product(*([(field, float(value)) for value in values] for field, values in grid.items()))
+def expand(grid: Mapping[str, Sequence[float]], seeds: Sequence[int], paired: bool = False) -> list[Replica]:
+    """See `replicas`. paired: the fields' first values are one cell, their second ones the next, and so on."""
+    columns = [[(field, float(value)) for value in values] for field, values in grid.items()]
+    cells: Iterable[Values] = zip(*columns, strict=True) if paired and grid else itertools.product(*columns)
     return [Replica(seed, cell) for cell in cells for seed in seeds]
 
 
@@ -96,28 +97,36 @@ def varied(config_class: type) -> list[str]:
     return [name for name in scalars(config_class) if name not in fixed]
 
 
-def checked(grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool) -> dict[str, list[float]]:
+def checked(grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool, paired: bool = False) -> dict[str, list[float]]:
     """The grid with every value as a float, in the order given.
 
     grid: {field of the algorithm's Config: a number or a list of numbers}, as read from a command or a file. algo: the Config itself.
     seeds: how many. vectorized: whether the algorithm trains several replicas at once. Raises UserError for what cannot be trained: unknown
-    fields, fields that hold no real number, that are structural or shared, values outside the field's range, empty lists, repeated values,
-    an algorithm that trains one replica at a time, more than MOST_SEEDS replicas.
+    fields, fields that hold no real number, that are structural or shared, values outside the field's range, empty lists, repeated values
+    (or, `paired`, cells, and lists of different lengths), an algorithm that trains one replica at a time, more than MOST_SEEDS replicas.
     """
     if not grid:
         return {}
     if not vectorized:
         raise UserError(f"algo={algo.name} trains one replica at a time and takes no grid; train each value by itself with algo.NAME=value")
-    result = {field: _values(field, given, algo) for field, given in grid.items()}
-    bounded(result, seeds)
+    result = {field: _values(field, given, algo, paired) for field, given in grid.items()}
+    bounded(result, seeds, paired)
     return result
 
 
-def bounded(grid: Mapping[str, Sequence[float]], seeds: int) -> None:
-    """Raises UserError for more than MOST_SEEDS replicas, before any is made, and for a field without values."""
+def bounded(grid: Mapping[str, Sequence[float]], seeds: int, paired: bool = False) -> None:
+    """Raises UserError for more than MOST_SEEDS replicas, before any is made, for a field without values, and for lists that do not pair."""
     if empty := next((field for field, values in grid.items() if not values), ""):
         raise UserError(f"grid.{empty} has no values; write grid.{empty}=a,b")
-    total = seeds * math.prod(map(len, grid.values()))
+    lengths = {field: len(values) for field, values in grid.items()}
+    if paired and len(set(lengths.values())) > 1:
+        words = ", ".join(f"grid.{field} has {count}" for field, count in lengths.items())
+        raise UserError(f"paired=true reads the grid's lists side by side, so they must be of equal length: {words}")
+    if paired and grid:
+        cells = list(zip(*grid.values(), strict=True))
+        if twice := next((cell for cell in cells if cells.count(cell) > 1), None):
+            raise UserError(f"paired=true: the grid has {cell_name(tuple(zip(grid, twice, strict=True)))} twice")
+    total = seeds * (next(iter(lengths.values()), 1) if paired else math.prod(lengths.values()))
     if total > MOST_SEEDS:
         sizes = (
             grid_text(grid) if sum(map(len, grid.values())) <= 20 else f"a grid of {' x '.join(str(len(v)) for v in grid.values())} values"
@@ -125,7 +134,7 @@ def bounded(grid: Mapping[str, Sequence[float]], seeds: int) -> None:
         raise UserError(f"{sizes} with {seeds} seeds is {total:,} replicas, at most {MOST_SEEDS:,} can be trained in one run")
 
 
-def _values(field: str, given: Any, algo: Any) -> list[float]:
+def _values(field: str, given: Any, algo: Any, paired: bool) -> list[float]:
     """The values of one field. Raises UserError."""
     kind = type(algo)
     name, can = f"grid.{field}", varied(kind)
@@ -145,7 +154,7 @@ def _values(field: str, given: Any, algo: Any) -> list[float]:
         except (ValueError, OverflowError):
             raise UserError(f"{name}: {_shown(item)} must be a number; a list is written {name}=a,b") from None
         check(dataclasses.replace(algo, **{field: value}), "grid.")
-        if value in values:
+        if value in values and not paired:
             raise UserError(f"{name} has the value {number(value)} twice")
         values.append(value)
     if not values:

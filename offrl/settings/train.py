@@ -36,6 +36,7 @@ class TrainConfig:
     grid: dict[str, Any] = setting(
         {}, "values to train side by side, every combination with every seed: grid.temperature=1,3,10 grid.expectile=0.7,0.9"
     )
+    paired: bool = setting(False, "read the grid's lists side by side, first with first, second with second, in place of all combinations")
     steps: int = setting(1_000_000, "updates of each seed", low=1)
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     compile: str = setting("auto", "how the step runs: auto picks by device and length", choices=("auto", "eager", "cudagraph", "compiled"))

@@ -144,7 +144,7 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
         drawn = kind(config, recorded)
         drawn.buffers = dict  # it may be large, and nothing that builds on it needs it
         template = drawn.init(0)._replace(opt={}, buffers={})
-    replicas = expand(grid, identity["seeds"])
+    replicas = expand(grid, identity["seeds"], identity.get("paired") is True)
     states = []
     for i in alive if requirement.every_replica else alive[:1]:
         flat = {key: value[i] for key, value in tensors.items() if key.startswith("state/")}

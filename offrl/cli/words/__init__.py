@@ -9,6 +9,7 @@ from typing import Any
 # command -> (prefix, module:dataclass); train's settings are benchmark's too. Modules that import no torch.
 SETTINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (("", "offrl.settings.train:TrainConfig"),),
+    "tune": (("", "offrl.tuning.config:TuneConfig"), ("dataset.", "offrl.settings.dataset:DatasetConfig")),
     "finetune": (("", "offrl.finetuning.config:FinetuneConfig"),),
     "evaluate": (("", "offrl.cli.evaluate:EvaluateConfig"),),
     "adapt": (("", "offrl.cli.adapt:AdaptConfig"),),
@@ -23,6 +24,7 @@ SETTINGS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 MORE = {  # what the dataclasses do not hold
     "train": ("config", "resume"),
+    "tune": ("dataset", "space", "resume"),
     "finetune": ("algo", "dataset", "seeds"),
     "select": ("dataset", "policy"),
     "model": ("dataset",),

@@ -17,7 +17,7 @@ from offrl.data.transforms.columns import (
     scale_rewards,
 )
 from offrl.data.transforms.demonstrations import add_expert
-from offrl.data.transforms.episodes import concatenate, subsample, terminated_only, top_fraction
+from offrl.data.transforms.episodes import concatenate, split, subsample, terminated_only, top_fraction
 from offrl.data.transforms.imagined import add_imagined, share_draws
 from offrl.data.transforms.reward_labels import label_rewards
 from offrl.data.transforms.stitch import add_clusters
@@ -33,7 +33,7 @@ def apply_transforms(
     device: str = "cpu",
     quiet: bool = False,
 ) -> Dataset:
-    """Concatenate, subsample, label actions, append, label rewards, keep the best, weights, rewards, returns to go, action margin,
+    """Concatenate, split, subsample, label actions, append, label rewards, keep the best, weights, rewards, returns to go, action margin,
     observation normalisation: as far as `config` asks.
 
     `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label data.
@@ -42,6 +42,8 @@ def apply_transforms(
     for text in (d for d in datasets if d.spec.text):
         refuse_settings(config, text.spec.name)
     dataset = concatenate(datasets, memory) if len(datasets) > 1 else datasets[0]
+    if config.split < 1.0:
+        dataset = split(dataset, config.split, config.split_part == "second", config.split_seed, memory)
     if config.subsample < 1.0:
         dataset = subsample(dataset, config.subsample, config.subsample_seed, memory)
     if config.labelled_fraction < 1.0 or config.action_free:

@@ -133,6 +133,25 @@ def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory |
     return keep_episodes(dataset, torch.from_numpy(numbers), f"subsample {fraction:g} seed {seed}", memory)
 
 
+def split(dataset: Dataset, fraction: float, second: bool, seed: int = 0, memory: Memory | None = None) -> Dataset:
+    """The first of two parts of the episodes, a share `fraction` of each third of them by return, or the second; in their old order.
+
+    The same on every machine. Raises UserError where a part would be empty.
+    """
+    count = dataset.num_episodes
+    ranks = np.argsort(dataset.raw_returns.double().cpu().numpy(), kind="stable")
+    generator = np.random.Generator(np.random.PCG64(seed))
+    drawn = [generator.permutation(third) for third in np.array_split(ranks, 3)]
+    # the first `n` of a sequence that goes through the thirds in turn: each gives its share, rounded by less than one episode
+    order = sorted((place / len(third), t, episode) for t, third in enumerate(drawn) for place, episode in enumerate(third.tolist()))
+    first = [episode for _, _, episode in order[: round(fraction * count)]]
+    if not 0 < len(first) < count:
+        raise UserError(f"dataset.split={fraction:g} leaves a part of the {count} episodes of {dataset.spec.name} empty")
+    chosen = sorted(set(range(count)) - set(first)) if second else sorted(first)
+    note = f"split {fraction:g} seed {seed} {'second' if second else 'first'}"
+    return keep_episodes(dataset, torch.tensor(chosen), note, memory)
+
+
 def terminated_only(dataset: Dataset, memory: Memory | None = None) -> Dataset:
     """The episodes whose last step is terminal. Raises UserError where there is none."""
     terminal = torch.nonzero(dataset.columns["terminations"].cpu()[dataset.episode_end.cpu() - 1]).squeeze(-1)

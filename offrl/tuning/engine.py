@@ -1,0 +1,195 @@
+"""`offrl tune`: proposals, rungs, judgements and the choice, in plain order.
+
+Every stage ends with one small file that is written in one step (`state/`), and begins by looking for it. What a stage does is a function
+of the files before it, so that a tune that was killed anywhere comes to the same choice as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError
+from offrl.system import files, trust
+from offrl.system.locks import exclusive
+from offrl.tuning import store
+from offrl.tuning.config import OPTUNA
+from offrl.tuning.final import finish
+from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, summarise
+from offrl.tuning.launch import train_all
+from offrl.tuning.plan import Tune, prepare
+from offrl.tuning.propose import load_optuna, propose
+from offrl.tuning.rungs import Rung, cost, survivors
+from offrl.tuning.show import Show
+from offrl.tuning.table import write_trials
+from offrl.tuning.training import RungRun, Values
+
+Trials = dict[str, tuple[str, Values]]  # setting: (algorithm, values)
+
+
+def tune(values: Mapping[str, Any]) -> Path:
+    """Search, choose, retrain and report with the settings of a command; returns the tune's folder. The same call continues it.
+
+    Raises UserError for what a command would refuse; Interrupted, when all is saved.
+    """
+    work = prepare(values)
+    config = work.config
+    with exclusive(work.folder):
+        if config.proposer in OPTUNA:
+            load_optuna(config.proposer)
+            store.check(config.storage, work.folder, config.algos, work.identity, len(config.criteria))
+        show = Show(config.quiet)
+        show.tell(*introduction(work))
+        engine = Engine(work, show)
+        try:
+            engine.search()
+            finish(engine)
+        finally:
+            show.stop()
+    return work.folder
+
+
+class Engine:
+    """A tune at work: what was found so far, stage by stage."""
+
+    def __init__(self, work: Tune, show: Show) -> None:
+        self.work, self.config, self.show = work, work.config, show
+        self.trials: Trials = {}  # all settings so far
+        self.told: dict[str, list[tuple[Values, tuple[float, ...] | None]]] = {a: [] for a in work.spaces}
+        self.finalists: list[str] = []  # settings that were trained in full
+        self.last: list[RungRun] = []  # the runs that hold them
+        self.rows: list[dict[str, Any]] = []  # of trials.csv
+
+    # ---- stages
+
+    def stage(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What a stage found: from its file, or made now and written there."""
+        path = self.work.folder / "state" / f"{name}.json"
+        if path.exists():
+            try:
+                found = json.loads(trust.read_text(path))
+                if isinstance(found, dict):
+                    return found
+            except (ValueError, RecursionError):
+                pass
+            raise UserError(f"{path} is damaged; remove it, and the same command makes it again")
+        began = time.monotonic()
+        found = json.loads(json.dumps(make()))
+        files.write_text(path, json.dumps(found, indent=1) + "\n")
+        self.time(name, time.monotonic() - began)
+        return found
+
+    def time(self, stage: str, seconds: float) -> None:
+        """Note how long a stage took, in a file that is no part of the result."""
+        with (self.work.folder / "timing.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"stage": stage, "seconds": round(seconds, 3)}) + "\n")
+
+    def search(self) -> None:
+        """Train and judge all brackets."""
+        for number, size in enumerate(self.work.brackets):
+            self._bracket(number, size)
+        self.rows = write_trials(self)
+
+    def _bracket(self, number: int, size: int) -> None:
+        config, work = self.config, self.work
+        asked = self.stage(f"bracket-{number}", lambda: self._ask(size))
+        trials: Trials = {name: (algo, values) for name, (algo, values) in asked["settings"].items()}
+        self.trials |= trials
+        first: Summary | None = None
+        runs: list[RungRun] = []
+        rungs = work.rungs(len(trials))
+        for i, rung in enumerate(rungs):
+            last = i == len(rungs) - 1
+            runs = work.rung_runs(number, i, rung, trials, runs)
+            self._train(number, i, rung, runs, len(trials))
+            if last and (len(work.brackets) == 1 or len(rungs) > 1):
+                break  # all finalists are judged together, at the end
+            if not config.data_judges:
+                break
+            record = self.stage(f"judged-{number}-{i}", lambda i=i, runs=runs: self._judge(f"bracket {number + 1}, rung {i + 1}", runs, False))
+            summary = summarise(record, list(trials))
+            first = first or summary
+            if last:
+                break
+            kept = self._thin(number, i, rungs[i + 1], trials, summary)
+            trials = {name: trials[name] for name in kept}
+        self.finalists += list(trials)
+        self.last += runs
+        if first is not None:
+            self._tell(asked["settings"], first)
+
+    def _ask(self, size: int) -> dict[str, Any]:
+        settings: dict[str, Any] = {}
+        for algo, space in self.work.spaces.items():
+            before = len(self.told[algo])
+            for place, values in enumerate(propose(space, self.config.proposer, size, self.told[algo], self.config.seed)):
+                settings[f"{algo}-{before + place:02d}"] = [algo, values]
+        return {"settings": settings}
+
+    def _train(self, number: int, i: int, rung: Rung, runs: list[RungRun], settings: int) -> None:
+        words = f"bracket {number + 1}, rung {i + 1}: {settings} settings x {self.config.seeds} seeds to {rung.updates:,} updates"
+        done = self.stage(f"trained-{number}-{i}", lambda: train_all(self.work, runs, words, self.show))
+        del done
+
+    def _judge(self, words: str, runs: list[RungRun], last: bool) -> dict[str, Any]:
+        policies = policies_of(runs)
+        if not policies:
+            raise UserError("every policy diverged: lower learning rates (algo.learning_rate=), or look at the data with offrl data inspect")
+        device = self.config.device if self.config.device != "auto" else "cpu"
+        self.show.tell(f"{words}: judging {len(policies)} policies on {self.work.judged_on.num_episodes:,} episodes")
+        settings = rung_settings(self.config.ope, last)
+        return judge(policies, self.work.judged_on, self.config.data_judges, settings, device, self.show.stage, self.show.tell)
+
+    def judge_finalists(self) -> dict[str, Any]:
+        """The judgement that chooses: of all settings that were trained in full, by one fit."""
+        return self.stage("judged", lambda: self._judge("finalists", self.last, True))
+
+    def _thin(self, number: int, i: int, following: Rung, trials: Trials, summary: Summary) -> list[str]:
+        """The settings that go on."""
+        names = list(trials)
+        values = [float("nan") if why else v for v, why in zip(summary.value.tolist(), summary.exploded, strict=True)]
+        multiple = 2 if self.config.seeds % 4 else 1
+        wild = self.config.seed + 7 * number + i
+        chosen = survivors(values, following.settings, wild, [trials[n][0] for n in names], multiple)
+        if not chosen:
+            raise UserError("every setting diverged in the first rung: lower learning rates, or look at the data with offrl data inspect")
+        kept = self.stage(f"kept-{number}-{i}", lambda: {"settings": {names[k]: why for k, why in chosen.items()}})["settings"]
+        best = max((k for k in chosen), key=lambda k: values[k])
+        self.show.tell(f"{len(kept)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})")
+        return list(kept)
+
+    def _tell(self, asked: Mapping[str, Any], summary: Summary) -> None:
+        results = dict(zip(summary.names, summary.criteria(self.config.criteria).tolist(), strict=True))
+        for name, (algo, values) in asked.items():
+            result = tuple(results[name])
+            self.told[algo].append((values, None if any(x != x for x in result) else result))
+        if self.config.proposer in OPTUNA:
+            work, config = self.work, self.config
+            store.record(config.storage, work.folder, work.spaces, self.told, work.identity, len(config.criteria))
+
+
+def introduction(work: Tune) -> list[str]:
+    """What is going to be done, and what it costs, before it begins."""
+    config = work.config
+    configs, steps = config.configs_and_steps()
+    lines = [f"tune of {', '.join(config.algos)} on {work.judged_on.spec.name}: {configs} settings of each, {config.seeds} seeds; {work.folder}"]
+    for algo, space in work.spaces.items():
+        lines.append(f"  {algo}: " + ", ".join(f"{d.name} {d.text()}" for d in space.dimensions))
+    updates = judged = 0
+    for size in work.brackets:
+        rungs = work.rungs(size * len(config.algos))
+        updates += cost(rungs, config.seeds)
+        judged += (len(rungs) - 1) * (config.ope.updates // 2)
+        lines.append("  " + ", then ".join(f"{r.settings} settings to {r.updates:,} updates" for r in rungs))
+    full = configs * len(config.algos) * steps * config.seeds
+    lines.append(f"  {updates:,} updates of single policies in place of {full:,} ({updates / full:.0%})")
+    if config.data_judges:
+        lines.append(f"  judged by {', '.join(config.data_judges)}; fitted Q evaluation makes {judged + config.ope.updates:,} updates of its own")
+    if config.proposer in OPTUNA and len(work.brackets) == 1:
+        lines.append(f"  proposer={config.proposer} is told nothing before the only bracket: it proposes at random (bracket= makes more)")
+    return lines
+
+

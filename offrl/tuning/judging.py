@@ -1,0 +1,143 @@
+"""What the judges say of the settings of a rung: estimates of every policy, made on data that trained none of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from offrl.data.dataset import Dataset
+from offrl.ope.candidates import run_candidates
+from offrl.ope.config import OPEConfig
+from offrl.ope.judges.critics import gates
+from offrl.ope.selection import Stage, evaluate_policies
+from offrl.runs.run import SavedRun
+from offrl.tuning.training import RungRun
+
+Policies = dict[tuple[str, int], Any]  # (setting, seed): policy; those that diverged are missing
+
+
+def policies_of(runs: Sequence[RungRun]) -> Policies:
+    """The policies of trained runs, in the order of their settings and seeds."""
+    found: Policies = {}
+    for run in runs:
+        saved = SavedRun(run.directory)
+        candidates = {name.rpartition("/")[2].rpartition("@")[0]: policy for name, policy in run_candidates(saved).items()}
+        count = len(run.replicas) // len(run.trials)
+        for place, (replica, own) in enumerate(zip(saved.replicas, run.replicas, strict=True)):
+            if replica.name in candidates:
+                found[run.trials[place // count], own.seed] = candidates[replica.name]
+    return found
+
+
+def judge(
+    policies: Policies,
+    data: Dataset,
+    methods: Sequence[str],
+    settings: OPEConfig,
+    device: str,
+    stage: Stage | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """The record of a judgement, of plain numbers: for each policy its estimates by method, and the statistics that none decides by.
+
+    Raises UserError where a method cannot judge these policies on these data.
+    """
+    names = {f"{trial}/seed={seed}": (trial, seed) for trial, seed in policies}
+    candidates = dict(zip(names, policies.values(), strict=True))
+    result = evaluate_policies(data, candidates, list(methods), settings, device=device, stage=stage, tell=tell)
+    gate = gates(data, candidates, settings.discount)
+    reasons = gate.reasons()
+    rows = []
+    for k, (trial, seed) in enumerate(names.values()):
+        row: dict[str, Any] = {"setting": trial, "seed": seed, "distance": _number(result.distance[k]), "own_q": _number(result.own[k])}
+        for method, e in result.estimates.items():
+            row[method] = _number(e.value[k])
+            row[f"{method}_sd"] = _number((e.high[k] - e.low[k]) / (2.0 * 1.959964))
+            if method in ("fqe",) and settings.seeds > 1:
+                row[f"{method}_draws"] = [_number(x[k]) for x in e.details["seeds"]]
+        row |= {"td_error": _number(gate.td_error[k]), "q_ratio": _number(gate.ratio[k]), "exploded": reasons[k]}
+        rows.append(row)
+    return {
+        "methods": list(methods),
+        "discount": settings.discount,
+        "episodes": data.num_episodes,
+        "data": [_number(x) for x in result.behavior],
+        "policies": rows,
+    }
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A judgement by setting: float64 arrays [T] in the settings' order, NaN where all seeds of a setting diverged."""
+
+    names: tuple[str, ...]
+    value: np.ndarray  # of the method that decides, mean over the seeds
+    error: np.ndarray  # its standard error
+    worst: np.ndarray  # smallest of the seeds
+    distance: np.ndarray  # mean distance of actions from the data's
+    others: Mapping[str, np.ndarray]  # by the methods that are shown beside it
+    alive: np.ndarray  # seeds that did not diverge
+    exploded: tuple[str, ...]  # why a setting is dropped whatever its estimate: its own Q left what the rewards allow; "" for none
+
+    def criteria(self, names: Sequence[str]) -> np.ndarray:
+        """[T, C], larger is better in each."""
+        columns = {"return": self.value, "worst": self.worst, "distance": -self.distance}
+        return np.stack([columns[n] for n in names], -1)
+
+
+def summarise(record: Mapping[str, Any], trials: Sequence[str]) -> Summary:
+    """See `Summary`.
+
+    The error adds the variance over seeds, pooled over the settings where seeds are few, divided by their number, to that of the
+    bootstrapped fits of the mean over seeds: they are no independent draws (one fit judges all seeds).
+    """
+    method = record["methods"][0]
+    rows: dict[str, list[Mapping[str, Any]]] = {t: [] for t in trials}
+    for row in record["policies"]:
+        if row["setting"] in rows and row[method] is not None:
+            rows[row["setting"]].append(row)
+
+    def column(key: str, how: Callable[[np.ndarray], Any] = np.mean) -> np.ndarray:
+        values = [np.array([r[key] for r in own if r.get(key) is not None], float) for own in rows.values()]
+        return np.array([float(how(v)) if len(v) else math.nan for v in values])
+
+    counts = np.array([len(own) for own in rows.values()])
+    freedom = np.maximum(counts - 1, 0)
+    spread = np.array([float(np.var([r[method] for r in own], ddof=1)) if len(own) > 1 else 0.0 for own in rows.values()])
+    pooled = float((spread * freedom).sum() / freedom.sum()) if freedom.sum() else 0.0
+    fits = np.array([_fit_variance(own, method) for own in rows.values()])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.sqrt(np.where(counts > 0, pooled / np.maximum(counts, 1), np.nan) + fits)
+    return Summary(
+        names=tuple(trials),
+        value=column(method),
+        error=error,
+        worst=column(method, np.min),
+        distance=column("distance"),
+        others={m: column(m) for m in record["methods"][1:]},
+        alive=counts,
+        exploded=tuple(next((str(r["exploded"]) for r in own if r["exploded"]), "") for own in rows.values()),
+    )
+
+
+def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
+    """Of the mean over seeds, by the fits: of each fit the mean over the seeds, and the variance of these means."""
+    draws = [r[f"{method}_draws"] for r in rows if r.get(f"{method}_draws")]
+    if draws and all(x is not None for own in draws for x in own):
+        return float(np.var(np.mean(np.array(draws, float), 0), ddof=1))
+    sds = [r[f"{method}_sd"] for r in rows if r.get(f"{method}_sd") is not None]
+    return float(np.mean(sds)) ** 2 if sds else 0.0
+
+
+def rung_settings(settings: OPEConfig, last: bool) -> OPEConfig:
+    """Half the updates for the rungs that thin out, all of them for the judgement that chooses."""
+    return settings if last else replace(settings, updates=max(1, settings.updates // 2))

@@ -1,0 +1,306 @@
+"""From a command to a tune: its spaces, the settings of its runs, and the identity by which the same command finds it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offrl import registry
+from offrl.data.dataset import Dataset
+from offrl.data.load import load_dataset
+from offrl.errors import UserError, nearest, warn
+from offrl.ope.candidates import recorded
+from offrl.runs import record as runs
+from offrl.settings import diff
+from offrl.settings.compose import compose, fill, flatten
+from offrl.settings.field import marked, without_places
+from offrl.settings.presets import algorithm_group
+from offrl.settings.replicas import expand
+from offrl.settings.train import MOST_SEEDS, TrainConfig
+from offrl.system import files, trust
+from offrl.system.devices import pick_device
+from offrl.tuning.config import FEW_EPISODES, MOST_GROUPS, OPTUNA, TuneConfig
+from offrl.tuning.rungs import Rung, halving
+from offrl.tuning.space import Space, space_of
+from offrl.tuning.training import Data, Origin, RungRun, Values, programs, settings_of
+
+FILE, VERSION = "tune.json", 1
+PASSED = ("compile", "workers", "group", "precision", "experiment", "log_every", "logger")  # settings of `offrl train` that runs are given
+LONG = 5_000  # updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does the same
+GROUP = 4  # replicas in one program on a CPU, whatever the number of processes: its size decides last bits
+RETRAINED = 1_000_000  # reset seeds of the reported score; of the truth and of played episodes below, none of which another one uses
+TRUTH, PLAYED = 2_000_000, 3_000_000
+
+
+@dataclass
+class Tune:
+    """All that is decided before anything is trained."""
+
+    config: TuneConfig
+    given: dict[str, Any]  # as the command had it
+    folder: Path
+    spaces: dict[str, Space]  # by algorithm, in the order of algos=
+    base: dict[str, dict[str, Any]]  # settings of `offrl train` of each algorithm's runs, less what differs between them
+    judged_on: Dataset
+    identity: str
+    data: Data
+
+    @property
+    def brackets(self) -> list[int]:
+        """Settings of each algorithm that are asked for at a time."""
+        configs, _ = self.config.configs_and_steps()
+        size = self.config.bracket if self.config.proposer in OPTUNA else configs
+        return [min(size, configs - first) for first in range(0, configs, size)]
+
+    def rungs(self, settings: int) -> list[Rung]:
+        """Of a bracket of that many settings, of all algorithms."""
+        return halving(settings, self.config.configs_and_steps()[1], self.config.eta, self.config.rungs)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the search; those of the reported score come after them."""
+        return list(range(self.config.seed, self.config.seed + self.config.seeds))
+
+    @property
+    def final_seeds(self) -> list[int]:
+        """Training seeds that no search has seen."""
+        first = self.config.seed + self.config.seeds
+        return list(range(first, first + self.config.final_seeds))
+
+    def rung_runs(
+        self, bracket: int, number: int, rung: Rung, trials: Mapping[str, tuple[str, Values]], before: Sequence[RungRun]
+    ) -> list[RungRun]:
+        """The runs of a rung: of each algorithm one for each program. trials: {setting: (algorithm, values)}; before: the rung's before it.
+
+        Raises UserError for more programs than one rung may have.
+        """
+        result = []
+        for algo, space in self.spaces.items():
+            own = {name: values for name, (kind, values) in trials.items() if kind == algo}
+            groups = programs(space, own)
+            if len(groups) > MOST_GROUPS and space.tensors:
+                shapes = ", ".join(d.name for d in space.dimensions if not d.tensor)
+                raise UserError(
+                    f"the settings of {algo} are {len(groups)} programs, of which each is compiled and trained for itself ({shapes}): at "
+                    f"most {MOST_GROUPS}; name fewer values, such as space.{shapes.split(', ')[0]}=[a,b]"
+                )
+            for place, names in enumerate(groups):
+                directory = self.folder / "runs" / f"b{bracket}-r{number}-{algo}{f'-{place}' if len(groups) > 1 else ''}"
+                settings = {
+                    **self.base[algo],
+                    **settings_of(space, own, names),
+                    "steps": rung.updates,
+                    "seeds": self.seeds,
+                    "dataset.split": self.config.split,
+                    "dataset.split_seed": self.config.seed,
+                    "eval.env": "none",
+                    "eval.estimate": False,
+                    "eval.every": 0,
+                    "checkpoint.keep": 1,
+                    "checkpoint.every": max(1, rung.updates // 4),
+                }
+                grid = {n.removeprefix("grid."): v for n, v in settings.items() if n.startswith("grid.")}
+                replicas = tuple(expand(grid, self.seeds, True))
+                result.append(RungRun(directory, settings, tuple(names), replicas, origin_of(names, before, len(self.seeds))))
+        return result
+
+
+def origin_of(names: Sequence[str], before: Sequence[RungRun], seeds: int) -> Origin | None:
+    """Where the replicas of these settings stood in the runs of the rung before; None in a first rung."""
+    for run in before:
+        if names[0] in run.trials:
+            places = [run.trials.index(n) * seeds + s for n in names for s in range(seeds)]
+            return Origin(run.directory, tuple(places))
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------------------ from a command
+
+
+def prepare(values: Mapping[str, Any]) -> Tune:
+    """Check everything that can be checked before training, read the data, and claim the folder for this tune.
+
+    values: {name: value} as on the command line; `resume` names the folder of a tune, whose settings are taken. Raises UserError.
+    """
+    values = _resumed(values)
+    given = {k: v for k, v in values.items() if k != "resume"}
+    values = {("algos" if k == "algo" else k): v for k, v in flatten_words(given).items()}
+    for name in ("algos", "judge", "criteria"):
+        if name in values and not isinstance(values[name], (list, tuple)):
+            values[name] = [values[name]]
+    own = {f.name for f in dataclasses.fields(TuneConfig)}
+    mine = {k: v for k, v in values.items() if k.partition(".")[0] in own and not k.startswith("space.")}
+    config = fill(TuneConfig(), mine, "tune")
+    config.algos = [algorithm_group(str(a)) for a in config.algos]
+    config.validate()
+    rest = {k: v for k, v in values.items() if k not in mine}
+    spaces_given, per_algo, shared = _sorted(rest, config.algos)
+    if "dataset" not in shared:
+        raise UserError("offrl tune needs the data: dataset=FILE or dataset=NAME; `offrl data list` shows names")
+    trust.typed(config.env if config.env not in ("auto", "none") else None)
+    base = {a: _base(a, config, per_algo[a], shared) for a in config.algos}
+    composed = {a: compose(base[a] | {"steps": 1}) for a in config.algos}
+    spaces = {a: _space(a, composed[a], config, spaces_given[a], base[a]) for a in config.algos}
+    _known_everywhere(spaces_given, per_algo, config.algos)
+    configs, _ = config.configs_and_steps()
+    if configs * len(config.algos) * config.seeds > MOST_SEEDS:
+        raise UserError(f"budget={config.budget} with {config.seeds} seeds is more than {MOST_SEEDS:,} policies; take fewer settings")
+    folder = Path(config.out)
+    data = Data()
+    judged_on = _judging_data(composed[config.algos[0]], config)
+    identity, said = _identity(config, base, spaces, composed, judged_on)
+    tune = Tune(config, given, folder, spaces, base, judged_on, identity, data)
+    claim(tune, said)
+    return tune
+
+
+def flatten_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of a command, those of `offrl train` in their usual spelling. What this command has of its own stays."""
+    special = {k: v for k, v in values.items() if k.partition(".")[0] in ("space", "ope") or k in ("algo", "algos", "env", "seed")}
+    return {**flatten({k: v for k, v in values.items() if k not in special}), **special}
+
+
+def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With resume=FOLDER the settings of that tune, and of `values` those that say where or how fast."""
+    where = values.get("resume")
+    if where is None:
+        return dict(values)
+    path = Path(str(where)) / FILE
+    record = read(path)
+    free = (*marked(TuneConfig, "place"), "resume")
+    if other := next((k for k in values if k not in free and record["given"].get(k) != values[k]), None):
+        raise UserError(f"{other}= cannot change with resume=: that would be another tune; begin it with another out=")
+    return {**record["given"], **{k: v for k, v in values.items() if k != "resume"}, "out": str(where)}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file that says what a tune is. Raises UserError where it is missing, damaged, or of a newer version."""
+    try:
+        record = json.loads(trust.read_text(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path.parent} holds no tune: there is no {FILE} in it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); restore it, or begin again with another out=") from None
+    if not isinstance(record, dict) or not isinstance(record.get("version"), int) or record["version"] > VERSION:
+        raise UserError(f"{path} is of a newer offrl, or no file of a tune; upgrade offrl, or begin again with another out=")
+    if not all(isinstance(record.get(k), kind) for k, kind in (("identity", str), ("settings", dict), ("given", dict))):
+        raise UserError(f"{path} is damaged: identity, settings or given is missing; restore it, or begin again with another out=")
+    return record
+
+
+def claim(tune: Tune, said: Mapping[str, Any]) -> None:
+    """Write what the tune is, or check that the folder holds this very one. Raises UserError where it holds anything else."""
+    path = tune.folder / FILE
+    if path.exists():
+        old = read(path)
+        if old["identity"] != tune.identity:
+            changed = diff.difference(old["settings"], json.loads(json.dumps(said, default=str)))
+            words = next((f"{k}: {a} there, {b} here" for k, (a, b) in changed.items()), "other settings")
+            raise UserError(f"{tune.folder} holds another tune ({words}); choose another out=, or `offrl tune resume={tune.folder}`")
+        return
+    if tune.folder.exists() and (others := sorted(p.name for p in tune.folder.iterdir() if not p.name.startswith("."))):
+        raise UserError(f"{tune.folder} holds no tune and is not empty (it has {', '.join(others[:3])}); choose another out=")
+    places = marked(TuneConfig, "place")
+    given = {k: v for k, v in tune.given.items() if k not in places}
+    record = {"version": VERSION, "identity": tune.identity, "settings": said, "given": given}
+    files.write_text(path, json.dumps(record, indent=1, default=str) + "\n")
+
+
+def _sorted(rest: Mapping[str, Any], algos: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:
+    """({algo: {setting: space}}, {algo: {algo.NAME: value}}, {name: value of all runs}) of what is no setting of the command itself."""
+    spaces: dict[str, dict[str, Any]] = {a: {} for a in algos}
+    fixed: dict[str, dict[str, Any]] = {a: {} for a in algos}
+    shared: dict[str, Any] = {}
+    for name, value in rest.items():
+        head, _, tail = name.partition(".")
+        if head == "space" and tail:
+            algo, dot, field = tail.partition(".")
+            for a in [algo] if dot and algo in algos else algos:
+                spaces[a][field if dot and algo in algos else tail] = value
+            if dot and algo not in algos:
+                raise UserError(f"{name}: {algo} is none of the algorithms ({', '.join(algos)}).{nearest(algo, algos)}")
+        elif head in algos and tail:
+            fixed[head][f"algo.{tail}"] = value
+        elif head == "algo" and tail:
+            for a in algos:
+                fixed[a].setdefault(name, value)
+        elif head == "dataset":
+            if name in ("dataset.split", "dataset.split_part", "dataset.split_seed"):
+                raise UserError(f"{name}: offrl tune divides the data itself; split= is the share that trains")
+            shared[name] = value
+        elif name in PASSED:
+            shared[name] = value
+        else:
+            known = [f.name for f in dataclasses.fields(TuneConfig)]
+            raise UserError(f"offrl tune has no setting '{name}'.{nearest(name, [*known, *PASSED, 'dataset'])} All of them: offrl tune --help")
+    return spaces, fixed, shared
+
+
+def _known_everywhere(spaces: Mapping[str, Mapping[str, Any]], fixed: Mapping[str, Mapping[str, Any]], algos: Sequence[str]) -> None:
+    for a in algos:
+        for name in spaces[a]:
+            if f"algo.{name}" in fixed[a]:
+                raise UserError(f"space.{name} and algo.{name} are both given for {a}; leave one of them out")
+
+
+def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of `offrl train` that all runs of an algorithm have; of algo.NAME=, those that it knows."""
+    names = {f.name for f in dataclasses.fields(registry.get("algo", compose({"algo": algo, **_data_words(shared)}).algo.name).Config)}
+    ours = {k: v for k, v in fixed.items() if k.removeprefix("algo.").partition(".")[0] in names}
+    if left := [k for k in fixed if k not in ours]:
+        if len(config.algos) == 1 or all(k not in ours for k in fixed):
+            raise UserError(f"{left[0]}: {algo} has no such setting.{nearest(left[0].removeprefix('algo.'), names)}")
+        warn(f"{left[0]} is no setting of {algo}: it goes to the others")
+    base: dict[str, Any] = {"logger": "none", "quiet": config.quiet, "device": config.device, "threads": config.threads}
+    if pick_device(config.device).type == "cpu":
+        base |= {"group": GROUP, "compile": "compiled" if config.configs_and_steps()[1] >= LONG else "eager"}
+    return {**base, **shared, **ours, "algo": algo}
+
+
+def _data_words(shared: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in shared.items() if k.partition(".")[0] in ("dataset", "experiment")}
+
+
+def _space(algo: str, composed: TrainConfig, config: TuneConfig, own: Mapping[str, Any], base: Mapping[str, Any]) -> Space:
+    vectorized = registry.get("algo", composed.algo.name).traits.vectorized
+    space = space_of(algo, composed.algo, config.space, own, vectorized)
+    fixed = [d for d in space.dimensions if f"algo.{d.name}" in base and d.name not in own]
+    left = tuple(d for d in space.dimensions if d not in fixed)  # what a command sets is not searched
+    if not left:
+        raise UserError(f"nothing of {algo} is left to search: {', '.join(f'algo.{d.name}' for d in fixed)} is given; leave it out")
+    return dataclasses.replace(space, dimensions=left, default={d.name: space.default[d.name] for d in left})
+
+
+def _judging_data(config: TrainConfig, tune: TuneConfig) -> Dataset:
+    """The part of the data that judges, with rewards as recorded. Raises UserError where it is too small to."""
+    settings = dataclasses.replace(recorded(config.dataset), split=tune.split, split_seed=tune.seed)
+    if tune.split < 1.0:
+        settings = dataclasses.replace(settings, split_part="second")
+    data = load_dataset(settings, "cpu", tune.quiet)
+    if tune.data_judges:
+        if data.num_episodes < 2:
+            raise UserError(f"{data.spec.name}: {data.num_episodes} episode is left to judge by; take a larger split= or more data")
+        if data.num_episodes < FEW_EPISODES:
+            warn(f"{data.num_episodes} episodes judge: they say little, and the table's intervals say how little")
+    return data
+
+
+def _identity(
+    config: TuneConfig, base: Mapping[str, Any], spaces: Mapping[str, Space], composed: Mapping[str, TrainConfig], data: Dataset
+) -> tuple[str, dict[str, Any]]:
+    """(a hash of everything that decides what a tune finds, the same in words)."""
+    own = without_places(config)
+    own["ope"] = dataclasses.asdict(config.ope)
+    said: dict[str, Any] = {**own, "data": data.fingerprint, "dataset": data.spec.name}
+    for algo, train in composed.items():
+        values = runs.identity(train)
+        values["dataset"] = {k: v for k, v in values["dataset"].items() if k not in ("split", "split_part", "split_seed")}
+        settings = {**values, "compile": base[algo].get("compile"), "group": base[algo].get("group")}
+        said[algo] = {k: v for k, v in settings.items() if k != "seeds"} | {"space": {d.name: d.text() for d in spaces[algo].dimensions}}
+    said = diff.flatten(said)
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(), said

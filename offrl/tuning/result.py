@@ -1,0 +1,169 @@
+"""What a tune found, as a file (result.json), as lines on the screen, and as the winner's exchangeable document (results.json)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from offrl.errors import say
+from offrl.runs import exchange
+from offrl.runs.tables import interval_text
+from offrl.settings.field import shown_value
+from offrl.statistics.intervals import mean_interval
+from offrl.statistics.maxima import expected_maximum
+from offrl.system import files
+from offrl.tuning.page import write_page
+from offrl.tuning.plan import GROUP
+from offrl.tuning.rungs import cost
+
+if TYPE_CHECKING:
+    from offrl.tuning.engine import Engine
+
+FILE, EXCHANGE = "result.json", "results.json"
+OURS = ("logger", "quiet", "device", "threads", "group", "compile", "algo", "dataset")
+
+
+def write_result(engine: Engine, by_data: Mapping[str, Any], final: Mapping[str, Any], retrained: Mapping[str, str]) -> dict[str, Any]:
+    """Write the result and its page, and say the outcome."""
+    work, config = engine.work, engine.config
+    found: dict[str, Any] = {
+        "data": {"name": work.judged_on.spec.name, "episodes": work.judged_on.num_episodes, "fingerprint": work.judged_on.fingerprint},
+        "algos": list(work.spaces),
+        "spaces": {a: [_dimension(d) for d in s.dimensions] for a, s in work.spaces.items()},
+        "budget": list(config.configs_and_steps()),
+        "seeds": {"search": work.seeds, "final": work.final_seeds if retrained else []},
+        "judge": list(config.judge),
+        "criteria": list(config.criteria),
+        "proposer": config.proposer,
+        "rule": config.rule,
+        "brackets": [[[r.settings, r.updates] for r in work.rungs(n * len(work.spaces))] for n in work.brackets],
+        "updates": _updates(engine),
+        "rows": engine.rows,
+        "settings": {name: {"algo": algo, "values": dict(values)} for name, (algo, values) in engine.trials.items()},
+        "by_data": dict(by_data),
+        "chosen": dict(final),
+        "command": command(engine, str(final["setting"])),
+        "truth": _truth(engine, by_data, final),
+        "retrained": {role: _retrained(engine, role, name) for role, name in retrained.items()},
+        "optimism": _optimism(engine),
+    }
+    found = json.loads(json.dumps(found))
+    files.write_text(work.folder / FILE, json.dumps(found, indent=1) + "\n")
+    if "winner" in retrained and found["retrained"]["winner"]["score"] is not None:
+        tuned = {
+            "by": f"offrl tune judge={','.join(config.judge)} proposer={config.proposer}",
+            "candidates": len(engine.trials),
+            "judge": ",".join(config.judge),
+            "episodes_used": int(final.get("episodes", 0)),
+            "split": f"searched with seeds {_first_last(engine.work.seeds)} on {config.split:.0%} of the episodes and judged on the rest; seeds "
+            "and episodes reported here chose nothing",
+        }
+        exchange.write(work.folder / EXCHANGE, [exchange.document(work.folder / "winner", tuned=tuned, hardware=False)])
+    page = write_page(work.folder, found)
+    tell(found)
+    say(f"table: {work.folder / 'trials.csv'}; page: {page}")
+    return found
+
+
+def _dimension(d: Any) -> dict[str, Any]:
+    values = [list(v) if isinstance(v, tuple) else v for v in d.values]
+    ends = {} if values else {"low": d.low, "high": d.high, "log": d.log}
+    return {"name": d.name, "values": values, **ends}
+
+
+def _updates(engine: Engine) -> dict[str, int]:
+    """Updates of single policies that the search made, and that training every setting in full would have made."""
+    work, config = engine.work, engine.config
+    made = sum(cost(work.rungs(n * len(work.spaces)), config.seeds) for n in work.brackets)
+    configs, steps = config.configs_and_steps()
+    return {"made": made, "full": configs * len(work.spaces) * steps * config.seeds}
+
+
+def command(engine: Engine, name: str) -> str:
+    """The line that trains a setting on all data, without the search."""
+    algo, values = engine.trials[name]
+    base = {k: v for k, v in engine.work.base[algo].items() if k not in OURS and not (k == "group" and v == GROUP)}
+    words = {"algo": algo, "dataset": engine.work.base[algo]["dataset"], **base, **{f"algo.{k}": v for k, v in values.items()}}
+    words |= {"steps": engine.config.configs_and_steps()[1], "seeds": engine.work.final_seeds}
+    if engine.config.env != "auto":
+        words["eval.env"] = engine.config.env
+    return " ".join(["offrl train", *(shlex.quote(f"{k}={shown_value(list(v) if isinstance(v, tuple) else v)}") for k, v in words.items())])
+
+
+def _retrained(engine: Engine, role: str, name: str) -> dict[str, Any]:
+    """The reported score of a setting: seeds trained anew, episodes that nothing chose by; the unit is the seed."""
+    rows = engine.stage(f"retrained-{role}", dict)["rows"]
+    scores = [r["score"] if r.get("score") is not None else r["return"] for r in rows]
+    normalised = bool(rows) and rows[0].get("score") is not None
+    interval = None if not scores else [float(x) for x in mean_interval(np.array(scores, float))]
+    return {"setting": name, "run": role, "score": interval, "seeds": scores, "normalised": normalised, "rows": rows}
+
+
+def _truth(engine: Engine, by_data: Mapping[str, Any], final: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the choice cost: true mean returns of the finalists, and the regret of the choice."""
+    if not engine.config.truth:
+        return None
+    record = engine.stage("truth", dict)
+    settings: dict[str, list[float]] = {}
+    for row in record["policies"]:
+        settings.setdefault(row["setting"], []).append(float(np.mean(row["returns"])))
+    means = {name: float(np.mean(values)) for name, values in settings.items()}
+    best = max(means, key=lambda n: means[n])
+    spread = max(means.values()) - float(np.mean(list(means.values())))
+
+    def regret(name: str) -> float | None:
+        return None if name not in means else (means[best] - means[name]) / spread if spread > 0.0 else 0.0
+
+    return {
+        "environment": record["environment"],
+        "episodes": record["episodes"],
+        "seeds": settings,
+        "means": means,
+        "best": best,
+        "regret": {"by_data": regret(str(by_data["setting"])), "chosen": regret(str(final["setting"]))},
+        "lost": means[best] - means[str(final["setting"])] if str(final["setting"]) in means else None,
+    }
+
+
+def _optimism(engine: Engine) -> float | None:
+    """By how much the largest of so many equal estimates exceeds their mean, were they all equal: in units of the judge."""
+    rows = [r for r in engine.rows if r["rung"] == "final" and r["error"] is not None]
+    if len(rows) < 2:
+        return None
+    error = float(np.median([r["error"] for r in rows]))
+    return error * float(expected_maximum(len(rows)))
+
+
+def tell(found: Mapping[str, Any]) -> None:
+    """The outcome in a few lines."""
+    chosen, by_data = found["chosen"], found["by_data"]
+    name = chosen["setting"]
+    values = " ".join(f"{k}={v}" for k, v in found["settings"][name]["values"].items())
+    say(f"chosen: {name} ({found['settings'][name]['algo']} {values}): {chosen['why']}")
+    if len(by_data["members"]) > 1:
+        say(f"the data cannot tell these apart: {_some(by_data['members'])}")
+    for role in ("winner", "default"):
+        if (entry := found["retrained"].get(role)) and entry["score"] is not None:
+            kind = "score" if entry["normalised"] else "return"
+            words = f"{len(entry['seeds'])} new seeds, new episodes"
+            say(f"{role} {entry['setting']}, trained anew: {kind} {interval_text(tuple(entry['score']))} ({words})")
+    if "winner" in found["retrained"] and "default" not in found["retrained"]:
+        say("the default settings are the winner")
+    if (truth := found["truth"]) is not None and truth["lost"] is not None:
+        regret = truth["regret"]["chosen"]
+        say(f"true returns: the choice loses {truth['lost']:.4g} against the best finalist, {truth['best']} (regret {regret:.2f}; 1: at random)")
+    say(f"to train it yourself: {found['command']}")
+
+
+def _first_last(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
