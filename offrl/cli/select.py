@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from offrl.settings.field import describe, setting
 if TYPE_CHECKING:
     from offrl.ope.selection import Selection
 
+WITHOUT_FQE = ("wis", "model", "td", "q")  # methods that look at no `updates`
+HEADERS = {"td": "td: -TD error^2", "q": "q: own Q"}  # of methods whose numbers are no fitted values
+
 
 @dataclass
 class SelectConfig(OPEConfig):
@@ -20,7 +24,9 @@ class SelectConfig(OPEConfig):
 
     method: str = setting(
         "fqe",
-        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: rollouts in a learned model; all (model: with world_model=)",
+        "fqe: fitted Q; wis: importance sampling; dr: doubly robust; model: rollouts in a learned model; td, q: minus the squared TD error "
+        "and the value of each candidate's own critic, as baselines; lstd, bvft: the best of several fitted Q for each candidate, by a "
+        "tournament, at some six times the cost of fqe; all: the first four (model: with world_model=)",
         choices=(*METHOD_NAMES, "all"),
     )
     returns: str | None = setting(None, "CSV of true values (candidate,return[,discounted]): says how good the ranking is")
@@ -102,7 +108,7 @@ def run(arguments: list[str]) -> int:
     report(result)
     result.write(target)
     say(f"table: {target}")
-    if config.method not in ("wis", "model") and config.updates < (due := round(2.0 / max(1e-9, config.polyak * (1.0 - config.discount)))):
+    if config.method not in WITHOUT_FQE and config.updates < (due := round(2.0 / max(1e-9, config.polyak * (1.0 - config.discount)))):
         warn(f"updates={config.updates:,} is too few: values grow from 0 over the first {due:,}, and before that their order says little")
     return 0
 
@@ -165,7 +171,7 @@ def report(result: Selection) -> None:
         cells += [f"{result.distance[k]:.2f}"]
         cells += [interval_text((result.truth[k], np.nan, np.nan))] if has_truth else []
         rows.append([str(rank), result.names[k], *cells])
-    headers = ["rank", "candidate", *(f"{m} [95% interval]" for m in result.estimates)]
+    headers = ["rank", "candidate", *(f"{HEADERS.get(m, m)} [95% interval]" for m in result.estimates)]
     headers += (
         ["own Q"] * has_estimate + ["from data"] + [f"true {'' if result.truth_kind == 'discounted' else 'undiscounted '}value"] * has_truth
     )
@@ -179,9 +185,15 @@ def report(result: Selection) -> None:
             cut, steps = (float(np.median(estimate.details[name])) for name in ("clipped", "steps"))
             say(f"{method}: rollouts of {steps:,.0f} steps, {cut:.1%} of which leave the data's range (medians over candidates), in "
                 f"{estimate.details['world_model']}")  # fmt: skip
+        if "chosen" in estimate.details:
+            counts = Counter(fit for fit in estimate.details["chosen"] if fit).most_common()
+            say(f"{method}: of {len(result.names)} candidates, fit " + ", ".join(f"'{fit}' was chosen for {n}" for fit, n in counts))
     quality = result.quality()
     if quality:
         names = [n for n in next(iter(quality.values())) if any(np.isfinite(q[n]) for q in quality.values())]
         table = [[method, *(f"{q[n]:.2f}" for n in names)] for method, q in quality.items()]
         print_table(["method", *names], table, f"against the true {'discounted ' * (result.truth_kind == 'discounted')}returns")
+    if first in ("td", "q"):
+        say(f"ranked by {first}, which finds critics that exploded; it does not say which policy is good: rank with method=fqe.")
+        return
     say(f"ranked by {first}. Policies far from the data are mostly overestimated: use the order, not the numbers.")

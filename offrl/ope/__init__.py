@@ -14,12 +14,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offrl.ope.config import FQEConfig, OPEConfig
     from offrl.ope.fqe import estimate
+    from offrl.ope.judges.critics import Gates, gates
+    from offrl.ope.judges.tournament import Bvft, bvft_losses, lstd_losses, winner
     from offrl.ope.problem import Estimates
     from offrl.ope.selection import Selection, evaluate_policies, select
 
-__all__ = ["Estimates", "FQEConfig", "OPEConfig", "Selection", "estimate", "evaluate_policies", "select"]
+__all__ = [
+    "Bvft",
+    "Estimates",
+    "FQEConfig",
+    "Gates",
+    "OPEConfig",
+    "Selection",
+    "bvft_losses",
+    "estimate",
+    "evaluate_policies",
+    "gates",
+    "lstd_losses",
+    "select",
+    "winner",
+]
 
 _WHERE = {
+    "Bvft": "judges.tournament",
+    "Gates": "judges.critics",
+    "bvft_losses": "judges.tournament",
+    "gates": "judges.critics",
+    "lstd_losses": "judges.tournament",
+    "winner": "judges.tournament",
     "Estimates": "problem",
     "FQEConfig": "config",
     "OPEConfig": "config",

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from offrl.errors import UserError
 from offrl.settings.field import check, setting
 
-METHOD_NAMES = ("fqe", "wis", "dr", "model")
+METHOD_NAMES = ("fqe", "wis", "dr", "model", "td", "q", "lstd", "bvft")
+ALL_NAMES = ("fqe", "wis", "dr", "model")  # what method=all runs: the tournaments would make it several times as long
+FIT_NAMES = ("base", "narrow", "wide", "norm", "short")  # of lstd and bvft; `judges.fits.variants` says what each is
+LSTD_LOSSES = ("minus_std", "minus", "plain_std", "plain", "hybrid", "td_square", "avg_bellman")
 
 
 @dataclass
@@ -38,13 +41,13 @@ class FQEConfig:
 
 @dataclass
 class OPEConfig(FQEConfig):
-    """All methods: what `fqe` has, importance sampling, and rollouts in a learned model."""
+    """All methods: what `fqe` has, importance sampling, rollouts in a learned model, and tournaments between several fits."""
 
     behavior_updates: int = setting(30_000, "wis, dr: updates of the model of the policy that made the data", low=1)
     target_std: float = setting(0.1, "wis, dr: spread given to a greedy candidate's action, in units of [-1, 1]", low=1e-6)
     clip_low: float = setting(-6.0, "wis, dr: smallest log ratio of one step", high=0.0)
     clip_high: float = setting(2.0, "wis, dr: largest log ratio of one step", low=0.0)
-    bootstrap: int = setting(200, "wis, dr: resamples of the episodes for the interval", low=2)
+    bootstrap: int = setting(200, "wis, dr, td: resamples of the episodes for the interval", low=2)
     draws: int = setting(10, "dr with explore=true: actions drawn for each expectation", low=1)
     world_model: str = setting("", "model: a run of algo=dynamics, or a file in its models/; empty: one is trained first, in models_dir")
     models_dir: str = setting("runs", "model: where a model that is trained first is put, or found again")
@@ -54,6 +57,13 @@ class OPEConfig(FQEConfig):
         "tsinf", "model: tsinf: one member plays a whole rollout; ts1: one drawn anew at each step", choices=("tsinf", "ts1")
     )
     noise: bool = setting(True, "model: next states and rewards are drawn from the predicted distributions; false: their means")
+    fits: list[str] = setting(
+        ["base", "narrow", "wide", "norm", "short"],
+        "lstd, bvft: fits to choose between: base: the settings as they are; narrow, wide: half and twice the widths; norm: layer_norm the "
+        "other way; short: half the updates",
+        choices=FIT_NAMES,
+    )
+    tournament: str = setting("minus_std", "lstd: which loss decides (docs/policy-selection.md)", choices=LSTD_LOSSES)
 
 
 def validate(settings: FQEConfig) -> None:

@@ -24,6 +24,10 @@ FLOOR = 1e-5  # added to the observations' standard deviation (DOPE's code)
 Note = Callable[[str], None]
 
 
+class NotFinite(UserError):
+    """A candidate's actions are NaN or infinite."""
+
+
 @dataclass(frozen=True)
 class Actions:
     """A policy's actions, scaled as the data's: float32 [R, A] in [-1, 1], or int64 [R]."""
@@ -258,7 +262,7 @@ def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarra
         raise UserError(f"candidate {name} gave actions of shape {values.shape} for {count} observations; {spec.name} takes {expected}")
     used = np.ones(count, bool) if used is None else used
     if not np.isfinite(values[used]).all():
-        raise UserError(f"candidate {name} gave NaN or infinite actions on the observations of {spec.name}")
+        raise NotFinite(f"candidate {name} gave NaN or infinite actions on the observations of {spec.name}")
     if spec.discrete:
         choices = np.where(used, values, 0).astype(np.int64)
         if (choices < 0).any() or (choices >= spec.num_actions).any():

@@ -17,13 +17,15 @@ from offrl.data.dataset import Dataset
 from offrl.data.load import load_dataset
 from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
-from offrl.ope.config import METHOD_NAMES, OPEConfig, validate
+from offrl.ope.config import ALL_NAMES, METHOD_NAMES, OPEConfig, validate
 from offrl.ope.doubly_robust import doubly_robust
 from offrl.ope.fqe import Fitted, fit, summarise
 from offrl.ope.importance import behavior_log_prob, wis
+from offrl.ope.judges.critics import own_q, own_values, td
+from offrl.ope.judges.fits import bvft, lstd, variants
 from offrl.ope.metrics import absolute_error, precision, regret, spearman
 from offrl.ope.model_based import model_values
-from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_problem, raw_observations
+from offrl.ope.problem import Estimates, Note, Problem, behavior_value, make_problem
 from offrl.runs.run import SavedRun
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import files as checkpoint
@@ -51,20 +53,34 @@ class Work:
         return fit(self.problem, settings, self.device, self.stage(title, settings.updates))
 
     @cached_property
+    def fits(self) -> dict[str, Fitted]:
+        """Those between which lstd and bvft choose."""
+        out = {}
+        for name, settings in variants(self.settings).items():
+            title = f"fitted Q evaluation of {len(self.problem.names)} candidates, fit '{name}' of {', '.join(self.settings.fits)}"
+            own = name != "base"
+            out[name] = fit(self.problem, settings, self.device, self.stage(title, settings.updates)) if own else self.fitted
+        return out
+
+    @cached_property
     def behavior(self) -> Tensor:
         progress = self.stage("model of the policy that made the data", self.settings.behavior_updates)
         return behavior_log_prob(self.problem, self.settings, self.device, progress)
 
 
-# every estimator by the name that `method=` takes; "all" runs them in this order, "model" only where there is one
+# every estimator by the name that `method=` takes; "all" runs ALL_NAMES in this order, "model" only where there is one
 METHODS: dict[str, Callable[[Work], Estimates]] = {
     "fqe": lambda work: summarise(work.fitted),
     "wis": lambda work: wis(work.problem, work.behavior, work.settings),
     "dr": lambda work: doubly_robust(work.fitted, work.behavior, work.settings),
     "model": lambda work: model_values(work.problem, work.settings, work.device, work.tell),
+    "td": lambda work: td(work.problem, work.settings),
+    "q": lambda work: own_q(work.problem, work.settings),
+    "lstd": lambda work: lstd(work.fits, work.settings),
+    "bvft": lambda work: bvft(work.fits, work.settings),
 }
 assert tuple(METHODS) == METHOD_NAMES
-DETAILS = ("effective_episodes", "clipped", "steps")  # of an estimate, a number for each candidate, that go into the file
+DETAILS = ("effective_episodes", "clipped", "steps", "chosen")  # of an estimate, one for each candidate, that go into the file
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ class Selection:
                 "regret@5": regret(v, e, 5),
                 "precision@5": precision(v, e, min(5, len(v))),
                 "rank correlation": spearman(v, e),
-                "absolute error": absolute_error(v, e, normalise=False) if self.truth_kind == "discounted" else math.nan,
+                "absolute error": absolute_error(v, e, normalise=False) if self.truth_kind == "discounted" and name != "td" else math.nan,
             }
         return result
 
@@ -123,32 +139,40 @@ class Selection:
             numbers = [x[k] for e in self.estimates.values() for x in (e.value, e.low, e.high)]
             numbers += [self.estimates[m].details[name][k] for m, name in about]
             numbers += [self.own[k], self.distance[k], self.discount, self.truth[k] if len(self.truth) else math.nan]
-            lines.append([rank, self.names[k], *("" if math.isnan(x) else repr(float(x)) for x in numbers)])
+            cells = [x if isinstance(x, str) else "" if math.isnan(x) else repr(float(x)) for x in numbers]
+            lines.append([rank, self.names[k], *cells])
         checkpoint.write_text(path, text_of(lines))
 
 
 def evaluate_policies(
     dataset: Dataset,
     candidates: Mapping[str, Any],
-    method: str = "fqe",
+    method: str | Sequence[str] = "fqe",
     settings: OPEConfig | None = None,
     *,
     device: str = "cpu",
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Selection:
-    """Estimated values of any number of policies (`offrl.evaluation.result.Policy`) on a dataset, by "fqe", "wis", "dr", "model" or
-    "all" of them (of which "model" only where settings.world_model names one).
+    """Estimated values of any number of policies (`offrl.evaluation.result.Policy`) on a dataset, by one of METHODS, several of them (the
+    first ranks; lstd and bvft share their fits), or "all": fqe, wis, dr, and model only where settings.world_model names one.
 
-    dataset: with rewards as they are to be valued. A policy may have `log_prob(observations, actions) -> [E]`, which wis and dr use with
-    settings.explore. Raises UserError for candidates that do not fit the data.
+    dataset: with rewards as they are to be valued; a part of the episodes will do (`data.transforms.episodes.keep_episodes`). A policy may
+    have `log_prob(observations, actions) -> [E]`, which wis and dr use with settings.explore. Raises UserError for candidates that do not
+    fit the data, and for data that say too little for the method.
     """
     settings = settings or OPEConfig()
     validate(settings)
-    names = [name for name in METHODS if name != "model" or settings.world_model] if method == "all" else [method]
+    names = [method] if isinstance(method, str) else list(dict.fromkeys(method))
+    if names == ["all"]:
+        names = [name for name in ALL_NAMES if name != "model" or settings.world_model]
+    if not names:
+        raise UserError(f"no method is named. Methods: {', '.join(METHODS)}, all")
     for name in names:
         if name not in METHODS:
-            raise UserError(f"unknown method '{name}'.{nearest(name, [*METHODS, 'all'])} Methods: {', '.join(METHODS)}, all")
+            raise UserError(f"unknown method '{name}'.{nearest(name, [*METHODS, 'all'])} Methods: {', '.join(METHODS)}, all (alone)")
+    if {"lstd", "bvft"} & set(names):
+        variants(settings)  # which refuses what is no tournament, before candidates act
     problem = make_problem(dataset, candidates, settings.explore, tell, by_state=names != ["model"])
     work = Work(problem, settings, device, stage or (lambda title, total: lambda step, rate: None), tell)
     return Selection(
@@ -168,7 +192,7 @@ def select(
     dataset: Dataset | DatasetConfig | str | Path | None = None,
     *,
     policies: Mapping[str, Any] | Sequence[str] = (),
-    method: str = "fqe",
+    method: str | Sequence[str] = "fqe",
     returns: str | Path | Mapping[str, float] | None = None,
     settings: OPEConfig | None = None,
     device: str = "cpu",
@@ -202,21 +226,6 @@ def select(
     truth, kind = true_values(returns, list(candidates)) if returns is not None else (np.zeros(0), "")
     result = evaluate_policies(data, candidates, method, settings, device=device, stage=stage, tell=tell)
     return replace(result, truth=truth, truth_kind=kind)
-
-
-def own_values(problem: Problem) -> np.ndarray:
-    """The estimate of each candidate's critic: mean Q(s0, pi(s0)) over the data's initial states, in the units of recorded rewards: [K]."""
-    starts = problem.starts.numpy()
-    observations = np.ascontiguousarray(raw_observations(problem.dataset, "observations")[starts])
-    out = np.full(len(problem.names), np.nan)
-    for k, policy in enumerate(problem.policies):
-        if not callable(getattr(policy, "value", None)):
-            continue
-        actions, _ = policy.step(policy.start(len(starts)), observations, 0)
-        values = policy.value(observations, actions)
-        if values is not None:
-            out[k] = float(policy.in_recorded_units(np.asarray(values), np.full(len(values), np.inf)).mean())
-    return out
 
 
 def distances(problem: Problem) -> np.ndarray:

@@ -6,14 +6,19 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from offrl import ope
-from offrl.ope.candidates import find_runs, reward_transform, run_candidates
+from offrl.data.load import load_dataset
+from offrl.data.transforms.episodes import keep_episodes
+from offrl.ope.candidates import data_of, find_runs, reward_transform, run_candidates
+from offrl.runs.settings import run_settings
 
 from .conftest import Offrl
 
@@ -62,6 +67,45 @@ def test_ranks_checkpoints_and_other_policies(offrl: Offrl, trained: Path) -> No
     assert {r["candidate"] for r in rows if r["own_q"]} == set(names[:4])  # functions have no critic
 
 
+def test_judges_that_need_data_only(offrl: Offrl, trained: Path) -> None:
+    for method in ("lstd", "bvft"):
+        result = offrl(f"select runs/one method={method} fits=[base,short,norm] out={method}.csv {TINY}")
+        assert result.status == 0, result.err
+        assert (
+            f"{method}: of 4 candidates, fit '" in result.out and "was chosen for" in result.out and "updates=20 is too few" in result.err
+        )
+        with open(f"{method}.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        values = [float(r[method]) for r in rows]
+        assert values == sorted(values, reverse=True) and {r[f"{method}_chosen"] for r in rows} <= {"base", "short", "norm"}
+    for method, header in (("td", "td: -TD error^2"), ("q", "q: own Q")):
+        result = offrl(f"select runs/one method={method} out={method}.csv {TINY}")
+        assert result.status == 0 and header in result.out and "it does not say which policy is good" in result.out
+        assert "too few" not in result.err  # it looks at no updates
+    with open("q.csv", newline="") as file:
+        assert all(r["q"] == r["own_q"] for r in csv.DictReader(file))
+
+
+def test_checkpoints_in_memory_on_a_part_of_the_episodes(trained: Path) -> None:
+    (run,) = find_runs(["runs/one"])
+    candidates, data = run_candidates(run), data_of([run])
+    part = keep_episodes(data, torch.tensor([2, 0]), "two of three")
+    settings = ope.OPEConfig(updates=5, seeds=1, hidden=[8], compile="eager", fits=["base", "short"])
+    result = ope.evaluate_policies(part, candidates, ["fqe", "lstd", "td", "q", "wis"], replace(settings, behavior_updates=5))
+    assert result.names == tuple(candidates) and result.episodes == 2
+    assert all(np.isfinite(e.value).all() for e in result.estimates.values())
+    statistics = ope.gates(part, candidates)
+    np.testing.assert_allclose(statistics.td_error, -result.estimates["td"].value, rtol=1e-6)
+    np.testing.assert_allclose(statistics.q_start, result.own, rtol=1e-6)
+    np.testing.assert_allclose(statistics.q_bound, 100 * np.abs(part.columns["rewards"].numpy()).max(), rtol=1e-6)
+    assert statistics.finite.all() and statistics.passed.all()
+    # the same of data as the run saw them: rewards times 0.1, observations normalised
+    seen = load_dataset(run_settings(run.dir).dataset)
+    assert seen.spec.reward_scale == 0.1
+    whole = ope.gates(data, candidates)
+    np.testing.assert_allclose(ope.gates(seen, candidates).td_error, whole.td_error, rtol=1e-4)
+
+
 def test_python_gives_the_same(offrl: Offrl, trained: Path) -> None:
     assert offrl(f"select runs out=table.csv {TINY} --quiet").status == 0
     settings = ope.OPEConfig(updates=20, behavior_updates=20, seeds=2, hidden=[8], compile="eager", bootstrap=10)
@@ -106,10 +150,16 @@ def test_mistakes_are_one_line(offrl: Offrl, trained: Path, write: Callable[...,
         f"select policy=mine.py:both {TINY}": "name a dataset with dataset=",
         f"select runs/one policy=mine.py:wide {TINY}": "candidate b gave actions of shape (300, 4) for 300 observations",
         f"select runs/one dataset={small} {TINY}": "takes observations [11] and 3 action dimensions; small has observations [4]",
-        "select runs/one method=fqq": "choose one of fqe, wis, dr, model, all",
+        "select runs/one method=fqq": "choose one of fqe, wis, dr, model, td, q, lstd, bvft, all",
         "select runs/one updats=3": "Did you mean 'updates'",
         "select runs/one discount=1": "discount=1.0 is out of range",
         f"select runs/one dataset={trained} dataset.reward_scale=2": "takes the data as recorded",
+        f"select runs/one method=lstd fits=[base] {TINY}": "fits=[base]: a tournament needs two different ones of base, narrow",
+        f"select runs/one method=lstd fits=[base,tall] {TINY}": "fits=tall is not allowed",
+        f"select runs/one method=lstd tournament=td {TINY}": "tournament=td is not allowed",
+        f"select runs/two method=bvft policy=mine.py:both {TINY}": "other: every reward is 1 and no episode ends",
+        f"select runs/two method=td policy=mine.py:both {TINY}": "other: every reward is 1 and no episode ends",
+        f"select method=td policy=mine.py:both dataset={trained} {TINY}": "none of 2 has one that is finite",
         f"select runs/one returns=missing.csv {TINY}": "missing.csv does not exist",
         f"select runs/one returns=bad.csv {TINY}": "line 2: 'much' is not a number",
         f"select runs/one returns=few.csv {TINY}": "the true returns name 0 of 4 candidates",
