@@ -11,12 +11,14 @@ HEAD = """\
 usage: offrl report RUNS... [name=value ...]
 
 Writes OUT/index.html, one self-contained page, with its pictures and tables beside it. RUNS: run directories, benchmark directories,
-folders above them, results.csv files.
+folders above them, results.csv files; and results of other people: .json, .jsonl, .csv (docs/results-exchange.md).
 
   offrl report runs/d4rl-gym baseline=bc
   offrl report runs/iql-a runs/iql-b out=compared       what differs between two runs
+  offrl report runs/iql-a results=mine.json             also the run as a document for others, with the return of every episode
+  offrl report mine.json theirs.jsonl runs              own runs beside what others sent
 """
-LITERAL = ("title", "baseline", "out")  # taken as they stand, whatever characters they hold
+LITERAL = ("title", "baseline", "out", "results", "license")  # taken as they stand, whatever characters they hold
 
 
 def run(arguments: list[str]) -> int:
@@ -48,5 +50,5 @@ def run(arguments: list[str]) -> int:
     page = report(paths, config, tell)
     if not config.quiet:
         size = page.stat().st_size
-        say(f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)")
+        say(f"{page} ({size / 1e6:.1f} MB)" if size >= 1e6 else f"{page} ({size / 1e3:.0f} kB)", *([config.results] * bool(config.results)))
     return 0

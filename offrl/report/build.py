@@ -20,6 +20,8 @@ from offrl.report.opening.films import films
 from offrl.report.page import Page
 from offrl.report.rows import Entry, entries, table
 from offrl.runs.comparable import groups
+from offrl.runs.exchange.files import write as write_documents
+from offrl.runs.exchange.merge import documents_of
 from offrl.runs.record import SCORES
 from offrl.runs.results import Results, collect, write
 
@@ -34,7 +36,7 @@ THINNED = (
 
 @own_settings()
 def report(paths: Sequence[str | Path], config: ReportConfig | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Write the report on run directories, benchmark directories, folders above them and results.csv files. Returns the page's path.
+    """Write the report on run directories, benchmark directories, folders above them, tables and documents of results; return its path.
 
     `say` is called with a line before each longer step. Raises UserError where nothing is found, the baseline is unknown, or `config.out`
     cannot be written. The page lists everything damaged, missing or doubtful.
@@ -68,6 +70,8 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
 
     say("reading")
     results = collect(paths, thinning(paths))
+    if config.results:
+        write_documents(config.results, documents_of(results, config.license or None))
     rows = entries(results)
     labels = list(dict.fromkeys(e.label for e in rows))
     check_baseline(config.baseline, labels)

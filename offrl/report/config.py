@@ -17,4 +17,6 @@ class ReportConfig:
         "", "algorithm that the others are compared with (probability of improvement); none: each with each", shown="none"
     )
     bootstrap: int = setting(2000, "resamples behind the intervals of aggregates", low=100, high=1_000_000)
+    results: str = setting("", "also write what was read as documents for other people: NAME.json, or NAME.jsonl for many", shown="none")
+    license: str = setting("", "of the runs' results in that file, such as CC-BY-4.0", shown="none")
     quiet: bool = setting(False, "print nothing")

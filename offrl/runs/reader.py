@@ -38,6 +38,7 @@ class Reader:
         self.variants: list[Variant] = []
         self.missing: list[Missing] = []
         self.problems: list[str] = []
+        self.files: list[tuple[Path, bool]] = []  # results documents and tables of others, for `exchange.merge`; whether a person named it
         self.references: dict[tuple[str, str], float] = {}
         self.reference_source = ""
         self._seen: set[Path] = set()
@@ -57,7 +58,7 @@ class Reader:
             return True
         if path.is_file():
             self._seen.add(place)
-            return self._table(path)
+            return self._table(path) or self._of_others(path)
         if not path.is_dir():
             return False
         self._seen.add(place)
@@ -69,7 +70,12 @@ class Reader:
         if _is_run_scores(path / SCORES):
             self.problems.append(f"{path} has {SCORES} but no {RECORD}, so its algorithm is not known: left out")
             return True
-        return self._children(path, "") or ((path / RESULTS).exists() and self.read(path / RESULTS))
+        from offrl.runs.exchange.files import stated_in
+
+        stated = [(file, False) for file in stated_in(path) if file.resolve() not in self._seen]
+        self._seen |= {file.resolve() for file, _ in stated}
+        self.files += stated
+        return self._children(path, "") or bool(stated) or ((path / RESULTS).exists() and self.read(path / RESULTS))
 
     def _children(self, path: Path, suite: str) -> bool:
         """Read all folders in a folder; whether there was anything in them."""
@@ -166,9 +172,7 @@ class Reader:
                     self._digests[content] = digest(point_settings)
                 settings[replica.cell] = self._digests[content]
                 self.variants.append(Variant(dataset, label, settings[replica.cell], point_settings, {**given, **values}))
-        steps = config.get("steps") if isinstance(config.get("steps"), int) else None
-        if steps is not None:
-            steps = min(steps, ended_early(path, config) or steps)
+        steps = planned(path, config)
         rows = self._rows(path / SCORES, run)
         at, dead = self._progress(path / METRICS, run)
         last = max((step for step, _, _ in rows), default=0)
@@ -251,6 +255,16 @@ class Reader:
 
     # ---- tables
 
+    def _of_others(self, path: Path) -> bool:
+        """Note a file of results that a person named; False where its name or header is none of those."""
+        from offrl.runs.exchange.files import SUFFIXES
+        from offrl.runs.exchange.tables import is_table
+
+        if path.suffix not in SUFFIXES and not is_table(path):
+            return False
+        self.files.append((path, True))
+        return True
+
     def _table(self, path: Path) -> bool:
         """Read a results.csv; False where the file is something else."""
         if path.suffix != ".csv" or header(path).split(",")[: len(COLUMNS)] not in (list(COLUMNS), OLD_COLUMNS):
@@ -282,6 +296,12 @@ def _flat(identity: str) -> dict[str, Any]:
     """The settings of an identity, given as JSON, only to be read: thousands of runs differ in their seeds alone."""
     values = {k: v for k, v in complete(json.loads(identity)).items() if k not in ("seeds", "grid")}
     return {k: v for k, v in flatten(values).items() if k not in _PLACES}
+
+
+def planned(path: Path, config: dict[str, Any]) -> int | None:
+    """The updates of a run with these settings: those asked for, or at which its stopping rule ended it; None: it does not say."""
+    steps = config.get("steps")
+    return min(steps, ended_early(path, config) or steps) if isinstance(steps, int) else None
 
 
 def _why(run: SavedRun, steps: int | None, at: int, scored: bool) -> str:

@@ -160,6 +160,7 @@ class Results:
     labels: dict[tuple[str, str, str], str] = field(default_factory=dict)  # (dataset, algorithm, settings) -> label
     references: dict[tuple[str, str], float] = field(default_factory=dict)  # (dataset, algorithm) -> a benchmark's own reference score
     reference_source: str = ""
+    documents: list[dict[str, Any]] = field(default_factory=list)  # what files of others state (`offrl.runs.exchange`), duplicates too
     every: int = 1  # of the evaluations of a seed only each `every`-th is here, the last one and the final one
 
     def label(self, row: Score | Missing) -> str:
@@ -209,12 +210,13 @@ class Results:
 
 
 def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
-    """Read run directories, benchmark directories, folders above them, and results.csv files.
+    """Read run directories, benchmark directories, folders above them, results.csv files, and results of others (.json, .jsonl, .csv).
 
     A folder is searched; its results.csv is read only where no runs lie in or below it. What is damaged or half-written is named in
     `Results.problems` and left out. Runs that agree in data, settings and seed are counted once and named. every: see `Results`. Raises
     UserError for a path that does not exist, and where no run, benchmark or table is found.
     """
+    from offrl.runs.exchange.merge import add
     from offrl.runs.reader import Reader
 
     reader = Reader(every)
@@ -223,20 +225,22 @@ def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
         if not path.exists():
             siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
             raise UserError(
-                f"{path} does not exist; give run directories, benchmark directories or results.csv files.{nearest(str(path), siblings)}"
+                f"{path} does not exist; give run directories, benchmark directories or files of results.{nearest(str(path), siblings)}"
             )
         if not reader.read(path):
             raise UserError(
-                f"{path} holds no run (run.json), no benchmark (benchmark.json) and no {RESULTS}; give a folder that offrl wrote"
+                f"{path} holds no run (run.json), no benchmark (benchmark.json) and no {RESULTS}; give a folder that offrl wrote, "
+                "a results.json, or a .csv with the columns algorithm, dataset, seed, step, return"
             )
     if not paths:
-        raise UserError("nothing to read: give run directories, benchmark directories or results.csv files")
+        raise UserError("nothing to read: give run directories, benchmark directories or files of results")
+    documents = add(reader) if reader.files else []
     scores, duplicates = _without_duplicates(reader.scores)
     known = {v.key: v for v in reader.variants}
     variants = [*reader.variants, *(Variant(*key) for key in dict.fromkeys(s.key for s in scores) if key not in known)]
     finished = {(*s.key, s.seed) for s in scores if s.final}
     missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in finished]
-    results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source, every)
+    results = Results(scores, reader.runs, [], missing, labels(variants), reader.references, reader.reference_source, documents, every)
     results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *unlike(results)]))
     return results
 
@@ -279,7 +283,8 @@ def write(results: Results, path: str | Path) -> list[Path]:
 
     target = Path(path) if Path(path).suffix == ".csv" else Path(path) / RESULTS
     columns = [[getattr(s, name) for s in results.scores] for name in COLUMNS]
-    write_text(target, text_of([COLUMNS, *zip(*map(_texts, columns), strict=True)]))
+    texts = [["true" if v else "false" for v in c] if c and isinstance(c[0], bool) else c for c in columns]  # JSON's words for yes and no
+    write_text(target, text_of([COLUMNS, *zip(*texts, strict=True)]))
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet
@@ -297,8 +302,3 @@ def write(results: Results, path: str | Path) -> list[Path]:
     except OSError as error:
         raise write_error(error, beside) from None
     return [target, beside]
-
-
-def _texts(column: list[Any]) -> list[Any]:
-    """A column for csv, whose words for yes and no are those of JSON."""
-    return ["true" if value else "false" for value in column] if column and isinstance(column[0], bool) else column

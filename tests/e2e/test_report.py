@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from offrl.runs.exchange import read
+
 from .conftest import Offrl
 
 
@@ -26,6 +28,13 @@ def test_train_then_report(offrl: Offrl, write: Callable[..., Path], tmp_path: P
         with open(tmp_path / "runs" / name / "scores.csv", newline="") as file:
             last = [float(row["return_mean"]) for row in csv.DictReader(file) if row["step"] == "20"]
         assert len(last) == 2 and np.isclose(float(table[name]["return_mean"]), np.mean(last))
+    assert offrl("report runs out=page bootstrap=100 results=all.jsonl license=CC0-1.0 quiet=true").status == 0
+    assert offrl("report all.jsonl out=again bootstrap=100").status == 0
+    assert (tmp_path / "again" / "table.csv").read_text() == (tmp_path / "page" / "table.csv").read_text()
+    documents = read(tmp_path / "all.jsonl")
+    assert [len(r["returns"]) for d in documents for r in d["runs"]] == [1] * 4 and documents[0]["license"] == "CC0-1.0"
+    assert str(tmp_path) not in (tmp_path / "all.jsonl").read_text()
+    assert "holds one: give one.jsonl" in offrl("report runs results=one.json").err
     doctor = offrl(f"data doctor {data} out=doctor")
     assert doctor.status == 0 and "hopper-mine" in (tmp_path / "doctor" / "index.html").read_text(), doctor.err
 

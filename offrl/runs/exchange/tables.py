@@ -1,0 +1,141 @@
+"""Tables of other libraries: CSV files with the columns algorithm, dataset, seed, step and return, one line an evaluation or an episode."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from offrl.errors import UserError, one_line
+from offrl.runs.exchange.files import MOST_BYTES
+from offrl.runs.parse import header
+from offrl.runs.results import Missing, Score
+from offrl.settings.diff import Variant, digest
+from offrl.system import csv_text
+from offrl.tasks.task import lookup
+
+NEEDED = ("algorithm", "dataset", "seed", "step", "return")
+OPTIONAL = ("score", "environment")
+MOST_NAME = 200  # characters
+CLOSE = 0.1  # points between a stated score and the one that a benchmark's reference returns give
+
+
+@dataclass
+class ForeignTable:
+    """What a table states."""
+
+    scores: list[Score] = field(default_factory=list)
+    variants: list[Variant] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's first line names the columns that are needed."""
+    return path.suffix == ".csv" and {*NEEDED} <= {name.strip().strip('"') for name in header(path).lstrip("\ufeff").split(",")}
+
+
+def table_in(path: Path) -> ForeignTable:
+    """The scores of a table: of each algorithm, dataset and seed the lines of one step are the episodes of one evaluation.
+
+    The last step of an algorithm on a dataset is its final evaluation; a seed that ends before it is unfinished. The score is the column
+    `score`, or, of a dataset with a benchmark's exact name, made of its reference returns. Settings are not known, so the seeds of
+    two tables are never averaged. Raises UserError that names the line.
+    """
+    try:
+        if os.path.getsize(path) > MOST_BYTES:
+            raise UserError(f"{path} has {os.path.getsize(path):,} bytes, and such a table {MOST_BYTES:,} at most: split it")
+        rows = csv_text.read(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); give a file that exists") from None
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV table in UTF-8 ({one_line(str(error))[:80]}); write it again") from None
+    if not rows:
+        raise UserError(f"{path} has a header and no line; give one line for each evaluation, or episode")
+    values: dict[tuple[str, str, int, int, str], list[tuple[float, float | None]]] = defaultdict(list)
+    for number, row in enumerate(rows, start=2):
+        cells = {name.strip(): text.strip() for name, text in row.items()}
+        where = f"{path}, line {number}"
+        names = [
+            _name(cells.get(column, ""), f"{where}: {column}", column == "environment")
+            for column in ("algorithm", "dataset", "environment")
+        ]
+        seed, step = (_whole(cells.get(column, ""), f"{where}: {column}") for column in ("seed", "step"))
+        if step < 0:
+            raise UserError(f"{where}: step is {step}, where a number of 0 or more is due")
+        score = cells.get("score", "")
+        numbers = _finite(cells["return"], f"{where}: return"), _finite(score, f"{where}: score") if score else None
+        values[names[0], names[1], seed, step, names[2]].append(numbers)
+    return _table(path, values)
+
+
+def _table(path: Path, values: dict[tuple[str, str, int, int, str], list[tuple[float, float | None]]]) -> ForeignTable:
+    result = ForeignTable()
+    source = {"file": path.name}
+    settings = digest({"table": str(path.resolve())})
+    cells = dict.fromkeys((dataset, algorithm, place) for algorithm, dataset, _, _, place in values)
+    several = {(d, a) for d, a, _ in cells if sum(key[:2] == (d, a) for key in cells) > 1}  # that stand there in several environments
+    hashes = {}
+    for dataset, algorithm, place in cells:
+        given = {**source, **({"environment": place} if (dataset, algorithm) in several else {})}
+        hashes[dataset, algorithm, place] = settings if len(given) == 1 else digest({"table": settings, "environment": place})
+        result.variants.append(Variant(dataset, algorithm, hashes[dataset, algorithm, place], given, given))
+    ends: dict[tuple[str, str, str], int] = defaultdict(int)
+    last: dict[tuple[str, str, str, int], int] = defaultdict(int)
+    for algorithm, dataset, seed, step, place in values:
+        ends[dataset, algorithm, place] = max(ends[dataset, algorithm, place], step)
+        last[dataset, algorithm, place, seed] = max(last[dataset, algorithm, place, seed], step)
+    for (algorithm, dataset, seed, step, place), episodes in values.items():
+        cell = dataset, algorithm, place
+        raw = math.fsum(r for r, _ in episodes) / len(episodes)
+        stated = [s for _, s in episodes if s is not None]
+        score, reference = _score(dataset, raw, math.fsum(stated) / len(stated) if len(stated) == len(episodes) else None)
+        result.scores.append(
+            Score(suite="", dataset=dataset, env_id=place, packages="", reference=reference, scored_by="return", algorithm=algorithm,
+                  settings=hashes[cell], seed=seed, step=step, episodes=len(episodes), raw=raw, normalised=score, success=None, cell="",
+                  run=str(path), final=step == ends[cell])
+        )  # fmt: skip
+    for (dataset, algorithm, place, seed), step in last.items():
+        if step < (end := ends[dataset, algorithm, place]):
+            why = f"unfinished: step {step:,} of {end:,}"
+            result.missing.append(Missing(dataset, algorithm, hashes[dataset, algorithm, place], seed, str(path), why))
+    return result
+
+
+def _score(dataset: str, raw: float, stated: float | None) -> tuple[float | None, str]:
+    """(the normalised score, whose reference returns are 0 and 100)."""
+    task = lookup(dataset)
+    due = None if task is None or task.scored_by != "return" else task.normalise(raw)
+    if due is None or task is None:
+        return stated, ""
+    return (float(due), task.ref_label) if stated is None or abs(stated - due) <= CLOSE else (stated, "")
+
+
+def _name(text: str, where: str, empty: bool) -> str:
+    if not text and not empty:
+        raise UserError(f"{where} is empty: name it")
+    if len(text) > MOST_NAME:
+        raise UserError(f"{where} has {len(text):,} characters, and a name {MOST_NAME} at most: shorten it")
+    return one_line(text)
+
+
+def _whole(text: str, where: str) -> int:
+    try:
+        number = float(text)
+        if number != int(number) or abs(number) > 2**53:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UserError(f"{where} is {text[:40]!r}, where a whole number is due") from None
+    return int(number)
+
+
+def _finite(text: str, where: str) -> float:
+    try:
+        number = float(text)
+        if not abs(number) <= 1e30:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{where} is {text[:40]!r}, where a finite number is due") from None
+    return number
