@@ -158,6 +158,14 @@ def test_it_stops_when_it_knows_enough() -> None:
     assert len(play(equal, returns[[1, 1, 1]])) < 100  # any of them is within the margin
 
 
+def test_half_of_the_pulls_are_of_the_challenger() -> None:
+    def first(seed: int) -> int:
+        return TopTwo(3, 9, [10.0, 9.0, -50.0], prior_sd=0.5, noise=1.0, confidence=0.999, seed=seed).pulls()[0][0]
+
+    counts = np.bincount([first(seed) for seed in range(100)], minlength=3)
+    assert 30 <= counts[1] <= 70 and counts[2] == 0  # one half; Thompson sampling alone: P(N(-1, .71) > 0) = 8%
+
+
 def test_banned_arms_are_not_played_nor_chosen() -> None:
     halving = SequentialHalving(4, 20)  # 2 each, then what is left
     halving.add(0, 0, 100.0, broke_limit=True)

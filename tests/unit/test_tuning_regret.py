@@ -14,7 +14,7 @@ from offrl.ope.metrics import kendall, spearman
 from offrl.tuning import ranking
 from offrl.tuning.arms import SequentialHalving, UpperConfidence
 from offrl.tuning.ranking import chance_of_best, compare_judges, quality
-from offrl.tuning.regret import halving, regret_curve, ucb, uniform
+from offrl.tuning.regret import _resampled, halving, regret_curve, ucb, uniform
 
 RNG = np.random.default_rng(0)
 
@@ -91,6 +91,17 @@ def test_the_interval_is_about_settings_and_not_about_trials() -> None:
     again = regret_curve(returns, "uniform", n=[5], prior=returns.mean(1), trials=200, resamples=100)
     assert again.value == few.value and again.low == few.low
     assert regret_curve(returns, functools.partial(halving, most=16), n=[100], trials=50, resamples=2).value[0] < 1.0
+
+
+def test_settings_and_episodes_are_drawn_again() -> None:
+    truth = np.arange(16.0)
+    judge = regret_curve(truth[:, None], n=[0], prior=np.roll(truth, 3), trials=1, resamples=200)  # one return: only settings can vary
+    assert judge.low[0] < judge.value[0] < judge.high[0]
+    table = np.arange(12.0).reshape(3, 4)
+    for paired in (True, False):
+        drawn = _resampled(table, paired, np.random.default_rng(1))
+        assert (drawn // 4 == [[0], [1], [2]]).all()  # of their own setting
+        assert bool((drawn % 4 == drawn[0] % 4).all()) == paired
 
 
 def test_ucb_does_not_see_the_unit() -> None:
