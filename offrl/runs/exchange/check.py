@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 import types
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from offrl.runs.exchange.schema import VERSION, Document
 from offrl.settings.kinds import misfit
 from offrl.tasks.task import lookup
 
-MOST_RUNS, MOST_POINTS = 10_000, 1_000_000  # seeds of a document, points of its curve
+MOST_RUNS, MOST_POINTS = 10_000, 200_000  # seeds of a document, points of its curve
 LARGEST = 1e30  # of a number; sums of larger ones overflow
 LONGEST, DEEPEST = 10_000, 32  # characters of a text; layers
 NEAR = 1e-4  # relative to the larger one, or to 1: numbers that should agree do so far, whatever rounded them
@@ -67,7 +68,7 @@ def _absent(value: Any, kind: Any, name: str) -> str:
         return next((t for i, v in enumerate(value) if (t := _absent(v, get_args(kind)[0], f"{name}[{i}]"))), "")
     if not is_typeddict(kind) or not isinstance(value, Mapping):
         return ""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key, hint in hints.items():
         full = f"{name}.{key}".strip(".")
         if key in value:
@@ -78,6 +79,11 @@ def _absent(value: Any, kind: Any, name: str) -> str:
             null = ", or null where it is not known" if type(None) in get_args(hint) else ""
             return f"'{full}' is missing: add it{null}.{nearest(key, unknown)} {PAGE}"
     return ""
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _plain(value: Any) -> Iterator[str]:
