@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offrl.api import Run, finetune, train
+    from offrl.api import Run, finetune, train, tune
     from offrl.api import Run as load
     from offrl.data.arrays import from_arrays
     from offrl.data.dataset import Dataset
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from offrl.training.listeners.callback import EvaluationEvent
 
 __all__ = ["Dataset", "EvaluationEvent", "Interrupted", "ModelEnv", "ModelVectorEnv", "Run", "Task", "TrainedPolicy", "UserError",
-           "finetune", "from_arrays", "from_dataframe", "load", "load_dataset", "load_policy", "register", "train", "trusted"]  # fmt: skip
+           "finetune", "from_arrays", "from_dataframe", "load", "load_dataset", "load_policy", "register", "train", "trusted",
+           "tune"]  # fmt: skip
 
 _WHERE = {
     "Dataset": ("offrl.data.dataset", "Dataset"),
@@ -48,6 +49,7 @@ _WHERE = {
     "register": ("offrl.registry", "register"),
     "train": ("offrl.api", "train"),
     "trusted": ("offrl.system.trust", "trusted"),
+    "tune": ("offrl.api", "tune"),
 }
 
 

@@ -41,6 +41,7 @@ from offrl.training import distributed
 from offrl.training.listeners.callback import OnEvaluation
 from offrl.training.loop import train as run_training
 from offrl.training.stages import ready
+from offrl.tuning.engine import tune as run_tune
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -241,3 +242,21 @@ def finetune_from(
     done = Run(run_dir)
     write(done, start.config.steps)
     return done
+
+
+def tune(
+    dataset: str | Path | Sequence[str | Path],
+    algos: str | Sequence[str] = "iql",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Choose settings and an algorithm from data alone, or with real episodes; returns what `offrl tune` writes to result.json.
+
+    dataset: a file, files or a name, as on the command line. settings: any setting of `offrl tune` by its name there, such as
+    {"space.temperature": [0.5, 10, "log"], "ope.updates": 20_000}; settings without a dot can be given as keywords (budget="16x20000",
+    episodes=20, out="tune"). The same call continues what was interrupted; out/winner is the run of the chosen setting. Raises UserError
+    for what a command would refuse.
+    """
+    values: dict[str, Any] = {"dataset": name_of(dataset), "algos": algos, **more, **(settings or {})}
+    return run_tune(values)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from offrl import registry
-from offrl.cli import listing
+from offrl.cli.words import listing
 from offrl.settings.compose import compose
 from offrl.settings.field import shown_value
 from offrl.settings.known import FILE, TYPES

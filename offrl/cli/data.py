@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"offrl data {given}: say what to do: {known}.{nearest(given, ACTIONS)} See offrl data --help")
     action, rest = arguments[0], ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments[1:]]
     if action == "list":
-        from offrl.cli.listing import print_data_sets
+        from offrl.cli.words.listing import print_data_sets
 
         print_data_sets()
         return 0

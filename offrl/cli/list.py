@@ -8,7 +8,7 @@ USAGE = "usage: offrl list, or offrl list algo=NAME, or offrl list algo=NAME dat
 
 
 def run(arguments: list[str]) -> int:
-    from offrl.cli.listing import experiment_text, print_algorithm, print_all
+    from offrl.cli.words.listing import experiment_text, print_algorithm, print_all
 
     if not arguments:
         print_all()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, one_line, say, warn
+from offrl.errors import UserError, say, warn
 from offrl.ope.config import METHOD_NAMES, OPEConfig
 from offrl.settings.field import describe, setting
 
@@ -89,6 +88,8 @@ def run(arguments: list[str]) -> int:
     target = output(config.out, runs[0].dir if runs else Path())
     device = pick_device(config.device)
     arithmetic = backend.configure(device, config.threads)
+    from offrl.tuning.show import Show
+
     show = Show(config.quiet, arithmetic)
     settings = OPEConfig(**{f.name: getattr(config, f.name) for f in fields(OPEConfig)})
     try:
@@ -129,30 +130,6 @@ def output(out: str | None, default: Any) -> Any:
 
     path = Path(out) if out else default
     return path if path.suffix == ".csv" else path / "select.csv"
-
-
-class Show:
-    """Progress on standard output; nothing when quiet."""
-
-    def __init__(self, quiet: bool, arithmetic: str) -> None:
-        self.quiet, self.arithmetic = quiet, arithmetic
-        self.bar: Any = None
-
-    def stage(self, title: str, total: int) -> Callable[[int, float], None]:
-        from offrl.system.progress import TrainingProgress
-
-        self.stop()
-        bar = self.bar = TrainingProgress(f"{one_line(title)}; {total:,} updates\n{self.arithmetic}", total, quiet=self.quiet)
-        return bar.update
-
-    def tell(self, message: str) -> None:
-        if not self.quiet:
-            say(message)
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
 
 
 def report(result: Selection) -> None:

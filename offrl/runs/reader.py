@@ -294,7 +294,7 @@ _PLACES = {f"dataset.{name}" for name in marked(DatasetConfig, "place")}
 @functools.lru_cache(1024)
 def _flat(identity: str) -> dict[str, Any]:
     """The settings of an identity, given as JSON, only to be read: thousands of runs differ in their seeds alone."""
-    values = {k: v for k, v in complete(json.loads(identity)).items() if k not in ("seeds", "grid")}
+    values = {k: v for k, v in complete(json.loads(identity)).items() if k not in ("seeds", "grid", "paired")}
     return {k: v for k, v in flatten(values).items() if k not in _PLACES}
 
 

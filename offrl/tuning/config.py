@@ -32,7 +32,9 @@ class TuneConfig:
     )
     proposer: str = setting("tpe", "who proposes settings; tpe, cmaes and nsga2 are Optuna's samplers", choices=PROPOSERS)
     bracket: int = setting(16, "settings of an algorithm that are asked for at once; the next ones are told how those did", low=1)
-    rungs: int = setting(2, "successive halving: how often the settings are thinned out, and the end; 1: all are trained in full", low=1, high=6)
+    rungs: int = setting(
+        2, "successive halving: how often the settings are thinned out, and the end; 1: all are trained in full", low=1, high=6
+    )
     eta: int = setting(4, "the share that goes on from a rung is 1/eta, for eta times the updates", low=2)
     seeds: int = setting(2, "seeds of each setting while it is searched", low=1)
     judge: list[str] = setting(
@@ -40,10 +42,18 @@ class TuneConfig:
     )
     episodes: int = setting(0, "real episodes, in all, for the last choice among the best by the data; 0: by the data alone", low=0)
     finalists: int = setting(8, "how many settings are played then; fewer where there are fewer than two episodes for each", low=2)
-    confidence: float = setting(1.0, "stop playing where one is within 1% of the best with this probability; 1: play all episodes", low=0.5, high=1.0)
-    rule: str = setting("one-se", "one-se: the most conservative setting within a standard error of the best; best: the best", choices=RULES)
-    criteria: list[str] = setting(["return"], "several make a Pareto front: return, worst (of the seeds), distance (from the data's actions)")
-    veto: float = setting(3.0, "settings whose actions lie further from the data than so many times BC's are marked, and not chosen; 0: none", low=0.0)
+    confidence: float = setting(
+        1.0, "stop playing where one is within 1% of the best with this probability; 1: play all episodes", low=0.5, high=1.0
+    )
+    rule: str = setting(
+        "one-se", "one-se: the most conservative setting within a standard error of the best; best: the best", choices=RULES
+    )
+    criteria: list[str] = setting(
+        ["return"], "several make a Pareto front: return, worst (of the seeds), distance (from the data's actions)"
+    )
+    veto: float = setting(
+        3.0, "settings whose actions lie further from the data than so many times BC's are marked, and not chosen; 0: none", low=0.0
+    )
     split: float = setting(0.5, "share of the episodes that trains; the rest judges; 1: all do both, which is optimistic", high=1.0)
     ope: OPEConfig = field(default_factory=OPEConfig)
     retrain: bool = setting(True, "train the winner, and the default settings, anew on all episodes with new seeds")
@@ -53,7 +63,9 @@ class TuneConfig:
     env: str = setting("auto", "environment of episodes=, truth= and of the reported score; none: there is none")
     seed: int = setting(0, "decides proposals, the split and seeds", low=0)
     out: str = setting("tune", "the folder of the tune; the same command continues it", place=True)
-    storage: str | None = setting(None, "Optuna's store: null: journal.log in that folder; or sqlite:///FILE, or a journal's file", place=True)
+    storage: str | None = setting(
+        None, "Optuna's store: null: journal.log in that folder; or sqlite:///FILE, or a journal's file", place=True
+    )
     launcher: str = setting("none", "where the runs of a rung train: none (here, one after the other), local (processes), ray", place=True)
     jobs: int | None = setting(None, "launcher: runs at once; null: one for each core", low=1, place=True)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N", place=True)
@@ -115,4 +127,6 @@ class TuneConfig:
                 f"{self.eta ** (self.rungs - 1)} settings or more, or rungs=1"
             )
         if steps < self.eta ** (self.rungs - 1):
-            raise UserError(f"budget={self.budget}: {steps} updates are fewer than one for the first of {self.rungs} rungs; take more, or rungs=1")
+            raise UserError(
+                f"budget={self.budget}: {steps} updates are fewer than one for the first of {self.rungs} rungs; take more, or rungs=1"
+            )

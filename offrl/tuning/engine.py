@@ -6,32 +6,32 @@ of the files before it, so that a tune that was killed anywhere comes to the sam
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
 from offrl.system import files, trust
 from offrl.system.locks import exclusive
-from offrl.tuning import store
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish
 from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, summarise
-from offrl.tuning.launch import train_all
 from offrl.tuning.plan import Tune, prepare
-from offrl.tuning.propose import load_optuna, propose
-from offrl.tuning.rungs import Rung, cost, survivors
+from offrl.tuning.search import store
+from offrl.tuning.search.launch import train_all
+from offrl.tuning.search.propose import load_optuna, propose
+from offrl.tuning.search.rungs import Rung, cost, survivors
+from offrl.tuning.search.training import RungRun, Values
 from offrl.tuning.show import Show
 from offrl.tuning.table import write_trials
-from offrl.tuning.training import RungRun, Values
 
 Trials = dict[str, tuple[str, Values]]  # setting: (algorithm, values)
 
 
-def tune(values: Mapping[str, Any]) -> Path:
-    """Search, choose, retrain and report with the settings of a command; returns the tune's folder. The same call continues it.
+def tune(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Search, choose, retrain and report with the settings of a command; returns what `result.json` says. The same call continues it.
 
     Raises UserError for what a command would refuse; Interrupted, when all is saved.
     """
@@ -43,22 +43,21 @@ def tune(values: Mapping[str, Any]) -> Path:
             store.check(config.storage, work.folder, config.algos, work.identity, len(config.criteria))
         show = Show(config.quiet)
         show.tell(*introduction(work))
-        engine = Engine(work, show)
+        search = TuningSearch(work, show)
         try:
-            engine.search()
-            finish(engine)
+            search.run()
+            return finish(search)
         finally:
             show.stop()
-    return work.folder
 
 
-class Engine:
-    """A tune at work: what was found so far, stage by stage."""
+class TuningSearch:
+    """A tune at work: what was result so far, stage by stage."""
 
     def __init__(self, work: Tune, show: Show) -> None:
         self.work, self.config, self.show = work, work.config, show
         self.trials: Trials = {}  # all settings so far
-        self.told: dict[str, list[tuple[Values, tuple[float, ...] | None]]] = {a: [] for a in work.spaces}
+        self.history: dict[str, list[tuple[Values, tuple[float, ...] | None]]] = {a: [] for a in work.spaces}
         self.finalists: list[str] = []  # settings that were trained in full
         self.last: list[RungRun] = []  # the runs that hold them
         self.rows: list[dict[str, Any]] = []  # of trials.csv
@@ -70,24 +69,24 @@ class Engine:
         path = self.work.folder / "state" / f"{name}.json"
         if path.exists():
             try:
-                found = json.loads(trust.read_text(path))
-                if isinstance(found, dict):
-                    return found
+                result = json.loads(trust.read_text(path))
+                if isinstance(result, dict):
+                    return result
             except (ValueError, RecursionError):
                 pass
             raise UserError(f"{path} is damaged; remove it, and the same command makes it again")
         began = time.monotonic()
-        found = json.loads(json.dumps(make()))
-        files.write_text(path, json.dumps(found, indent=1) + "\n")
+        result = json.loads(json.dumps(make()))
+        files.write_text(path, json.dumps(result, indent=1) + "\n")
         self.time(name, time.monotonic() - began)
-        return found
+        return result
 
     def time(self, stage: str, seconds: float) -> None:
         """Note how long a stage took, in a file that is no part of the result."""
-        with (self.work.folder / "timing.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"stage": stage, "seconds": round(seconds, 3)}) + "\n")
+        with files.open_to_append(self.work.folder / "timing.jsonl") as file:
+            file.write((json.dumps({"stage": stage, "seconds": round(seconds, 3)}) + "\n").encode())
 
-    def search(self) -> None:
+    def run(self) -> None:
         """Train and judge all brackets."""
         for number, size in enumerate(self.work.brackets):
             self._bracket(number, size)
@@ -109,7 +108,8 @@ class Engine:
                 break  # all finalists are judged together, at the end
             if not config.data_judges:
                 break
-            record = self.stage(f"judged-{number}-{i}", lambda i=i, runs=runs: self._judge(f"bracket {number + 1}, rung {i + 1}", runs, False))
+            judging = functools.partial(self._judge, f"bracket {number + 1}, rung {i + 1}", runs, False)
+            record = self.stage(f"judged-{number}-{i}", judging)
             summary = summarise(record, list(trials))
             first = first or summary
             if last:
@@ -124,20 +124,21 @@ class Engine:
     def _ask(self, size: int) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         for algo, space in self.work.spaces.items():
-            before = len(self.told[algo])
-            for place, values in enumerate(propose(space, self.config.proposer, size, self.told[algo], self.config.seed)):
+            before = len(self.history[algo])
+            for place, values in enumerate(propose(space, self.config.proposer, size, self.history[algo], self.config.seed)):
                 settings[f"{algo}-{before + place:02d}"] = [algo, values]
         return {"settings": settings}
 
     def _train(self, number: int, i: int, rung: Rung, runs: list[RungRun], settings: int) -> None:
         words = f"bracket {number + 1}, rung {i + 1}: {settings} settings x {self.config.seeds} seeds to {rung.updates:,} updates"
-        done = self.stage(f"trained-{number}-{i}", lambda: train_all(self.work, runs, words, self.show))
-        del done
+        self.stage(f"trained-{number}-{i}", lambda: train_all(self.work, runs, words, self.show))
 
     def _judge(self, words: str, runs: list[RungRun], last: bool) -> dict[str, Any]:
         policies = policies_of(runs)
         if not policies:
-            raise UserError("every policy diverged: lower learning rates (algo.learning_rate=), or look at the data with offrl data inspect")
+            raise UserError(
+                "every policy diverged: lower learning rates (algo.learning_rate=), or look at the data with offrl data inspect"
+            )
         device = self.config.device if self.config.device != "auto" else "cpu"
         self.show.tell(f"{words}: judging {len(policies)} policies on {self.work.judged_on.num_episodes:,} episodes")
         settings = rung_settings(self.config.ope, last)
@@ -145,7 +146,10 @@ class Engine:
 
     def judge_finalists(self) -> dict[str, Any]:
         """The judgement that chooses: of all settings that were trained in full, by one fit."""
-        return self.stage("judged", lambda: self._judge("finalists", self.last, True))
+        record = self.stage("judged", lambda: self._judge("finalists", self.last, True))
+        if not any(self.history.values()):  # one bracket of one rung: this is the first judgement
+            self._tell(self.trials, summarise(record, list(self.trials)))
+        return record
 
     def _thin(self, number: int, i: int, following: Rung, trials: Trials, summary: Summary) -> list[str]:
         """The settings that go on."""
@@ -165,17 +169,19 @@ class Engine:
         results = dict(zip(summary.names, summary.criteria(self.config.criteria).tolist(), strict=True))
         for name, (algo, values) in asked.items():
             result = tuple(results[name])
-            self.told[algo].append((values, None if any(x != x for x in result) else result))
+            self.history[algo].append((values, None if any(x != x for x in result) else result))
         if self.config.proposer in OPTUNA:
             work, config = self.work, self.config
-            store.record(config.storage, work.folder, work.spaces, self.told, work.identity, len(config.criteria))
+            store.record(config.storage, work.folder, work.spaces, self.history, work.identity, len(config.criteria))
 
 
 def introduction(work: Tune) -> list[str]:
     """What is going to be done, and what it costs, before it begins."""
     config = work.config
     configs, steps = config.configs_and_steps()
-    lines = [f"tune of {', '.join(config.algos)} on {work.judged_on.spec.name}: {configs} settings of each, {config.seeds} seeds; {work.folder}"]
+    lines = [
+        f"tune of {', '.join(config.algos)} on {work.judged_on.spec.name}: {configs} settings of each, {config.seeds} seeds; {work.folder}"
+    ]
     for algo, space in work.spaces.items():
         lines.append(f"  {algo}: " + ", ".join(f"{d.name} {d.text()}" for d in space.dimensions))
     updates = judged = 0
@@ -187,9 +193,9 @@ def introduction(work: Tune) -> list[str]:
     full = configs * len(config.algos) * steps * config.seeds
     lines.append(f"  {updates:,} updates of single policies in place of {full:,} ({updates / full:.0%})")
     if config.data_judges:
-        lines.append(f"  judged by {', '.join(config.data_judges)}; fitted Q evaluation makes {judged + config.ope.updates:,} updates of its own")
+        lines.append(
+            f"  judged by {', '.join(config.data_judges)}; fitted Q evaluation makes {judged + config.ope.updates:,} updates of its own"
+        )
     if config.proposer in OPTUNA and len(work.brackets) == 1:
         lines.append(f"  proposer={config.proposer} is told nothing before the only bracket: it proposes at random (bracket= makes more)")
     return lines
-
-

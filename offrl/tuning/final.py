@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,44 +23,44 @@ from offrl.tuning import arms, choice
 from offrl.tuning.judging import Policies, Summary, policies_of, summarise
 from offrl.tuning.plan import PLAYED, RETRAINED, TRUTH
 from offrl.tuning.result import write_result
+from offrl.tuning.search.training import RungRun, train_rung
 from offrl.tuning.table import write_trials
-from offrl.tuning.training import RungRun, train_rung
 
 if TYPE_CHECKING:
-    from offrl.tuning.engine import Engine
+    from offrl.tuning.engine import TuningSearch
 
 EPISODES = "episodes.jsonl"
 
 
-def finish(engine: Engine) -> None:
-    """Choose, play, retrain, and write what came out."""
-    config = engine.config
-    task = _task(engine)
-    record = engine.judge_finalists() if config.data_judges else None
-    summary = None if record is None else summarise(record, engine.finalists)
-    by_data = engine.stage("chosen", lambda: choose(engine, record, summary))
-    policies = policies_of(engine.last) if config.episodes or config.truth else {}
-    final = by_data if not config.episodes else engine.stage("played", lambda: _play(engine, task, policies, by_data, summary))
-    fates = {name: "finalist" for name in engine.finalists}
+def finish(search: TuningSearch) -> dict[str, Any]:
+    """Choose, play, retrain, and write what came out; returns it."""
+    config = search.config
+    task = _task(search)
+    record = search.judge_finalists() if config.data_judges else None
+    summary = None if record is None else summarise(record, search.finalists)
+    by_data = search.stage("chosen", lambda: choose(search, record, summary))
+    policies = policies_of(search.last) if config.episodes or config.truth else {}
+    final = by_data if not config.episodes else search.stage("played", lambda: _play(search, task, policies, by_data, summary))
+    fates = dict.fromkeys(search.finalists, "finalist")
     fates |= dict.fromkeys(by_data["vetoed"], "too far from the data") | dict.fromkeys(by_data["members"], "not told from the best")
     fates[final["setting"]] = "chosen"
-    engine.rows = write_trials(engine, fates)
+    search.rows = write_trials(search, fates)
     if config.truth:
-        engine.stage("truth", lambda: _truth(engine, task, policies))
-    retrained = _retrain(engine, final["setting"]) if config.retrain else {}
-    write_result(engine, by_data, final, retrained)
+        search.stage("truth", lambda: _truth(search, task, policies))
+    retrained = _retrain(search, final["setting"]) if config.retrain else {}
+    return write_result(search, by_data, final, retrained)
 
 
 # ------------------------------------------------------------------------------------------------------------------------ by the data
 
 
-def choose(engine: Engine, record: Mapping[str, Any] | None, summary: Summary | None) -> dict[str, Any]:
+def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summary | None) -> dict[str, Any]:
     """The choice by the data: {setting, why, order, members, vetoed}; without a judge of the data the settings in their order."""
-    names = engine.finalists
+    names = search.finalists
     if record is None or summary is None:
         return {"setting": names[0], "why": "no judge of the data", "order": list(names), "members": [], "vetoed": {}, "reference": None}
-    config = engine.config
-    reference = clone_distance(engine.work.judged_on)
+    config = search.config
+    reference = clone_distance(search.work.judged_on)
     vetoed = {n: why for n, why in zip(names, summary.exploded, strict=True) if why}
     for n, far in zip(names, summary.distance.tolist(), strict=True):
         if config.veto and n not in vetoed and far > config.veto * reference:
@@ -69,13 +71,13 @@ def choose(engine: Engine, record: Mapping[str, Any] | None, summary: Summary | 
         open_, vetoed = [k for k in range(len(names)) if summary.alive[k]], {}
     if not open_:
         raise UserError("every setting diverged before the end: lower learning rates, or look at the data with offrl data inspect")
-    values, draws = matrices(record, names, engine.work.seeds)
+    values, draws = matrices(record, names, search.work.seeds)
     ranked = [open_[i] for i in choice.ranking(values[open_])]
     order = [names[k] for k in ranked] + [n for n in names if n in vetoed]
     best, members, chosen, why = ranked[0], [names[ranked[0]]], ranked[0], "the largest estimate"
     complete = ~np.isnan(values[open_]).any(1)
     if config.rule == "one-se" and complete.any() and (values.shape[1] > 1 or draws is not None):
-        careful = cautions(engine, [names[k] for k in open_], summary.distance[open_])
+        careful = cautions(search, [names[k] for k in open_], summary.distance[open_])
         tie = choice.one_se(values[open_], careful, summary.distance[open_], resampled=None if draws is None else draws[open_])
         members = [names[open_[k]] for k in tie.members]
         chosen = open_[tie.chosen]
@@ -112,13 +114,13 @@ def matrices(record: Mapping[str, Any], names: Sequence[str], seeds: Sequence[in
     return values, draws if fits > 1 else None
 
 
-def cautions(engine: Engine, names: Sequence[str], distance: np.ndarray) -> np.ndarray:
+def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -> np.ndarray:
     """How near settings stay to the data, larger is nearer: by the settings that hold them there, or, of several algorithms, by the
     distance of their actions."""
-    algos = {engine.trials[n][0] for n in names}
+    algos = {search.trials[n][0] for n in names}
     if len(algos) > 1:
         return -np.where(np.isnan(distance), np.inf, distance)
-    keys = [engine.work.spaces[engine.trials[n][0]].caution(engine.trials[n][1]) for n in names]
+    keys = [search.work.spaces[search.trials[n][0]].caution(search.trials[n][1]) for n in names]
     levels = {key: float(i) for i, key in enumerate(sorted(set(keys)))}
     return np.array([levels[key] for key in keys])
 
@@ -139,42 +141,42 @@ def clone_distance(data: Dataset) -> float:
 # ------------------------------------------------------------------------------------------------------------------------ by real episodes
 
 
-def _task(engine: Engine) -> Task | None:
+def _task(search: TuningSearch) -> Task | None:
     """The environment of played and reported episodes. Raises UserError where one is needed and there is none."""
-    config = engine.config
-    task = resolve_task(engine.work.judged_on.spec.task, EvalConfig(env=config.env))
+    config = search.config
+    task = resolve_task(search.work.judged_on.spec.task, EvalConfig(env=config.env))
     if task is None and (config.episodes or config.truth):
         raise UserError(f"{'episodes' if config.episodes else 'truth'}= plays in an environment, and these data name none: env=ID")
     return task
 
 
 def _play(
-    engine: Engine, task: Task | None, policies: Policies, by_data: Mapping[str, Any], summary: Summary | None
+    search: TuningSearch, task: Task | None, policies: Policies, by_data: Mapping[str, Any], summary: Summary | None
 ) -> dict[str, Any]:
     """The choice among the best by the data with n real episodes, each written down before the next begins."""
     assert task is not None
-    config, work = engine.config, engine.work
+    config, work = search.config, search.work
     playable = [n for n in by_data["order"] if n not in by_data["vetoed"] and any(t == n for t, _ in policies)]
     if len(playable) < 2:
         return {"setting": by_data["setting"], "why": "the only finalist", "episodes": 0}
     count = max(2, min(config.finalists, config.episodes // 2, len(playable)))
     names = playable[:count]
     prior = -np.arange(count, dtype=float)  # the order of the data decides between equals
-    search: arms.EpisodeSearch
+    playing: arms.EpisodeSearch
     if config.confidence < 1.0:
         low, high = float(work.judged_on.raw_returns.min()), float(work.judged_on.raw_returns.max())
         size = max(high - low, 1e-6)
         middle = np.full(count, 0.5 * (low + high))
-        search = arms.TopTwo(count, config.episodes, middle, prior_sd=size, noise=size / 4.0, margin=size / 100.0,
+        playing = arms.TopTwo(count, config.episodes, middle, prior_sd=size, noise=size / 4.0, margin=size / 100.0,
                              confidence=config.confidence, seed=config.seed)  # fmt: skip
     else:
-        search = arms.SequentialHalving(count, config.episodes, prior)
+        playing = arms.SequentialHalving(count, config.episodes, prior)
     path = work.folder / EPISODES
     for line in _lines(path):
-        search.add(names.index(line["setting"]), line["episode"], line["return"])
+        playing.add(names.index(line["setting"]), line["episode"], line["return"])
     seeds = {n: [s for t, s in policies if t == n] for n in names}
-    engine.show.tell(f"playing {config.episodes} episodes of {', '.join(names)} in {task.env_id or task.name}")
-    while pulls := search.pulls():
+    search.show.tell(f"playing {config.episodes} episodes of {', '.join(names)} in {task.env_id or task.name}")
+    while pulls := playing.pulls():
         for arm, episode in pulls:
             name = names[arm]
             seed = seeds[name][episode % len(seeds[name])]
@@ -182,15 +184,15 @@ def _play(
             value = float(evaluate_parallel([policies[name, seed]], [0], task, config_, workers=0).returns[0, 0])
             with open_to_append(path) as file:
                 file.write((json.dumps({"setting": name, "seed": seed, "episode": episode, "return": value}) + "\n").encode())
-            search.add(arm, episode, value)
-            if not isinstance(search, arms.SequentialHalving):
+            playing.add(arm, episode, value)
+            if not isinstance(playing, arms.SequentialHalving):
                 break
-    best = search.best()
-    means, counts = search.means(), search.counts()
+    best = playing.best()
+    means, counts = playing.means(), playing.counts()
     return {
         "setting": names[best],
-        "why": f"the best of {count} finalists in {search.played} real episodes",
-        "episodes": search.played,
+        "why": f"the best of {count} finalists in {playing.played} real episodes",
+        "episodes": playing.played,
         "finalists": names,
         "counts": counts.tolist(),
         "means": [None if m != m else float(m) for m in means.tolist()],
@@ -203,49 +205,56 @@ def _lines(path: Any) -> list[dict[str, Any]]:
         text = trust.read_text(path)
     except FileNotFoundError:
         return []
-    whole, _, rest = text.rpartition("\n")
+    complete, _, rest = text.rpartition("\n")
     if rest:
         with path.open("rb+") as file:
-            file.truncate(len((whole + "\n").encode()) if whole else 0)
-    return [json.loads(line) for line in whole.splitlines() if line]
+            file.truncate(len((complete + "\n").encode()) if complete else 0)
+    return [json.loads(line) for line in complete.splitlines() if line]
 
 
-def _truth(engine: Engine, task: Task | None, policies: Policies) -> dict[str, Any]:
+def _truth(search: TuningSearch, task: Task | None, policies: Policies) -> dict[str, Any]:
     """Returns of every finalist's policies in episodes that nothing chose by."""
     assert task is not None
-    config = engine.config
-    engine.show.tell(f"truth: {config.truth} episodes of {len(policies)} policies in {task.env_id or task.name}")
+    config = search.config
+    search.show.tell(f"truth: {config.truth} episodes of {len(policies)} policies in {task.env_id or task.name}")
     keys = list(policies)
     result = evaluate_parallel(list(policies.values()), [s for _, s in keys], task, EvalConfig(episodes=config.truth, seed=TRUTH))
     scores = result.scores if result.scores is not None else result.returns
-    rows = [{"setting": t, "seed": s, "returns": result.returns[i].tolist(), "score": float(scores[i].mean())} for i, (t, s) in enumerate(keys)]
+    rows = [
+        {"setting": t, "seed": s, "returns": result.returns[i].tolist(), "score": float(scores[i].mean())} for i, (t, s) in enumerate(keys)
+    ]
     return {"environment": result.label, "episodes": config.truth, "normalised": result.scores is not None, "policies": rows}
 
 
 # ------------------------------------------------------------------------------------------------------------------------ retraining
 
 
-def _retrain(engine: Engine, chosen: str) -> dict[str, str]:
+def _retrain(search: TuningSearch, chosen: str) -> dict[str, str]:
     """Train the chosen setting and the default of its algorithm anew, on all episodes, with seeds and episodes that chose nothing."""
-    algo, _ = engine.trials[chosen]
+    algo, _ = search.trials[chosen]
     default = f"{algo}-00"
-    found = {}
+    roles = {}
     for role, name in (("winner", chosen), ("default", default)):
         if role == "default" and name == chosen:
             continue
-        directory = engine.work.folder / role
-        settings = winner_settings(engine, name)
-        engine.show.tell(f"{role}: {name} anew with seeds {', '.join(map(str, engine.work.final_seeds))} on all episodes")
-        train_rung(RungRun(directory, settings, (name,), ()), engine.work.data)
-        found[role] = name
-        engine.stage(f"retrained-{role}", lambda directory=directory: {"rows": SavedRun(directory).final_scores})
-    return found
+        directory = search.work.folder / role
+        settings = winner_settings(search, name)
+        search.show.tell(f"{role}: {name} anew with seeds {', '.join(map(str, search.work.final_seeds))} on all episodes")
+        train_rung(RungRun(directory, settings, (name,), ()), search.work.data)
+        roles[role] = name
+        search.stage(f"retrained-{role}", functools.partial(_scores, directory))
+    return roles
 
 
-def winner_settings(engine: Engine, name: str) -> dict[str, Any]:
+def _scores(directory: Path) -> dict[str, Any]:
+    """The last evaluation of a run."""
+    return {"rows": SavedRun(directory).final_scores}
+
+
+def winner_settings(search: TuningSearch, name: str) -> dict[str, Any]:
     """Settings of `offrl train` for a setting on all data."""
-    config, work = engine.config, engine.work
-    algo, values = engine.trials[name]
+    config, work = search.config, search.work
+    algo, values = search.trials[name]
     own = {f"algo.{field}": list(v) if isinstance(v, tuple) else v for field, v in values.items()}
     return {
         **work.base[algo],
@@ -258,5 +267,3 @@ def winner_settings(engine: Engine, name: str) -> dict[str, Any]:
         "eval.every": 0,
         "eval.estimate": False,
     }
-
-

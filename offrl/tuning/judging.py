@@ -10,27 +10,28 @@ from typing import Any
 import numpy as np
 
 from offrl.data.dataset import Dataset
+from offrl.errors import UserError
 from offrl.ope.candidates import run_candidates
 from offrl.ope.config import OPEConfig
 from offrl.ope.judges.critics import gates
 from offrl.ope.selection import Stage, evaluate_policies
 from offrl.runs.run import SavedRun
-from offrl.tuning.training import RungRun
+from offrl.tuning.search.training import RungRun
 
 Policies = dict[tuple[str, int], Any]  # (setting, seed): policy; those that diverged are missing
 
 
 def policies_of(runs: Sequence[RungRun]) -> Policies:
     """The policies of trained runs, in the order of their settings and seeds."""
-    found: Policies = {}
+    policies: Policies = {}
     for run in runs:
         saved = SavedRun(run.directory)
         candidates = {name.rpartition("/")[2].rpartition("@")[0]: policy for name, policy in run_candidates(saved).items()}
         count = len(run.replicas) // len(run.trials)
         for place, (replica, own) in enumerate(zip(saved.replicas, run.replicas, strict=True)):
             if replica.name in candidates:
-                found[run.trials[place // count], own.seed] = candidates[replica.name]
-    return found
+                policies[run.trials[place // count], own.seed] = candidates[replica.name]
+    return policies
 
 
 def judge(
@@ -46,20 +47,25 @@ def judge(
 
     Raises UserError where a method cannot judge these policies on these data.
     """
-    names = {f"{trial}/seed={seed}": (trial, seed) for trial, seed in policies}
-    candidates = dict(zip(names, policies.values(), strict=True))
-    result = evaluate_policies(data, candidates, list(methods), settings, device=device, stage=stage, tell=tell)
-    gate = gates(data, candidates, settings.discount)
+    every = {f"{trial}/seed={seed}": policy for (trial, seed), policy in policies.items()}
+    gate = gates(data, every, settings.discount)
     reasons = gate.reasons()
+    places = [k for k, finite in enumerate(gate.finite) if finite]  # others act with NaN, and count as diverged
+    if not places:
+        raise UserError("no policy acts with finite numbers: lower learning rates, or look at the data with offrl data inspect")
+    candidates = {name: policy for k, (name, policy) in enumerate(every.items()) if gate.finite[k]}
+    keys = list(policies)
+    result = evaluate_policies(data, candidates, list(methods), settings, device=device, stage=stage, tell=tell)
     rows = []
-    for k, (trial, seed) in enumerate(names.values()):
+    for k, place in enumerate(places):
+        trial, seed = keys[place]
         row: dict[str, Any] = {"setting": trial, "seed": seed, "distance": _number(result.distance[k]), "own_q": _number(result.own[k])}
         for method, e in result.estimates.items():
             row[method] = _number(e.value[k])
             row[f"{method}_sd"] = _number((e.high[k] - e.low[k]) / (2.0 * 1.959964))
-            if method in ("fqe",) and settings.seeds > 1:
+            if len(e.details.get("seeds", ())) > 1:
                 row[f"{method}_draws"] = [_number(x[k]) for x in e.details["seeds"]]
-        row |= {"td_error": _number(gate.td_error[k]), "q_ratio": _number(gate.ratio[k]), "exploded": reasons[k]}
+        row |= {"td_error": _number(gate.td_error[place]), "q_ratio": _number(gate.ratio[place]), "exploded": reasons[place]}
         rows.append(row)
     return {
         "methods": list(methods),

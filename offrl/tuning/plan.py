@@ -22,14 +22,14 @@ from offrl.settings.field import marked, without_places
 from offrl.settings.presets import algorithm_group
 from offrl.settings.replicas import expand
 from offrl.settings.train import MOST_SEEDS, TrainConfig
-from offrl.system import files, trust
+from offrl.system import trust
 from offrl.system.devices import pick_device
 from offrl.tuning.config import FEW_EPISODES, MOST_GROUPS, OPTUNA, TuneConfig
-from offrl.tuning.rungs import Rung, halving
-from offrl.tuning.space import Space, space_of
-from offrl.tuning.training import Data, Origin, RungRun, Values, programs, settings_of
+from offrl.tuning.search.claim import FILE, claim, read
+from offrl.tuning.search.rungs import Rung, halving
+from offrl.tuning.search.space import Space, space_of
+from offrl.tuning.search.training import DataSets, RungRun, Values, origin_of, programs, settings_of
 
-FILE, VERSION = "tune.json", 1
 PASSED = ("compile", "workers", "group", "precision", "experiment", "log_every", "logger")  # settings of `offrl train` that runs are given
 LONG = 5_000  # updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does the same
 GROUP = 4  # replicas in one program on a CPU, whatever the number of processes: its size decides last bits
@@ -48,7 +48,8 @@ class Tune:
     base: dict[str, dict[str, Any]]  # settings of `offrl train` of each algorithm's runs, less what differs between them
     judged_on: Dataset
     identity: str
-    data: Data
+    data: DataSets
+    created: str  # UTC date of its beginning, YYYY-MM-DD
 
     @property
     def brackets(self) -> list[int]:
@@ -110,15 +111,6 @@ class Tune:
         return result
 
 
-def origin_of(names: Sequence[str], before: Sequence[RungRun], seeds: int) -> Origin | None:
-    """Where the replicas of these settings stood in the runs of the rung before; None in a first rung."""
-    for run in before:
-        if names[0] in run.trials:
-            places = [run.trials.index(n) * seeds + s for n in names for s in range(seeds)]
-            return Origin(run.directory, tuple(places))
-    return None
-
-
 # ------------------------------------------------------------------------------------------------------------------------ from a command
 
 
@@ -134,11 +126,11 @@ def prepare(values: Mapping[str, Any]) -> Tune:
         if name in values and not isinstance(values[name], (list, tuple)):
             values[name] = [values[name]]
     own = {f.name for f in dataclasses.fields(TuneConfig)}
-    mine = {k: v for k, v in values.items() if k.partition(".")[0] in own and not k.startswith("space.")}
-    config = fill(TuneConfig(), mine, "tune")
+    values_here = {k: v for k, v in values.items() if k.partition(".")[0] in own and not k.startswith("space.")}
+    config = fill(TuneConfig(), values_here, "tune")
     config.algos = [algorithm_group(str(a)) for a in config.algos]
     config.validate()
-    rest = {k: v for k, v in values.items() if k not in mine}
+    rest = {k: v for k, v in values.items() if k not in values_here}
     spaces_given, per_algo, shared = _sorted(rest, config.algos)
     if "dataset" not in shared:
         raise UserError("offrl tune needs the data: dataset=FILE or dataset=NAME; `offrl data list` shows names")
@@ -151,12 +143,11 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     if configs * len(config.algos) * config.seeds > MOST_SEEDS:
         raise UserError(f"budget={config.budget} with {config.seeds} seeds is more than {MOST_SEEDS:,} policies; take fewer settings")
     folder = Path(config.out)
-    data = Data()
+    data = DataSets()
     judged_on = _judging_data(composed[config.algos[0]], config)
-    identity, said = _identity(config, base, spaces, composed, judged_on)
-    tune = Tune(config, given, folder, spaces, base, judged_on, identity, data)
-    claim(tune, said)
-    return tune
+    identity, settings = _identity(config, base, spaces, composed, judged_on)
+    created = claim(folder, identity, settings, given)
+    return Tune(config, given, folder, spaces, base, judged_on, identity, data, created)
 
 
 def flatten_words(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,39 +167,6 @@ def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
     if other := next((k for k in values if k not in free and record["given"].get(k) != values[k]), None):
         raise UserError(f"{other}= cannot change with resume=: that would be another tune; begin it with another out=")
     return {**record["given"], **{k: v for k, v in values.items() if k != "resume"}, "out": str(where)}
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The file that says what a tune is. Raises UserError where it is missing, damaged, or of a newer version."""
-    try:
-        record = json.loads(trust.read_text(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path.parent} holds no tune: there is no {FILE} in it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}); restore it, or begin again with another out=") from None
-    if not isinstance(record, dict) or not isinstance(record.get("version"), int) or record["version"] > VERSION:
-        raise UserError(f"{path} is of a newer offrl, or no file of a tune; upgrade offrl, or begin again with another out=")
-    if not all(isinstance(record.get(k), kind) for k, kind in (("identity", str), ("settings", dict), ("given", dict))):
-        raise UserError(f"{path} is damaged: identity, settings or given is missing; restore it, or begin again with another out=")
-    return record
-
-
-def claim(tune: Tune, said: Mapping[str, Any]) -> None:
-    """Write what the tune is, or check that the folder holds this very one. Raises UserError where it holds anything else."""
-    path = tune.folder / FILE
-    if path.exists():
-        old = read(path)
-        if old["identity"] != tune.identity:
-            changed = diff.difference(old["settings"], json.loads(json.dumps(said, default=str)))
-            words = next((f"{k}: {a} there, {b} here" for k, (a, b) in changed.items()), "other settings")
-            raise UserError(f"{tune.folder} holds another tune ({words}); choose another out=, or `offrl tune resume={tune.folder}`")
-        return
-    if tune.folder.exists() and (others := sorted(p.name for p in tune.folder.iterdir() if not p.name.startswith("."))):
-        raise UserError(f"{tune.folder} holds no tune and is not empty (it has {', '.join(others[:3])}); choose another out=")
-    places = marked(TuneConfig, "place")
-    given = {k: v for k, v in tune.given.items() if k not in places}
-    record = {"version": VERSION, "identity": tune.identity, "settings": said, "given": given}
-    files.write_text(path, json.dumps(record, indent=1, default=str) + "\n")
 
 
 def _sorted(rest: Mapping[str, Any], algos: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:
@@ -237,7 +195,9 @@ def _sorted(rest: Mapping[str, Any], algos: Sequence[str]) -> tuple[dict[str, di
             shared[name] = value
         else:
             known = [f.name for f in dataclasses.fields(TuneConfig)]
-            raise UserError(f"offrl tune has no setting '{name}'.{nearest(name, [*known, *PASSED, 'dataset'])} All of them: offrl tune --help")
+            raise UserError(
+                f"offrl tune has no setting '{name}'.{nearest(name, [*known, *PASSED, 'dataset'])} All of them: offrl tune --help"
+            )
     return spaces, fixed, shared
 
 
@@ -251,15 +211,15 @@ def _known_everywhere(spaces: Mapping[str, Mapping[str, Any]], fixed: Mapping[st
 def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of `offrl train` that all runs of an algorithm have; of algo.NAME=, those that it knows."""
     names = {f.name for f in dataclasses.fields(registry.get("algo", compose({"algo": algo, **_data_words(shared)}).algo.name).Config)}
-    ours = {k: v for k, v in fixed.items() if k.removeprefix("algo.").partition(".")[0] in names}
-    if left := [k for k in fixed if k not in ours]:
-        if len(config.algos) == 1 or all(k not in ours for k in fixed):
+    fitting = {k: v for k, v in fixed.items() if k.removeprefix("algo.").partition(".")[0] in names}
+    if left := [k for k in fixed if k not in fitting]:
+        if len(config.algos) == 1 or all(k not in fitting for k in fixed):
             raise UserError(f"{left[0]}: {algo} has no such setting.{nearest(left[0].removeprefix('algo.'), names)}")
         warn(f"{left[0]} is no setting of {algo}: it goes to the others")
     base: dict[str, Any] = {"logger": "none", "quiet": config.quiet, "device": config.device, "threads": config.threads}
     if pick_device(config.device).type == "cpu":
         base |= {"group": GROUP, "compile": "compiled" if config.configs_and_steps()[1] >= LONG else "eager"}
-    return {**base, **shared, **ours, "algo": algo}
+    return {**base, **shared, **fitting, "algo": algo}
 
 
 def _data_words(shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,11 +256,11 @@ def _identity(
     """(a hash of everything that decides what a tune finds, the same in words)."""
     own = without_places(config)
     own["ope"] = dataclasses.asdict(config.ope)
-    said: dict[str, Any] = {**own, "data": data.fingerprint, "dataset": data.spec.name}
+    words: dict[str, Any] = {**own, "data": data.fingerprint, "dataset": data.spec.name}
     for algo, train in composed.items():
         values = runs.identity(train)
         values["dataset"] = {k: v for k, v in values["dataset"].items() if k not in ("split", "split_part", "split_seed")}
         settings = {**values, "compile": base[algo].get("compile"), "group": base[algo].get("group")}
-        said[algo] = {k: v for k, v in settings.items() if k != "seeds"} | {"space": {d.name: d.text() for d in spaces[algo].dimensions}}
-    said = diff.flatten(said)
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(), said
+        words[algo] = {k: v for k, v in settings.items() if k != "seeds"} | {"space": {d.name: d.text() for d in spaces[algo].dimensions}}
+    words = diff.flatten(words)
+    return hashlib.sha256(json.dumps(words, sort_keys=True, default=str).encode()).hexdigest(), words

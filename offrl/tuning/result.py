@@ -1,4 +1,4 @@
-"""What a tune found, as a file (result.json), as lines on the screen, and as the winner's exchangeable document (results.json)."""
+"""What a tune outcome, as a file (result.json), as lines on the screen, and as the winner's exchangeable document (results.json)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from offrl.statistics.maxima import expected_maximum
 from offrl.system import files
 from offrl.tuning.page import write_page
 from offrl.tuning.plan import GROUP
-from offrl.tuning.rungs import cost
+from offrl.tuning.search.rungs import cost
 
 if TYPE_CHECKING:
-    from offrl.tuning.engine import Engine
+    from offrl.tuning.engine import TuningSearch
 
 FILE, EXCHANGE = "result.json", "results.json"
 OURS = ("logger", "quiet", "device", "threads", "group", "compile", "algo", "dataset")
 
 
-def write_result(engine: Engine, by_data: Mapping[str, Any], final: Mapping[str, Any], retrained: Mapping[str, str]) -> dict[str, Any]:
+def write_result(
+    search: TuningSearch, by_data: Mapping[str, Any], final: Mapping[str, Any], retrained: Mapping[str, str]
+) -> dict[str, Any]:
     """Write the result and its page, and say the outcome."""
-    work, config = engine.work, engine.config
-    found: dict[str, Any] = {
+    work, config = search.work, search.config
+    outcome: dict[str, Any] = {
         "data": {"name": work.judged_on.spec.name, "episodes": work.judged_on.num_episodes, "fingerprint": work.judged_on.fingerprint},
         "algos": list(work.spaces),
         "spaces": {a: [_dimension(d) for d in s.dimensions] for a, s in work.spaces.items()},
@@ -41,32 +43,35 @@ def write_result(engine: Engine, by_data: Mapping[str, Any], final: Mapping[str,
         "proposer": config.proposer,
         "rule": config.rule,
         "brackets": [[[r.settings, r.updates] for r in work.rungs(n * len(work.spaces))] for n in work.brackets],
-        "updates": _updates(engine),
-        "rows": engine.rows,
-        "settings": {name: {"algo": algo, "values": dict(values)} for name, (algo, values) in engine.trials.items()},
+        "updates": _updates(search),
+        "rows": search.rows,
+        "settings": {name: {"algo": algo, "values": dict(values)} for name, (algo, values) in search.trials.items()},
         "by_data": dict(by_data),
         "chosen": dict(final),
-        "command": command(engine, str(final["setting"])),
-        "truth": _truth(engine, by_data, final),
-        "retrained": {role: _retrained(engine, role, name) for role, name in retrained.items()},
-        "optimism": _optimism(engine),
+        "command": command(search, str(final["setting"])),
+        "truth": _truth(search, by_data, final),
+        "retrained": {role: _retrained(search, role, name) for role, name in retrained.items()},
+        "optimism": _optimism(search),
     }
-    found = json.loads(json.dumps(found))
-    files.write_text(work.folder / FILE, json.dumps(found, indent=1) + "\n")
-    if "winner" in retrained and found["retrained"]["winner"]["score"] is not None:
+    outcome = json.loads(json.dumps(outcome))
+    files.write_text(work.folder / FILE, json.dumps(outcome, indent=1) + "\n")
+    if "winner" in retrained and outcome["retrained"]["winner"]["score"] is not None:
         tuned = {
             "by": f"offrl tune judge={','.join(config.judge)} proposer={config.proposer}",
-            "candidates": len(engine.trials),
+            "candidates": len(search.trials),
             "judge": ",".join(config.judge),
             "episodes_used": int(final.get("episodes", 0)),
-            "split": f"searched with seeds {_first_last(engine.work.seeds)} on {config.split:.0%} of the episodes and judged on the rest; seeds "
-            "and episodes reported here chose nothing",
+            "split": f"searched with seeds {_first_last(search.work.seeds)} on {config.split:.0%} of the episodes, judged on the rest; "
+            "seeds and episodes reported here chose nothing",
         }
-        exchange.write(work.folder / EXCHANGE, [exchange.document(work.folder / "winner", tuned=tuned, hardware=False)])
-    page = write_page(work.folder, found)
-    tell(found)
+        exchange.write(
+            work.folder / EXCHANGE,
+            [exchange.document(work.folder / "winner", tuned=tuned, created=search.work.created or None, hardware=False)],
+        )
+    page = write_page(work.folder, outcome)
+    tell(outcome)
     say(f"table: {work.folder / 'trials.csv'}; page: {page}")
-    return found
+    return outcome
 
 
 def _dimension(d: Any) -> dict[str, Any]:
@@ -75,39 +80,39 @@ def _dimension(d: Any) -> dict[str, Any]:
     return {"name": d.name, "values": values, **ends}
 
 
-def _updates(engine: Engine) -> dict[str, int]:
+def _updates(search: TuningSearch) -> dict[str, int]:
     """Updates of single policies that the search made, and that training every setting in full would have made."""
-    work, config = engine.work, engine.config
+    work, config = search.work, search.config
     made = sum(cost(work.rungs(n * len(work.spaces)), config.seeds) for n in work.brackets)
     configs, steps = config.configs_and_steps()
     return {"made": made, "full": configs * len(work.spaces) * steps * config.seeds}
 
 
-def command(engine: Engine, name: str) -> str:
+def command(search: TuningSearch, name: str) -> str:
     """The line that trains a setting on all data, without the search."""
-    algo, values = engine.trials[name]
-    base = {k: v for k, v in engine.work.base[algo].items() if k not in OURS and not (k == "group" and v == GROUP)}
-    words = {"algo": algo, "dataset": engine.work.base[algo]["dataset"], **base, **{f"algo.{k}": v for k, v in values.items()}}
-    words |= {"steps": engine.config.configs_and_steps()[1], "seeds": engine.work.final_seeds}
-    if engine.config.env != "auto":
-        words["eval.env"] = engine.config.env
+    algo, values = search.trials[name]
+    base = {k: v for k, v in search.work.base[algo].items() if k not in OURS and not (k == "group" and v == GROUP)}
+    words = {"algo": algo, "dataset": search.work.base[algo]["dataset"], **base, **{f"algo.{k}": v for k, v in values.items()}}
+    words |= {"steps": search.config.configs_and_steps()[1], "seeds": search.work.final_seeds}
+    if search.config.env != "auto":
+        words["eval.env"] = search.config.env
     return " ".join(["offrl train", *(shlex.quote(f"{k}={shown_value(list(v) if isinstance(v, tuple) else v)}") for k, v in words.items())])
 
 
-def _retrained(engine: Engine, role: str, name: str) -> dict[str, Any]:
+def _retrained(search: TuningSearch, role: str, name: str) -> dict[str, Any]:
     """The reported score of a setting: seeds trained anew, episodes that nothing chose by; the unit is the seed."""
-    rows = engine.stage(f"retrained-{role}", dict)["rows"]
+    rows = search.stage(f"retrained-{role}", dict)["rows"]
     scores = [r["score"] if r.get("score") is not None else r["return"] for r in rows]
     normalised = bool(rows) and rows[0].get("score") is not None
     interval = None if not scores else [float(x) for x in mean_interval(np.array(scores, float))]
     return {"setting": name, "run": role, "score": interval, "seeds": scores, "normalised": normalised, "rows": rows}
 
 
-def _truth(engine: Engine, by_data: Mapping[str, Any], final: Mapping[str, Any]) -> dict[str, Any] | None:
+def _truth(search: TuningSearch, by_data: Mapping[str, Any], final: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the choice cost: true mean returns of the finalists, and the regret of the choice."""
-    if not engine.config.truth:
+    if not search.config.truth:
         return None
-    record = engine.stage("truth", dict)
+    record = search.stage("truth", dict)
     settings: dict[str, list[float]] = {}
     for row in record["policies"]:
         settings.setdefault(row["setting"], []).append(float(np.mean(row["returns"])))
@@ -129,34 +134,35 @@ def _truth(engine: Engine, by_data: Mapping[str, Any], final: Mapping[str, Any])
     }
 
 
-def _optimism(engine: Engine) -> float | None:
+def _optimism(search: TuningSearch) -> float | None:
     """By how much the largest of so many equal estimates exceeds their mean, were they all equal: in units of the judge."""
-    rows = [r for r in engine.rows if r["rung"] == "final" and r["error"] is not None]
+    rows = [r for r in search.rows if r["rung"] == "final" and r["error"] is not None]
     if len(rows) < 2:
         return None
     error = float(np.median([r["error"] for r in rows]))
     return error * float(expected_maximum(len(rows)))
 
 
-def tell(found: Mapping[str, Any]) -> None:
+def tell(outcome: Mapping[str, Any]) -> None:
     """The outcome in a few lines."""
-    chosen, by_data = found["chosen"], found["by_data"]
+    chosen, by_data = outcome["chosen"], outcome["by_data"]
     name = chosen["setting"]
-    values = " ".join(f"{k}={v}" for k, v in found["settings"][name]["values"].items())
-    say(f"chosen: {name} ({found['settings'][name]['algo']} {values}): {chosen['why']}")
+    values = " ".join(f"{k}={v}" for k, v in outcome["settings"][name]["values"].items())
+    say(f"chosen: {name} ({outcome['settings'][name]['algo']} {values}): {chosen['why']}")
     if len(by_data["members"]) > 1:
         say(f"the data cannot tell these apart: {_some(by_data['members'])}")
     for role in ("winner", "default"):
-        if (entry := found["retrained"].get(role)) and entry["score"] is not None:
+        if (entry := outcome["retrained"].get(role)) and entry["score"] is not None:
             kind = "score" if entry["normalised"] else "return"
             words = f"{len(entry['seeds'])} new seeds, new episodes"
             say(f"{role} {entry['setting']}, trained anew: {kind} {interval_text(tuple(entry['score']))} ({words})")
-    if "winner" in found["retrained"] and "default" not in found["retrained"]:
+    if "winner" in outcome["retrained"] and "default" not in outcome["retrained"]:
         say("the default settings are the winner")
-    if (truth := found["truth"]) is not None and truth["lost"] is not None:
+    if (truth := outcome["truth"]) is not None and truth["lost"] is not None:
         regret = truth["regret"]["chosen"]
-        say(f"true returns: the choice loses {truth['lost']:.4g} against the best finalist, {truth['best']} (regret {regret:.2f}; 1: at random)")
-    say(f"to train it yourself: {found['command']}")
+        words = f"{truth['lost']:.4g} against the best finalist, {truth['best']} (regret {regret:.2f}; 1: at random)"
+        say(f"true returns: the choice loses {words}")
+    say(f"to train it yourself: {outcome['command']}")
 
 
 def _first_last(seeds: Sequence[int]) -> str:
@@ -165,5 +171,3 @@ def _first_last(seeds: Sequence[int]) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-

@@ -1,4 +1,4 @@
-"""What a person sees of a tune while it works."""
+"""What a person sees of long work that is not one run: a tune, a selection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from offrl.errors import one_line, say
 class Show:
     """Lines and progress bars on standard output; nothing when quiet."""
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
+    def __init__(self, quiet: bool, about: str = "") -> None:
+        """about: a second line of each title, of the arithmetic, say."""
+        self.quiet, self.about = quiet, about
         self.bar: Any = None
 
     def tell(self, *lines: str) -> None:
@@ -26,7 +27,8 @@ class Show:
         from offrl.system.progress import TrainingProgress
 
         self.stop()
-        bar = self.bar = TrainingProgress(f"{one_line(title)}; {total:,} updates", total, quiet=self.quiet)
+        title = f"{one_line(title)}; {total:,} updates" + (f"\n{self.about}" if self.about else "")
+        bar = self.bar = TrainingProgress(title, total, quiet=self.quiet)
         return bar.update
 
     def stop(self) -> None:

@@ -11,48 +11,54 @@ from offrl.system.csv_text import text_of
 from offrl.tuning.judging import summarise
 
 if TYPE_CHECKING:
-    from offrl.tuning.engine import Engine
+    from offrl.tuning.engine import TuningSearch
 
 FILE = "trials.csv"
 FINAL = "final"  # what the rung of the last judgement is called
 
 
-def write_trials(engine: Engine, fates: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def write_trials(search: TuningSearch, fates: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Write the table of what is known by now, and return its rows. fates: of the settings in the last judgement."""
     rows: list[dict[str, Any]] = []
-    work = engine.work
+    work = search.work
     for number, size in enumerate(work.brackets):
-        asked = _state(engine, f"bracket-{number}")
+        asked = _state(search, f"bracket-{number}")
         if asked is None:
             break
         names = list(asked["settings"])
         for i, rung in enumerate(work.rungs(size * len(work.spaces))):
-            record, kept = _state(engine, f"judged-{number}-{i}"), _state(engine, f"kept-{number}-{i}")
+            record, kept = _state(search, f"judged-{number}-{i}"), _state(search, f"kept-{number}-{i}")
             if record is None:
                 break
             fate = dict.fromkeys(names, "dropped") | (kept["settings"] if kept else dict.fromkeys(names, "finalist"))
-            rows += _rows(engine, record, names, str(i + 1), rung.updates, fate, number + 1)
+            rows += _rows(search, record, names, str(i + 1), rung.updates, fate, number + 1)
             names = list(kept["settings"]) if kept else names
-    record = _state(engine, "judged")
+    record = _state(search, "judged")
     if record is not None:
         _, steps = work.config.configs_and_steps()
-        rows += _rows(engine, record, engine.finalists, FINAL, steps, fates or {}, None)
+        rows += _rows(search, record, search.finalists, FINAL, steps, fates or {}, None)
     files.write_text(work.folder / FILE, text_of(_cells(rows)))
     return rows
 
 
-def _state(engine: Engine, name: str) -> dict[str, Any] | None:
-    path = engine.work.folder / "state" / f"{name}.json"
+def _state(search: TuningSearch, name: str) -> dict[str, Any] | None:
+    path = search.work.folder / "state" / f"{name}.json"
     return json.loads(trust.read_text(path)) if path.exists() else None
 
 
 def _rows(
-    engine: Engine, record: Mapping[str, Any], names: Sequence[str], rung: str, updates: int, fates: Mapping[str, str], bracket: int | None
+    search: TuningSearch,
+    record: Mapping[str, Any],
+    names: Sequence[str],
+    rung: str,
+    updates: int,
+    fates: Mapping[str, str],
+    bracket: int | None,
 ) -> list[dict[str, Any]]:
     summary = summarise(record, names)
     rows = []
     for k, name in enumerate(names):
-        algo, values = engine.trials[name]
+        algo, values = search.trials[name]
         row: dict[str, Any] = {"bracket": bracket, "rung": rung, "setting": name, "algo": algo}
         row |= {f"algo.{field}": value for field, value in values.items()}
         row |= {"updates": updates, "seeds": int(summary.alive[k])}

@@ -64,7 +64,7 @@ def text(words: Sequence[str]) -> str:
     if algo is None and "algo" in words:
         algo = "iql"
     if algo is not None:
-        from offrl.cli.listing import algorithm_settings
+        from offrl.cli.words.listing import algorithm_settings
 
         lines += ["", f"algo={algo}:", "", *algorithm_settings(algo)]
     return "\n".join(lines)

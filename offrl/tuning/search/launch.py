@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -20,8 +21,8 @@ from offrl.settings.evaluation import cores
 from offrl.settings.replicas import Replica
 from offrl.system import files
 from offrl.tuning.plan import Tune
+from offrl.tuning.search.training import DataSets, Origin, RungRun, train_rung
 from offrl.tuning.show import Show
-from offrl.tuning.training import Data, Origin, RungRun, train_rung
 
 LAUNCHERS = ("none", "local", "ray")
 SPECS = "cells"
@@ -67,15 +68,15 @@ def _in_processes(work: Tune, runs: Sequence[RungRun]) -> None:
         while waiting or working:
             while waiting and len(working) < jobs and not problem:
                 path = waiting.pop(0)
-                command = [sys.executable, "-m", "offrl.tuning.launch", str(path)]
+                command = [sys.executable, "-m", "offrl.tuning.search.launch", str(path)]
                 working[path] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             for path, process in list(working.items()):
                 if process.poll() is None:
                     continue
-                _, said = process.communicate()
+                _, errors = process.communicate()
                 del working[path]
                 if process.returncode:
-                    line = (said.strip().splitlines() or ["no reason given"])[-1].removeprefix("offrl: error: ")
+                    line = (errors.strip().splitlines() or ["no reason given"])[-1].removeprefix("offrl: error: ")
                     problem = problem or f"{path.stem}: its process ended with status {process.returncode} ({line})"
             if problem and not working:
                 raise UserError(f"{problem}; what is done is saved, and the same command goes on")
@@ -94,7 +95,7 @@ def _by_ray(work: Tune, runs: Sequence[RungRun]) -> None:
 
     started = not ray.is_initialized()
     if started:
-        ray.init(num_cpus=work.config.jobs, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(num_cpus=work.config.jobs, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         remote = ray.remote(num_cpus=1)(main)
         tasks = [remote.remote([str(write_spec(work.folder, run).resolve())]) for run in runs]
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     from offrl.errors import Interrupted, say
 
     try:
-        train_rung(read_spec(Path(arguments[0])), Data())
+        train_rung(read_spec(Path(arguments[0])), DataSets())
     except UserError as error:
         say(f"offrl: error: {error}", file=sys.stderr)
         return 2

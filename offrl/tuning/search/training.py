@@ -23,7 +23,7 @@ from offrl.system import files
 from offrl.system.devices import pick_device
 from offrl.training.loop import train
 from offrl.training.stages import ready
-from offrl.tuning.space import Space
+from offrl.tuning.search.space import Space
 
 Values = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ class RungRun:
 
 
 @dataclass
-class Data:
+class DataSets:
     """Data sets by the settings that prepare them, read once."""
 
     known: dict[str, Dataset] = field(default_factory=dict)
@@ -82,7 +82,16 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def train_rung(run: RungRun, data: Data) -> None:
+def origin_of(names: Sequence[str], before: Sequence[RungRun], seeds: int) -> Origin | None:
+    """Where the replicas of these settings stood in the runs of the rung before; None in a first rung."""
+    for run in before:
+        if names[0] in run.trials:
+            places = [run.trials.index(n) * seeds + s for n in names for s in range(seeds)]
+            return Origin(run.directory, tuple(places))
+    return None
+
+
+def train_rung(run: RungRun, data: DataSets) -> None:
     """Train one run, or go on with it; at once where it is finished. Raises UserError; Interrupted, when all is saved."""
     config = compose({**run.settings, "name": run.directory.name, "runs_dir": str(run.directory.parent)})
     dataset = data.get(config)
@@ -96,10 +105,12 @@ def _begin_from(run: RungRun, config: TrainConfig, dataset: Dataset) -> None:
     """The record of a run and its first checkpoint, made of replicas of another run: training goes on from there."""
     assert run.origin is not None
     old = SavedRun(run.origin.run)
-    found = files.load_latest(run.origin.run)
-    if found is None:
-        raise UserError(f"{run.origin.run} has no checkpoint any more, and {run.directory.name} goes on from it: remove both, and tune again")
-    tensors, meta = found
+    latest = files.load_latest(run.origin.run)
+    if latest is None:
+        raise UserError(
+            f"{run.origin.run} has no checkpoint any more, and {run.directory.name} goes on from it: remove both, and tune again"
+        )
+    tensors, meta = latest
     places = torch.tensor(run.origin.places)
     kept = {name: tensor[places] for name, tensor in tensors.items() if name.partition("/")[0] in ("state", "alive")}
     mode, group = str(old.record["mode"]), int(old.record["group"])

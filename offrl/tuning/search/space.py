@@ -151,7 +151,9 @@ def _given(name: str, given: Any, tensor: bool) -> Dimension:
         if values[-1] == "log" and not low > 0.0:
             raise UserError(f"space.{name}=[{low:g},{high:g},log]: a logarithmic range begins above 0")
         if not tensor:
-            raise UserError(f"space.{name}: algo.{name} decides how a program is built, and each value is one: name values, space.{name}=[a,b]")
+            raise UserError(
+                f"space.{name}: algo.{name} decides how a program is built, and each value is one: name values, space.{name}=[a,b]"
+            )
         return Dimension(name, tensor, low, high, values[-1] == "log")
     if not values:
         raise UserError(f"space.{name}=[] has no values; write values, space.{name}=[a,b], or a range, space.{name}=[low,high,log]")
@@ -176,5 +178,3 @@ def _number(value: Any) -> Any:
 
 def _with(settings: Any, name: str, value: Any) -> Any:
     return dataclasses.replace(settings, **{name: value})
-
-

@@ -43,7 +43,7 @@ def survivors(values: Sequence[float], keep: int, wild: int | None, families: Se
     """
     array = np.asarray(values, dtype=float)
     order = [int(i) for i in np.argsort(-np.where(np.isnan(array), -np.inf, array), kind="stable") if not math.isnan(array[i])]
-    chosen = {i: "kept" for i in order[:keep]}
+    chosen = dict.fromkeys(order[:keep], "kept")
     for family in dict.fromkeys(families):
         own = [i for i in order if families[i] == family]
         if own and not any(i in chosen for i in own):

@@ -17,24 +17,26 @@ import numpy as np
 
 from offrl.errors import UserError
 from offrl.tuning.config import OPTUNA
-from offrl.tuning.space import Dimension, Space, rounded
+from offrl.tuning.search.space import Dimension, Space, rounded
 
 Values = dict[str, Any]
-Told = Sequence[tuple[Mapping[str, Any], tuple[float, ...] | None]]  # settings so far and their results, larger is better; None: diverged
+History = Sequence[
+    tuple[Mapping[str, Any], tuple[float, ...] | None]
+]  # settings so far and their results, larger is better; None: diverged
 TRIES = 200  # draws of an unseen setting before a space counts as used up
 
 
-def propose(space: Space, proposer: str, count: int, told: Told, seed: int) -> list[Values]:
+def propose(space: Space, proposer: str, count: int, history: History, seed: int) -> list[Values]:
     """`count` settings, none of which was told before, or fewer where a space of listed values has no more.
 
-    The first one of all is what would be trained without a search. told: in the order in which they were proposed. Raises UserError where
-    a package is missing.
+    The first one of all is what would be trained without a search. history: in the order in which they were proposed. Raises UserError
+    where a package is missing.
     """
-    first = [dict(space.default)] if not told else []
-    seen = {key(space, v) for v, _ in told} | {key(space, v) for v in first}
+    first = [dict(space.default)] if not history else []
+    seen = {key(space, v) for v, _ in history} | {key(space, v) for v in first}
     fresh: list[Values] = list(first)
     most = math.prod(len(d.values) if d.values else 10**9 for d in space.dimensions)
-    for values in PROPOSERS[proposer](space, count, told, seed):
+    for values in PROPOSERS[proposer](space, count, history, seed):
         if len(fresh) >= count or len(seen) >= most + 1:
             break
         if key(space, values) not in seen:
@@ -53,22 +55,22 @@ def fold(*parts: int | str) -> int:
     return int(np.random.SeedSequence([p if isinstance(p, int) else zlib.crc32(p.encode()) for p in parts]).generate_state(1)[0])
 
 
-def _random(space: Space, count: int, told: Told, seed: int) -> Iterator[Values]:
-    generator = np.random.Generator(np.random.PCG64(fold(seed, space.algo, len(told))))
+def _random(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
+    generator = np.random.Generator(np.random.PCG64(fold(seed, space.algo, len(history))))
     for _ in range(count + TRIES):
         yield {d.name: d.at(u) for d, u in zip(space.dimensions, generator.random(len(space.dimensions)).tolist(), strict=True)}
 
 
-def _sobol(space: Space, count: int, told: Told, seed: int) -> Iterator[Values]:
+def _sobol(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
     """One scrambled sequence for the whole tune, gone on with where it stopped; Owen's scrambling of Sobol's points, from torch."""
     from torch.quasirandom import SobolEngine
 
     engine = SobolEngine(len(space.dimensions), scramble=True, seed=fold(seed, space.algo))
-    for point in engine.draw(len(told) + count + TRIES)[len(told) :].tolist():
+    for point in engine.draw(len(history) + count + TRIES)[len(history) :].tolist():
         yield {d.name: d.at(u) for d, u in zip(space.dimensions, point, strict=True)}
 
 
-def _grid(space: Space, count: int, told: Told, seed: int) -> Iterator[Values]:
+def _grid(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
     """As many levels of each range as `count` settings allow beside the first one, in the middles of equal shares; all values of a list."""
     free = sum(1 for d in space.dimensions if not d.values)
     fixed = math.prod(len(d.values) for d in space.dimensions if d.values)
@@ -80,13 +82,15 @@ def _grid(space: Space, count: int, told: Told, seed: int) -> Iterator[Values]:
         yield {d.name: d.at((i + 0.5) / n) for d, i, n in zip(space.dimensions, index, sizes, strict=True)}
 
 
-def _optuna(sampler: str) -> Callable[[Space, int, Told, int], Iterator[Values]]:
-    def ask(space: Space, count: int, told: Told, seed: int) -> Iterator[Values]:
+def _optuna(sampler: str) -> Callable[[Space, int, History, int], Iterator[Values]]:
+    def ask(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
         optuna = load_optuna(sampler)
-        criteria = max((len(r) for _, r in told if r is not None), default=1)
-        study = optuna.create_study(directions=["maximize"] * criteria, sampler=_sampler(optuna, sampler, fold(seed, space.algo, len(told)), count))
+        criteria = max((len(r) for _, r in history if r is not None), default=1)
+        study = optuna.create_study(
+            directions=["maximize"] * criteria, sampler=_sampler(optuna, sampler, fold(seed, space.algo, len(history)), count)
+        )
         shapes = distributions(optuna, space)
-        for values, result in told:
+        for values, result in history:
             if (trial := as_trial(optuna, space, values, result)) is not None:
                 study.add_trial(trial)
         for _ in range(count + TRIES):
@@ -137,7 +141,7 @@ def distributions(optuna: Any, space: Space) -> dict[str, Any]:
 
 def as_trial(optuna: Any, space: Space, values: Mapping[str, Any], result: tuple[float, ...] | None, **attributes: Any) -> Any:
     """A finished trial of Optuna's; None for a setting outside the space, as the default may be."""
-    params = {}
+    params: dict[str, float] = {}
     for d in space.dimensions:
         value = values[d.name]
         if d.values:

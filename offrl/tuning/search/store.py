@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, first_line
-from offrl.tuning.propose import Told, as_trial, load_optuna
-from offrl.tuning.space import Space
+from offrl.tuning.search.propose import History, as_trial, load_optuna
+from offrl.tuning.search.space import Space
 
 JOURNAL = "journal.log"
 IDENTITY, SETTING = "offrl_tune", "setting"
 
 
-def record(storage: str | None, folder: Path, spaces: Mapping[str, Space], told: Mapping[str, Told], identity: str, criteria: int) -> None:
+def record(
+    storage: str | None, folder: Path, spaces: Mapping[str, Space], history: Mapping[str, History], identity: str, criteria: int
+) -> None:
     """Add to the store, a study for each algorithm, what it does not hold yet.
 
     storage: as `TuneConfig.storage`. identity: of the tune; what is in the store must be of the same. Raises UserError for a store of
@@ -25,7 +27,7 @@ def record(storage: str | None, folder: Path, spaces: Mapping[str, Space], told:
     for algo, space in spaces.items():
         study = _study(optuna, store, algo, criteria, identity, storage or str(folder / JOURNAL))
         there = {t.user_attrs.get(SETTING) for t in study.get_trials(deepcopy=False)}
-        for number, (values, result) in enumerate(told[algo]):
+        for number, (values, result) in enumerate(history[algo]):
             name = f"{algo}-{number}"
             if name not in there and (trial := as_trial(optuna, space, values, result, **{SETTING: name})) is not None:
                 study.add_trial(trial)
@@ -73,7 +75,10 @@ def _mend(path: Path) -> None:
 
 def _study(optuna: Any, store: Any, algo: str, criteria: int, identity: str, where: str) -> Any:
     try:
-        study = optuna.create_study(study_name=algo, storage=store, load_if_exists=True, directions=["maximize"] * criteria)
+        if algo in optuna.get_all_study_names(store):  # to create it again would be written down too
+            study = optuna.load_study(study_name=algo, storage=store)
+        else:
+            study = optuna.create_study(study_name=algo, storage=store, directions=["maximize"] * criteria)
     except Exception as error:  # of a database
         raise UserError(f"the store {where} cannot be used ({first_line(error)}); name another with storage=") from None
     known = study.user_attrs.get(IDENTITY)

@@ -1,0 +1,1 @@
+"""What is searched: spaces, proposers, rungs, and the runs that train them."""
