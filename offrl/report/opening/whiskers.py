@@ -31,8 +31,8 @@ def show(page: Page, answer: Answer, colours: Mapping[str, str], *, first: bool)
     page.markup("</section>")
 
 
-def picture(answer: Answer, colours: Mapping[str, str]) -> str:
-    """The table of an answer's rows as HTML."""
+def picture(answer: Answer, colours: Mapping[str, str], column: str = "algorithm") -> str:
+    """The table of an answer's rows as HTML. column: what its rows are."""
     rows = answer.rows[:MOST_ROWS]
     drawn = [row for row in rows if row.estimate is not None]
     marks = [answer.behaviour] if answer.behaviour is not None and drawn else []
@@ -48,7 +48,7 @@ def picture(answer: Answer, colours: Mapping[str, str]) -> str:
     body += [_row(row, axis, INK, answer) for row in rows if row.estimate is None]
     if len(answer.rows) > MOST_ROWS:
         body.append(f'<tr><th scope="row" class="soft" colspan="3">and {len(answer.rows) - MOST_ROWS} more, in the tables below</th></tr>')
-    head = f'<tr><th scope="col">algorithm</th><td></td><th scope="col">{escape(answer.unit)}</th></tr>'
+    head = f'<tr><th scope="col">{escape(column)}</th><td></td><th scope="col">{escape(answer.unit)}</th></tr>'
     return f'<table class="whiskers"><caption>{escape(answer.about)}</caption><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
 
 
