@@ -15,6 +15,7 @@ from offrl.report.rows import digits, span, whole
 from offrl.statistics.intervals import mean_interval
 from offrl.tuning.config import FEW_EPISODES
 from offrl.tuning.page.material import ERROR95, NONE, TunePage, cell, plural, real, some, text
+from offrl.tuning.page.truth import lost
 
 ROLES = {"winner": "#009e73", "default": "#d55e00"}
 MANY = 12
@@ -42,6 +43,8 @@ def show(made: TunePage) -> None:
     verdict = escape(f"Chosen: {setting['algo']}{with_values} ({name})")
     page.markup(f'<section class="answer"><p class="verdict first">{verdict}</p>')
     page.text(f"Why: {result['chosen']['why']}.")
+    if result["truth"] is not None:
+        page.text(f"Afterwards: {lost(made, result['truth'])}")
     words, kind = comparison(result["retrained"], name in made.defaults)
     page.markup(f'<p class="sure {kind}">{escape(words)}</p>')
     entries = {role: e for role in ROLES if (e := result["retrained"].get(role)) is not None}
@@ -58,7 +61,7 @@ def show(made: TunePage) -> None:
 def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> tuple[str, str]:
     """(a sentence on the winner against the default settings, one of page.KINDS): by the differences of seeds that both have."""
     if not retrained:
-        return "Nothing was trained anew (retrain=false): no number here is free of the choice, which promises too much.", "warning"
+        return "Nothing was trained anew (retrain=false), so there is no score to report: estimates that chose promise too much.", "warning"
     winner, default = retrained.get("winner"), retrained.get("default")
     if winner is None or not winner["seeds"]:
         return "The choice was trained anew, but not scored: these data name no environment, or env=none was given.", "note"
@@ -105,21 +108,21 @@ def _whiskers(entries: Mapping[str, Mapping[str, Any]]) -> str:
 def _scores(made: TunePage, entries: Mapping[str, Mapping[str, Any]]) -> None:
     """The reported scores in numbers, and in grey what chose."""
     rows: list[list[Any]] = []
-    names = {role: str(e["setting"]) for role, e in entries.items()} or {"chosen": made.chosen}
+    names = {role: str(e["setting"]) for role, e in entries.items()}
     for role, name in names.items():
-        entry, judged = entries.get(role), made.final(name)
-        score = bool(entry and entry["normalised"])
-        interval = _interval(entry) if entry else None
-        estimate = NONE if judged is None or math.isnan(judged.value) else number(judged.value)
-        error = f" \u00b1 {number(ERROR95 * judged.error)}" if judged is not None and math.isfinite(judged.error) else ""
+        entry = entries[role]
+        score, interval = bool(entry["normalised"]), _interval(entry)
         rows.append([
             Cell(role, small=(name,)),
             Cell(digits(interval[0], score), strong=True, value=interval[0]) if interval else Cell(NONE),
             Cell(whole(span(interval, score)) or "one seed") if interval else Cell(NONE),
-            Cell("", small=(", ".join(digits(real(s), score) for s in entry["seeds"]),)) if entry else Cell(NONE),
-            Cell("", small=(whole(estimate + error),)),
+            Cell("", small=(", ".join(digits(real(s), score) for s in entry["seeds"]),)),
+            Cell("", small=(whole(_estimate(made, name)),)),
         ])  # fmt: skip
-    made.page.table(["", "score, new seeds", "95% interval", "each seed", f"estimate that chose ({made.judge or 'none'})"], rows)
+    if not rows and made.judge:
+        made.page.text(f"Estimate that chose: {_estimate(made, made.chosen)} ({made.judge}, 95%).", "small")
+    elif rows:
+        made.page.table(["", "score, new seeds", "95% interval", "each seed", f"estimate that chose ({made.judge or 'none'})"], rows)
     optimism, count = real(made.result["optimism"]), len(made.finals)
     if math.isfinite(optimism) and made.judge:
         made.page.text(OPTIMISM.format(count, number(optimism), made.estimate_of()), "small")
@@ -130,6 +133,14 @@ def _scores(made: TunePage, entries: Mapping[str, Mapping[str, Any]]) -> None:
         if played.get("finalists"):
             lines = [[n, c, cell(real(m))] for n, c, m in zip(played["finalists"], played["counts"], played["means"], strict=True)]
             made.page.table(["finalist, in the data's order", "real episodes", "mean return"], lines)
+
+
+def _estimate(made: TunePage, name: str) -> str:
+    """What the last judgement said of a setting."""
+    judged = made.final(name)
+    if judged is None or math.isnan(judged.value):
+        return NONE
+    return number(judged.value) + (f" \u00b1 {number(ERROR95 * judged.error)}" if math.isfinite(judged.error) else "")
 
 
 def _command(made: TunePage) -> None:

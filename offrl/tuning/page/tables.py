@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from offrl.figures import tuning as figures
 from offrl.figures.tuning import number
 from offrl.report.context import folded
 from offrl.report.page import Cell, escape
+from offrl.report.rows import whole
 from offrl.tuning.choice import hypervolume, on_unit_axes, pareto_front
 from offrl.tuning.page.material import TunePage, cell, plural, value_cell
 
@@ -86,19 +88,21 @@ def all_settings(made: TunePage) -> None:
     rows: list[list[Any]] = []
     for j in made.judgements:
         values = made.settings.get(j.setting, {"values": {}})["values"]
-        final = j.bracket is None
-        reason = j.exploded or (vetoed.get(j.setting, "") if final else "")
         rows.append([
-            Cell(j.setting, strong=j.setting == made.chosen), *([j.algo] if several else []), j.rung, j.bracket, j.updates, j.seeds,
-            *(value_cell(values.get(k)) for k in names), cell(j.value), cell(j.error), *(cell(j.others[o]) for o in made.others),
-            cell(j.worst), cell(j.distance), Cell(j.fate, kind="good" if j.fate == "chosen" else ""),
-            Cell(reason, kind="bad" if reason else ""),
+            Cell(j.setting, strong=j.setting == made.chosen), *([j.algo] if several else []), j.rung, j.bracket,
+            Cell(whole(j.fate), kind="good" if j.fate == "chosen" else ""), cell(j.value), cell(j.error),
+            *(value_cell(values.get(k)) for k in names), *(cell(j.others[o]) for o in made.others), cell(j.worst), cell(j.distance),
+            j.updates, j.seeds, _reason(j.exploded or (vetoed.get(j.setting, "") if j.bracket is None else "")),
         ])  # fmt: skip
     headers = [
-        "setting", *(["algorithm"] if several else []), "rung", "bracket", "updates", "seeds", *names, made.judge, "standard error",
-        *made.others, "worst seed", "distance", "fate", "vetoed",
+        "setting", *(["algorithm"] if several else []), "rung", "bracket", "fate", made.judge, "standard error", *names, *made.others,
+        "worst seed", "distance", "updates", "seeds", "vetoed",
     ]  # fmt: skip
-    keep = [i for i in range(len(headers)) if any(not (r[i] is None or (isinstance(r[i], Cell) and not r[i].text)) for r in rows)]
+    keep = [
+        i
+        for i in range(len(headers))
+        if any(not (r[i] is None or (isinstance(r[i], Cell) and not (r[i].text or r[i].small))) for r in rows)
+    ]
     with folded(page, len(rows) > MANY, f"{plural(len(made.settings), 'setting')}, {plural(len(rows), 'judgement')}"):
         page.table([headers[i] for i in keep], [[r[i] for i in keep] for r in rows], sortable=True)
     if reference := made.result["by_data"].get("reference"):
@@ -106,6 +110,11 @@ def all_settings(made: TunePage) -> None:
             f"Distance: root mean square between the policy's actions and the data's (discrete actions: the share that differ); that of a "
             f"linear clone of the data is {number(float(reference))}.", "small",
         )  # fmt: skip
+
+
+def _reason(why: str) -> Cell:
+    """Why a setting was vetoed, in short lines."""
+    return Cell("", small=tuple(map(whole, textwrap.wrap(why, 44))), kind="bad" if why else "")
 
 
 def files(made: TunePage) -> None:

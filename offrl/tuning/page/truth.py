@@ -17,13 +17,13 @@ from offrl.tuning.page.material import NONE, TunePage, cell, plural, real
 from offrl.tuning.ranking import FEW, chance_of_best, compare_judges, quality
 from offrl.tuning.regret import EPISODES, regret_curve
 
-REPS = 1_000  # resamples of settings and seeds for the judges
+REPS = 500  # resamples of settings and seeds for the judges
 TRIALS, RESAMPLES = 400, 200  # of the curves
 MEASURES = {
     "spearman": "rank correlation", "kendall": "Kendall's tau", "regret@1": "regret of the first", "regret@3": "regret of the first 3",
 }  # fmt: skip
-BASELINES = {"own_q": "own Q", "td_error": "small TD error", "distance": "near the data"}
-SMALLER = ("td_error", "distance")  # is better
+BASELINES = {"own_q": ("own Q", "q", 1.0), "td_error": ("small TD error", "td", -1.0), "distance": ("near the data", "", -1.0)}
+"""Statistics of each policy in state/judged.json: name, the judge that is the same, and whether more is better."""
 BANDS = ("the data's order, then halving", "no data, halving")  # whose intervals are drawn; the table has all
 RULES = {
     "the data's order, then halving": ("halving", True, "#009e73"),
@@ -33,9 +33,9 @@ RULES = {
 }
 JUDGED = (
     "How the judges rank the finalists, against their true mean returns. Regrets are shares of the range of true returns that taking the "
-    "first, or the best of the first three, loses: 0 is perfect. 95% intervals draw settings, and seeds within them, anew. "
-    "Finalists were chosen by the judge that decides, which narrows what is left to tell apart."
+    "first, or the best of the first three, loses: 0 is perfect. 95% intervals draw settings, and seeds within them, anew."
 )
+THINNED = "The judge that decides chose the finalists too, which narrows what is left to tell apart."
 CURVE = (
     "What n real episodes would have bought, replayed on the true returns: 0 is the best finalist, 1 what one taken at random has. With 0 "
     "the data decide alone. Bands (of two; the table has all) are pointwise 95% intervals over other settings and other episodes. The best "
@@ -51,10 +51,10 @@ def show(made: TunePage) -> None:
     page = made.page
     page.heading("Against the truth")
     page.text(
-        f"Each seed of every finalist was played {plural(known['episodes'], 'episode')} of {known['environment']} after the choice, with "
-        f"episodes that chose nothing. The best of them is {made.label(known['best'])}, with a mean return of "
-        f"{number(real(known['means'][known['best']]))}. {_lost(made, known)}"
+        f"Each seed of every finalist was played {plural(known['episodes'], 'episode')} after the choice, which chose nothing. The best of "
+        f"them is {made.label(known['best'])}, with a mean return of {number(real(known['means'][known['best']]))}. {lost(made, known)}"
     )
+    page.text(f"Environment: {known['environment']}.", "small")
     names = complete(known["seeds"])
     left = len(known["seeds"]) - len(names)
     if left:
@@ -73,12 +73,14 @@ def complete(seeds: Mapping[str, Sequence[Any]]) -> list[str]:
     return [name for name, values in seeds.items() if len(values) == most and all(math.isfinite(real(v)) for v in values)]
 
 
-def _lost(made: TunePage, known: Mapping[str, Any]) -> str:
-    lost = real(known["lost"])
-    if math.isnan(lost):
+def lost(made: TunePage, known: Mapping[str, Any]) -> str:
+    """What the choice cost, in a sentence. known: the result's "truth"."""
+    amount = real(known["lost"])
+    if math.isnan(amount):
         return f"The true return of the choice, {made.chosen}, is not known."
     regret = known["regret"]
-    parts = [f"The choice loses {number(lost)} against it, a regret of {number(real(regret['chosen']))} (1: what one at random loses)."]
+    cost = f"The choice loses {number(amount)} of return against the best finalist, a regret of {number(real(regret['chosen']))}"
+    parts = [f"{cost} (0: the best, 1: what one at random loses)."]
     if made.result["by_data"]["setting"] != made.chosen and math.isfinite(real(regret["by_data"])):
         other = made.result["by_data"]["setting"]
         parts.append(f"By the data alone the choice was {other}, with a regret of {number(real(regret['by_data']))}.")
@@ -118,11 +120,10 @@ def estimates(made: TunePage, names: Sequence[str]) -> dict[str, np.ndarray]:
         result[other] = np.array([math.nan if j is None else j.others[other] for j in judged])
     policies = (made.stage("judged") or {}).get("policies")
     rows = [r for r in policies if isinstance(r, dict)] if isinstance(policies, list) else []
-    for key, label in BASELINES.items():
-        sign = -1.0 if key in SMALLER else 1.0
+    for key, (label, same, sign) in BASELINES.items():
         own = [[real(r.get(key)) for r in rows if r.get("setting") == n] for n in names]
         column = np.array([sign * float(np.mean(v)) if v else math.nan for v in own])
-        if np.isfinite(column).any() and label not in result:
+        if same not in result:
             result[label] = column
     return {name: column for name, column in result.items() if np.isfinite(column).any()}
 
@@ -133,7 +134,8 @@ def _judges(made: TunePage, seeds: Mapping[str, Sequence[Any]], names: Sequence[
         return
     page = made.page
     page.heading("How well the judges rank", level=3)
-    page.text(JUDGED, "small")
+    thinned = len(names) < len(made.settings)
+    page.text(f"{JUDGED} {THINNED}" if thinned else JUDGED, "small")
     if len(names) < FEW:
         page.text(f"{len(names)} settings are too few for intervals: these numbers say next to nothing.", "small")
     returns = np.array([list(map(real, seeds[n])) for n in names])
