@@ -14,6 +14,7 @@ OPTUNA = ("tpe", "cmaes", "nsga2")
 SPACES = ("wide", "published", "none")
 RULES = ("one-se", "best")
 CRITERIA = ("return", "worst", "distance")
+LAUNCHERS = ("none", "local", "ray")
 PLAY = "episodes"
 FEW_EPISODES = 20  # of judging: with fewer, the split itself decides
 MOST_GROUPS = 6  # programs of one algorithm in one rung
@@ -66,7 +67,9 @@ class TuneConfig:
     storage: str | None = setting(
         None, "Optuna's store: null: journal.log in that folder; or sqlite:///FILE, or a journal's file", place=True
     )
-    launcher: str = setting("none", "where the runs of a rung train: none (here, one after the other), local (processes), ray", place=True)
+    launcher: str = setting(
+        "none", "where the runs of a rung train: none: here, one after the other; local: in processes; ray", choices=LAUNCHERS, place=True
+    )
     jobs: int | None = setting(None, "launcher: runs at once; null: one for each core", low=1, place=True)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N", place=True)
     threads: int = setting(1, "torch threads on CPU", low=1, place=True)

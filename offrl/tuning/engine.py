@@ -16,7 +16,7 @@ from offrl.errors import UserError
 from offrl.system import files, trust
 from offrl.system.locks import exclusive
 from offrl.tuning.config import OPTUNA
-from offrl.tuning.final import finish
+from offrl.tuning.final import finish, task_of
 from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, summarise
 from offrl.tuning.plan import Tune, prepare
 from offrl.tuning.search import store
@@ -44,6 +44,7 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
         show = Show(config.quiet)
         show.tell(*introduction(work))
         search = TuningSearch(work, show)
+        task_of(search)  # so that what is missing at the end is said now
         try:
             search.run()
             return finish(search)
@@ -61,6 +62,7 @@ class TuningSearch:
         self.finalists: list[str] = []  # settings that were trained in full
         self.last: list[RungRun] = []  # the runs that hold them
         self.rows: list[dict[str, Any]] = []  # of trials.csv
+        self.wild: set[str] = set()  # settings that go on to the end, whatever they are worth
 
     # ---- stages
 
@@ -157,10 +159,12 @@ class TuningSearch:
         values = [float("nan") if why else v for v, why in zip(summary.value.tolist(), summary.exploded, strict=True)]
         multiple = 2 if self.config.seeds % 4 else 1
         wild = self.config.seed + 7 * number + i
-        chosen = survivors(values, following.settings, wild, [trials[n][0] for n in names], multiple)
+        always = [k for k, name in enumerate(names) if name in self.wild]
+        chosen = survivors(values, following.settings, wild, [trials[n][0] for n in names], multiple, always)
         if not chosen:
             raise UserError("every setting diverged in the first rung: lower learning rates, or look at the data with offrl data inspect")
         kept = self.stage(f"kept-{number}-{i}", lambda: {"settings": {names[k]: why for k, why in chosen.items()}})["settings"]
+        self.wild |= {name for name, why in kept.items() if why == "wild card"}
         best = max((k for k in chosen), key=lambda k: values[k])
         self.show.tell(f"{len(kept)} of {len(names)} settings go on; best so far {names[best]} ({summary.value[best]:.4g})")
         return list(kept)

@@ -35,7 +35,7 @@ EPISODES = "episodes.jsonl"
 def finish(search: TuningSearch) -> dict[str, Any]:
     """Choose, play, retrain, and write what came out; returns it."""
     config = search.config
-    task = _task(search)
+    task = task_of(search)
     record = search.judge_finalists() if config.data_judges else None
     summary = None if record is None else summarise(record, search.finalists)
     by_data = search.stage("chosen", lambda: choose(search, record, summary))
@@ -58,17 +58,19 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
     """The choice by the data: {setting, why, order, members, vetoed}; without a judge of the data the settings in their order."""
     names = search.finalists
     if record is None or summary is None:
-        return {"setting": names[0], "why": "no judge of the data", "order": list(names), "members": [], "vetoed": {}, "reference": None}
+        empty: dict[str, Any] = {"members": [], "vetoed": {}, "overruled": {}, "reference": None}
+        return {"setting": names[0], "why": "no judge of the data", "order": list(names), **empty}
     config = search.config
     reference = clone_distance(search.work.judged_on)
     vetoed = {n: why for n, why in zip(names, summary.exploded, strict=True) if why}
     for n, far in zip(names, summary.distance.tolist(), strict=True):
         if config.veto and n not in vetoed and far > config.veto * reference:
             vetoed[n] = f"its actions lie {far:.2g} from the data's, more than {config.veto:g} times a linear clone's {reference:.2g}"
+    overruled: dict[str, str] = {}
     open_ = [k for k, n in enumerate(names) if n not in vetoed and summary.alive[k]]
     if not open_:
         warn("every finalist is too far from the data, or its values left what the rewards allow: the choice is among all of them")
-        open_, vetoed = [k for k in range(len(names)) if summary.alive[k]], {}
+        open_, overruled, vetoed = [k for k in range(len(names)) if summary.alive[k]], vetoed, {}
     if not open_:
         raise UserError("every setting diverged before the end: lower learning rates, or look at the data with offrl data inspect")
     values, draws = matrices(record, names, search.work.seeds)
@@ -93,6 +95,7 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
         "order": [names[chosen], *order],
         "members": members,
         "vetoed": vetoed,
+        "overruled": overruled,
         "reference": reference,
     }
 
@@ -141,7 +144,7 @@ def clone_distance(data: Dataset) -> float:
 # ------------------------------------------------------------------------------------------------------------------------ by real episodes
 
 
-def _task(search: TuningSearch) -> Task | None:
+def task_of(search: TuningSearch) -> Task | None:
     """The environment of played and reported episodes. Raises UserError where one is needed and there is none."""
     config = search.config
     task = resolve_task(search.work.judged_on.spec.task, EvalConfig(env=config.env))

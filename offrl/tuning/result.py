@@ -33,7 +33,14 @@ def write_result(
     """Write the result and its page, and say the outcome."""
     work, config = search.work, search.config
     outcome: dict[str, Any] = {
-        "data": {"name": work.judged_on.spec.name, "episodes": work.judged_on.num_episodes, "fingerprint": work.judged_on.fingerprint},
+        "data": {
+            "name": work.judged_on.spec.name,
+            "episodes": work.judged_on.num_episodes,
+            "fingerprint": work.judged_on.fingerprint,
+            "returns": [float(work.judged_on.raw_returns.min()), float(work.judged_on.raw_returns.max())],
+        },
+        "split": config.split,
+        "veto": config.veto,
         "algos": list(work.spaces),
         "spaces": {a: [_dimension(d) for d in s.dimensions] for a, s in work.spaces.items()},
         "budget": list(config.configs_and_steps()),

@@ -39,6 +39,7 @@ def test_survivors_are_the_best_one_of_each_algorithm_and_a_wild_card() -> None:
     assert survivors(values, 2, None, algos) == {0: "kept", 2: "kept", 5: "best of b"}
     assert survivors(values, 1, 1, ["a"] * 6) == {0: "kept", 3: "wild card"}  # the others by value: 2, 3, 5, 4
     assert survivors(values, 1, 0, ["a"] * 6, multiple=3) == {0: "kept", 2: "wild card", 3: "fills a program"}
+    assert survivors(values, 1, 0, ["a"] * 6, always=[4]) == {0: "kept", 4: "wild card"}, "the wild card of an earlier rung stays"
     assert survivors([float("nan")] * 2, 1, 0, ["a", "a"]) == {}, "what diverged does not go on, as a wild card neither"
 
 

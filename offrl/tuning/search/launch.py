@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError
 from offrl.settings.evaluation import cores
 from offrl.settings.replicas import Replica
 from offrl.system import files
@@ -24,15 +24,12 @@ from offrl.tuning.plan import Tune
 from offrl.tuning.search.training import DataSets, Origin, RungRun, train_rung
 from offrl.tuning.show import Show
 
-LAUNCHERS = ("none", "local", "ray")
 SPECS = "cells"
 
 
 def train_all(work: Tune, runs: Sequence[RungRun], words: str, show: Show) -> dict[str, Any]:
     """Train these runs to their ends; returns what the stage's file says of it. Raises UserError where one failed."""
     launcher = work.config.launcher
-    if launcher not in LAUNCHERS:
-        raise UserError(f"unknown launcher '{launcher}'.{nearest(launcher, LAUNCHERS)} Launchers: {', '.join(LAUNCHERS)}")
     show.tell(words)
     if launcher == "none" or len(runs) == 1:
         for run in runs:

@@ -34,12 +34,14 @@ def cost(rungs: Sequence[Rung], seeds: int = 1) -> int:
     return seeds * sum(r.settings * (r.updates - before) for r, before in zip(rungs, done[:-1], strict=True))
 
 
-def survivors(values: Sequence[float], keep: int, wild: int | None, families: Sequence[str], multiple: int = 1) -> dict[int, str]:
+def survivors(
+    values: Sequence[float], keep: int, wild: int | None, families: Sequence[str], multiple: int = 1, always: Sequence[int] = ()
+) -> dict[int, str]:
     """{index: why} of the settings that go on, from the judge's values, larger is better, NaN for those that all diverged.
 
     They are the `keep` best; "best of ALGO" where an algorithm would have none left; a wild card, number `wild` (any whole number) of the
     others, by which one sees what thinning out costs; and the next best, until their number is a multiple of `multiple`, so that programs
-    have one size. No setting that diverged goes on.
+    have one size. `always`: earlier wild cards, which stay, and then no other is drawn. No setting that diverged goes on.
     """
     array = np.asarray(values, dtype=float)
     order = [int(i) for i in np.argsort(-np.where(np.isnan(array), -np.inf, array), kind="stable") if not math.isnan(array[i])]
@@ -48,8 +50,9 @@ def survivors(values: Sequence[float], keep: int, wild: int | None, families: Se
         own = [i for i in order if families[i] == family]
         if own and not any(i in chosen for i in own):
             chosen[own[0]] = f"best of {family}"
+    chosen |= {i: "wild card" for i in order if i in always and i not in chosen}
     rest = [i for i in order if i not in chosen]
-    if rest and wild is not None:
+    if rest and wild is not None and not always:
         chosen[rest.pop(wild % len(rest))] = "wild card"
     for i in list(rest):
         if len(chosen) % multiple == 0:
