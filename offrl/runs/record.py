@@ -157,7 +157,7 @@ def _refuse_to_overwrite(run_dir: Path, known: bool) -> None:
 
 def change(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The differences between two identities, in words; an empty string when there are none."""
-    grids = [grid_text(dict(settings.get("grid", []))) for settings in (old, new)]
+    grids = [grid_text(dict(settings.get("grid", []))) + " paired" * bool(settings.get("paired")) for settings in (old, new)]
     if grids[0] != grids[1]:
         return f"{grids[0]} there, {grids[1]} here"
     changed = difference(complete(old), complete(new))
@@ -172,7 +172,7 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     parts = {part: {**_defaults(kind), **settings[part]} for part, kind in kinds.items() if settings[part]}
     if "algo" in parts:
         parts["algo"] = _without(parts["algo"], [field for field, _ in settings.get("grid", [])])
-    return {"precision": "float32", "paired": False, **settings, **parts}
+    return {"precision": "float32", **settings, **parts}
 
 
 @functools.cache

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.system import files, trust
+from offrl.system import backend, files, trust
+from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish, task_of
@@ -41,6 +42,8 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
         if config.proposer in OPTUNA:
             load_optuna(config.proposer)
             store.check(config.storage, work.folder, config.algos, work.identity, len(config.criteria))
+        device = pick_device(config.device)
+        backend.configure(device, config.threads)  # also where all runs are trained already: judging must round alike
         show = Show(config.quiet)
         show.tell(*introduction(work))
         search = TuningSearch(work, show)
@@ -53,7 +56,7 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TuningSearch:
-    """A tune at work: what was result so far, stage by stage."""
+    """A tune at work: what was found so far, stage by stage."""
 
     def __init__(self, work: Tune, show: Show) -> None:
         self.work, self.config, self.show = work, work.config, show

@@ -39,14 +39,14 @@ def finish(search: TuningSearch) -> dict[str, Any]:
     record = search.judge_finalists() if config.data_judges else None
     summary = None if record is None else summarise(record, search.finalists)
     by_data = search.stage("chosen", lambda: choose(search, record, summary))
-    policies = policies_of(search.last) if config.episodes or config.truth else {}
-    final = by_data if not config.episodes else search.stage("played", lambda: _play(search, task, policies, by_data, summary))
+    policies = functools.cache(lambda: policies_of(search.last))  # read once, where a stage needs them
+    final = by_data if not config.episodes else search.stage("played", lambda: _play(search, task, policies(), by_data))
     fates = dict.fromkeys(search.finalists, "finalist")
     fates |= dict.fromkeys(by_data["vetoed"], "too far from the data") | dict.fromkeys(by_data["members"], "not told from the best")
     fates[final["setting"]] = "chosen"
     search.rows = write_trials(search, fates)
     if config.truth:
-        search.stage("truth", lambda: _truth(search, task, policies))
+        search.stage("truth", lambda: _truth(search, task, policies()))
     retrained = _retrain(search, final["setting"]) if config.retrain else {}
     return write_result(search, by_data, final, retrained)
 
@@ -153,9 +153,7 @@ def task_of(search: TuningSearch) -> Task | None:
     return task
 
 
-def _play(
-    search: TuningSearch, task: Task | None, policies: Policies, by_data: Mapping[str, Any], summary: Summary | None
-) -> dict[str, Any]:
+def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: Mapping[str, Any]) -> dict[str, Any]:
     """The choice among the best by the data with n real episodes, each written down before the next begins."""
     assert task is not None
     config, work = search.config, search.work

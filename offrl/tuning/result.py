@@ -1,4 +1,4 @@
-"""What a tune outcome, as a file (result.json), as lines on the screen, and as the winner's exchangeable document (results.json)."""
+"""What a tune found, as a file (result.json), as lines on the screen, and as the winner's exchangeable document (results.json)."""
 
 from __future__ import annotations
 
