@@ -3,7 +3,7 @@
     python scripts/bench/judges.py TUNE ... --out docs/benchmarks/tuning.png
 
 Each TUNE is a folder of `offrl tune ... rungs=1 truth=N`, whose settings were all trained in full and played. `--more wis,lstd` lets other
-judges look at one seed of the same policies first, and keeps what they say in TUNE/more.json.
+judges look at one seed of the same policies first, and keeps what they say in TUNE/more-*.json.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from offrl.figures.style import new_figure, plain_axes, save
 from offrl.ope.config import OPEConfig
 from offrl.tuning.judging import judge, policies_of
 from offrl.tuning.plan import prepare
+from offrl.tuning.ranking import MEASURES as MEASURE
 from offrl.tuning.ranking import quality
 from offrl.tuning.regret import EPISODES, regret_curve
 
@@ -32,11 +33,13 @@ def main(words: list[str]) -> None:
     parser.add_argument("tunes", nargs="+", type=Path)
     parser.add_argument("--more", default="", help="judges to ask besides, of one seed of each setting")
     parser.add_argument("--updates", type=int, default=20_000, help="of each fitted Q evaluation of theirs")
+    parser.add_argument("--polyak", type=float, default=0.02, help="of these")
     parser.add_argument("--out", type=Path, help="a picture of regret against real episodes")
     args = parser.parse_args(words)
     if args.more:
         for folder in args.tunes:
-            ask(folder, args.more.split(","), args.updates)
+            ask(folder, args.more.split(","), args.updates, args.polyak)
+    rng = np.random.default_rng(0)
     tables = {folder.name: Truth(folder) for folder in args.tunes}
     for name, table in tables.items():
         low, middle, high = table.mean.min(), table.mean.mean(), table.mean.max()
@@ -45,11 +48,13 @@ def main(words: list[str]) -> None:
         for judge_name, estimate in table.estimates.items():
             cells = [quality(table.returns, estimate, m, reps=500) for m in MEASURES]
             print(f"| {judge_name} | " + " | ".join(f"{c.value:.2f} [{c.low:.2f}, {c.high:.2f}]" for c in cells) + " |")
+        chance = [np.mean([MEASURE[m](table.mean, rng.normal(size=len(table.mean))) for _ in range(2_000)]) for m in MEASURES]
+        print("| at random | " + " | ".join(f"{c:.2f}" for c in chance) + " |")
     print("\nregret (1: a setting at random) after n real episodes, by sequential halving of the 8 best by the judge")
     print("| file | prior | " + " | ".join(map(str, EPISODES)) + " |\n|---|---|" + "---|" * len(EPISODES))
     curves = {}
     for name, table in tables.items():
-        for prior in ("fqe", "near the data", "at random"):
+        for prior in ("fqe", "td", "near the data", "at random"):
             curve = regret_curve(table.returns, "halving", prior=table.estimates.get(prior), trials=400, resamples=100)
             curves[name, prior] = curve
             cells = (f"{v:.2f} [{lo:.2f}, {hi:.2f}]" for v, lo, hi in zip(curve.value, curve.low, curve.high, strict=True))
@@ -72,11 +77,9 @@ class Truth:
         self.mean = self.returns.mean(1)
         self.estimates = {m: self.column(judged, m) for m in judged["methods"]}
         self.estimates["near the data"] = -self.column(judged, "distance")
-        path = folder / "more.json"
-        if path.exists():
+        for path in sorted(folder.glob("more-*.json")):
             more = json.loads(path.read_text())
-            self.estimates |= {f"{m} (one seed)": self.column(more, m) for m in more["methods"]}
-        self.estimates["at random"] = np.random.default_rng(0).normal(size=len(self.names))
+            self.estimates |= {f"{m} (one seed, {more['updates']:,} updates)": self.column(more, m) for m in more["methods"]}
 
     def column(self, record: dict[str, Any], key: str) -> np.ndarray:
         """The mean over seeds of what a record says of each setting, [K]."""
@@ -87,9 +90,9 @@ class Truth:
         return np.array([np.mean(own[n]) if n in own else np.nan for n in self.names])
 
 
-def ask(folder: Path, methods: list[str], updates: int) -> None:
+def ask(folder: Path, methods: list[str], updates: int, polyak: float) -> None:
     """Let other judges look at one seed of each setting, and write what they say; at once where that was done before."""
-    path = folder / "more.json"
+    path = folder / f"more-{'-'.join(methods)}-{updates}.json"
     if path.exists():
         return
     work = prepare({"resume": str(folder), "quiet": True})
@@ -99,9 +102,9 @@ def ask(folder: Path, methods: list[str], updates: int) -> None:
     one = {key: policy for key, policy in policies_of(runs).items() if key[1] == work.seeds[0]}
     began = time.monotonic()
     ope = work.config.ope
-    settings = OPEConfig(updates=updates, polyak=ope.polyak, hidden=ope.hidden, pairs=ope.pairs, fits=["base", "norm", "short"])
+    settings = OPEConfig(updates=updates, polyak=polyak, hidden=ope.hidden, pairs=ope.pairs, fits=["base", "norm", "short"])
     record = judge(one, work.judged_on, methods, settings, "cpu")
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps({**record, "updates": updates}))
     print(f"{folder.name}: {', '.join(methods)} of {len(one)} policies in {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
