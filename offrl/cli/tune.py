@@ -43,7 +43,7 @@ def usage() -> str:
         [
             "usage: offrl tune dataset=NAME [algos=[iql,td3_bc]] [budget=32x40000] [name=value ...] [--quiet]",
             "",
-            "Trains many settings of algorithms side by side on a part of the data, judges them on the rest, thins them out, and chooses: by",
+            "Trains many settings of algorithms side by side on a part of the data, judges them on the rest, thins them out, chooses: by",
             "the data alone, or with episodes=n real episodes. The winner is trained anew on all data with new seeds, and that is what is",
             "reported. The same command, or resume=FOLDER, continues a tune.",
             "",

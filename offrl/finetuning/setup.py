@@ -271,8 +271,8 @@ def _resumed(
         raise UserError(f"{path} has no checkpoint yet; run the command that began it again")
     task = task_of(spec, dataclasses.replace(config, env=None), str(record.get("env", "auto")), env, f"offrl finetune resume={path} env=ID")
     grid = dict(identity.get("grid", []))
-    more = record["online"]
-    return Start(config, kind(algo, spec), expand(grid, identity["seeds"], identity.get("paired") is True), grid, spec, task, more["label"], settings, record["data"], data,
+    more, replicas = record["online"], expand(grid, identity["seeds"], identity.get("paired") is True)
+    return Start(config, kind(algo, spec), replicas, grid, spec, task, more["label"], settings, record["data"], data,
                  None, more["parent"], more["fixed"], {k: (*v, 1.0)[:3] for k, v in more["anneal"].items()}, saved["given"],
                  run_dir=path)  # fmt: skip
 

@@ -88,7 +88,7 @@ class DatasetConfig:
     action_low: list[float] = setting([], "the environment's action range, one value or one per dimension; []: found out")
     action_high: list[float] = setting([], "see action_low")
     concatenate: list[str] = setting([], "more datasets of the same shapes, appended")
-    split: float = setting(1.0, "divide the episodes, at random within thirds of their returns: this share, and the rest", low=0.0, high=1.0)
+    split: float = setting(1.0, "divide the episodes, at random within thirds of their returns: this share and the rest", low=0.0, high=1.0)
     split_part: str = setting("first", "the part that is used: first (that share) or second (the rest)", choices=SPLIT_PARTS)
     split_seed: int = setting(0, "decides which episodes are in which", low=0)
     subsample: float = setting(1.0, "keep this share of the episodes, drawn at random", high=1.0)

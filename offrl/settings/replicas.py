@@ -115,7 +115,7 @@ def checked(grid: Mapping[str, Any], algo: Any, seeds: int, vectorized: bool, pa
 
 
 def bounded(grid: Mapping[str, Sequence[float]], seeds: int, paired: bool = False) -> None:
-    """Raises UserError for more than MOST_SEEDS replicas, before any is made, for a field without values, and for lists that do not pair."""
+    """Raises UserError for more than MOST_SEEDS replicas, before any is made, a field without values, and lists that do not pair."""
     if empty := next((field for field, values in grid.items() if not values), ""):
         raise UserError(f"grid.{empty} has no values; write grid.{empty}=a,b")
     lengths = {field: len(values) for field, values in grid.items()}

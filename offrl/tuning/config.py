@@ -53,7 +53,7 @@ class TuneConfig:
         ["return"], "several make a Pareto front: return, worst (of the seeds), distance (from the data's actions)"
     )
     veto: float = setting(
-        3.0, "settings whose actions lie further from the data than so many times BC's are marked, and not chosen; 0: none", low=0.0
+        3.0, "settings whose actions lie further from the data than so many times a linear clone's are not chosen; 0: none", low=0.0
     )
     split: float = setting(0.5, "share of the episodes that trains; the rest judges; 1: all do both, which is optimistic", high=1.0)
     ope: OPEConfig = field(default_factory=OPEConfig)

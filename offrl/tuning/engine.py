@@ -146,7 +146,7 @@ class TuningSearch:
             )
         device = self.config.device if self.config.device != "auto" else "cpu"
         self.show.tell(f"{words}: judging {len(policies)} policies on {self.work.judged_on.num_episodes:,} episodes")
-        settings = rung_settings(self.config.ope, last)
+        settings = rung_settings(self.config.ope, last, len(policies))
         return judge(policies, self.work.judged_on, self.config.data_judges, settings, device, self.show.stage, self.show.tell)
 
     def judge_finalists(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from offrl.ope.selection import Stage, evaluate_policies
 from offrl.runs.run import SavedRun
 from offrl.tuning.search.training import RungRun
 
+MOST_PAIRS = 16  # candidates whose targets are computed for each row of fitted Q evaluation, however many there are
 Policies = dict[tuple[str, int], Any]  # (setting, seed): policy; those that diverged are missing
 
 
@@ -144,6 +145,8 @@ def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
     return float(np.mean(sds)) ** 2 if sds else 0.0
 
 
-def rung_settings(settings: OPEConfig, last: bool) -> OPEConfig:
-    """Half the updates for the rungs that thin out, all of them for the judgement that chooses."""
-    return settings if last else replace(settings, updates=max(1, settings.updates // 2))
+def rung_settings(settings: OPEConfig, last: bool, policies: int) -> OPEConfig:
+    """Half the updates for the rungs that thin out, all of them for the judgement that chooses; targets of an eighth of the policies, or
+    more, for each row."""
+    updates = settings.updates if last else max(1, settings.updates // 2)
+    return replace(settings, updates=updates, pairs=max(settings.pairs, min(MOST_PAIRS, -(-policies // 8))))
