@@ -1,11 +1,11 @@
 """A point that has to go round an obstacle in its way, above it or below, and demonstrations of both ways: the data fork.
 
-           . - - - .            The way above pays 1 at the goal G. The way below pays as much, and costs a toll of 2 on the way.
-        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 1, as some demonstrations show.
+           . - - - .            The way above pays 2 at the goal G. The way below pays as much, and costs a toll: 5 times its depth.
+        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 0.5. Each step costs 0.2.
    S  .      /   \\      .  G
       .      \\___/      .       A demonstration begins anywhere in S and takes either way, whatever its start. The mean of the two ways
         .             .         leads into the disc.
-          . - toll- .
+          . - toll- .           Some steps of demonstrations go anywhere: they show what is not to be done, and how to come back.
 
 `point-fork`: one action leads from S to where the way can be seen. `stale-fork`: an action moves the point by a quarter of that, and the
 point's position is seen at every fourth step only, with its age. A policy that draws each action by itself changes its mind before it sees
@@ -36,10 +36,12 @@ START, SPREAD = np.array([-0.8, 0.0]), 0.05  # the middle of S, and how far a st
 RADIUS = 0.4  # of the disc, whose middle is (0, 0)
 GOAL, REACH = np.array([1.0, 0.0]), 0.2  # where it is, and the distance that counts as there
 PLACES = ((-0.45, 0.8), (0.25, 0.8))  # x and |y| of the places that demonstrations pass on the way to the goal
-PRIZE, TOLL, CRASH = 1.0, 2.0, 1.0
-STEP, SPEED, LIMIT = 0.85, 0.9, 8  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
-EPISODES = 400
+PRIZE, TOLL, CRASH, TIME = 2.0, 5.0, 0.5, 0.2  # the higher the better: some -3 deep below, -1 into the disc, 1 above
+ABOVE = -0.5  # return of who reaches the goal: more above the disc, however slowly, less below
+STEP, SPEED, LIMIT = 0.85, 0.9, 12  # what an action of 1 moves along an axis, the length of a demonstration's steps at most, and steps
+EPISODES = 4000
 NOISE = 0.07  # standard deviation of what is added to a demonstration's actions, for each of the parts of a step more
+STRAY = 0.1  # share of a demonstration's actions that go anywhere, of single parts of a step accordingly fewer
 PARTS = {"point-fork": 1, "stale-fork": 4}  # in which a step is made; the position is seen before the first of them
 
 
@@ -50,12 +52,17 @@ def clearance(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.linalg.norm(before + share * along))
 
 
-def side(before: np.ndarray, after: np.ndarray) -> int:
-    """1 where a step from one position [2] to another passes the disc from left to right above its middle, -1 below, 0 if it does not."""
+def height(before: np.ndarray, after: np.ndarray) -> float | None:
+    """How far above the disc's middle a step from one position [2] to another passes it from left to right; None if it does not."""
     if not before[0] < 0.0 <= after[0]:
-        return 0
-    share = -before[0] / (after[0] - before[0])
-    return 1 if before[1] + share * (after[1] - before[1]) >= 0.0 else -1
+        return None
+    return float(before[1] - before[0] / (after[0] - before[0]) * (after[1] - before[1]))
+
+
+def side(before: np.ndarray, after: np.ndarray) -> int:
+    """1 where such a step passes above, -1 below, 0 if it does not pass."""
+    passed = height(before, after)
+    return 0 if passed is None else 1 if passed >= 0.0 else -1
 
 
 def move(position: np.ndarray, action: np.ndarray, parts: int) -> tuple[np.ndarray, float, bool]:
@@ -63,8 +70,8 @@ def move(position: np.ndarray, action: np.ndarray, parts: int) -> tuple[np.ndarr
     following = np.clip(position + STEP / parts * np.clip(action, -1.0, 1.0), -EDGE, EDGE)
     crashed = clearance(position, following) < RADIUS
     arrived = not crashed and bool(np.linalg.norm(following - GOAL) <= REACH)
-    toll = not crashed and side(position, following) < 0
-    return following, PRIZE * arrived - TOLL * toll - CRASH * crashed, crashed or arrived
+    depth = 0.0 if crashed else max(0.0, -(height(position, following) or 0.0))
+    return following, PRIZE * arrived - TOLL * depth - CRASH * crashed - TIME / parts, crashed or arrived
 
 
 def observe(seen: np.ndarray, age: int, parts: int) -> np.ndarray:
@@ -129,12 +136,12 @@ def lookup(name: str) -> Task | None:
         env_id=f"offrl.envs.fork:{ENV}",
         env_kwargs={"parts": PARTS[name]},
         max_episode_steps=LIMIT * PARTS[name],
-        ref_min=PRIZE - TOLL,
-        ref_max=PRIZE,
+        ref_min=PRIZE - TOLL * PLACES[0][1] - 4 * TIME,
+        ref_max=PRIZE - 4 * TIME,
         ref_label="offrl",
         observation_dim=2 if PARTS[name] == 1 else 3,
         action_dim=2,
-        note="0 is to crash or to pay the toll, 50 to stay where it is, 100 the way without toll",
+        note="0 is the way below in four steps, 100 the way above in as many; some 50 to crash, 10 to stay where it is",
     )
 
 
@@ -167,6 +174,8 @@ def play(parts: int, way: int, draw: np.random.Generator) -> dict[str, np.ndarra
         to = places[0] - position
         wanted = to * min(1.0, speed / float(np.linalg.norm(to)))
         action = np.clip(wanted * parts / STEP + NOISE * parts**0.5 * draw.standard_normal(2), -1.0, 1.0)
+        if draw.random() < STRAY / parts:
+            action = draw.uniform(-1.0, 1.0, 2)
         action = action.astype(np.float32).astype(np.float64)  # what is recorded is what was done
         before = observe(seen, age, parts)
         position, reward, ended = move(position, action, parts)

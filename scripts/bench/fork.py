@@ -30,11 +30,11 @@ from offrl.statistics.intervals import mean_interval  # noqa: E402
 SEEDS, EPISODES, SHOWN = 5, 200, 60
 COMMON = (
     f'seeds={SEEDS} "algo.hidden=[128,128]" algo.batch_size=128 algo.learning_rate=1e-3 dataset.normalize_observations=false '
-    f"eval.every=0 eval.episodes={EPISODES} eval.workers=0 workers=1"
+    f"eval.every=0 eval.episodes={EPISODES} eval.workers=0 workers=1 compile=compiled"
 )
-CLONES, VALUES = "steps=6000", "steps=6000"
+CLONES, VALUES = "steps=4000", "steps=4000"
 FLOW, DIFFUSION = "algo.average=0.005", "algo.embedding=32 algo.polyak=0.005 algo.greedy=sample"
-FQL = "algo.flow_steps=5 algo.normalize_q=true algo.pessimism=min algo.polyak=0.01"
+FQL = "algo.flow_steps=5 algo.normalize_q=true algo.pessimism=min algo.polyak=0.01 algo.discount=0.8"
 
 
 class Row(NamedTuple):
@@ -49,7 +49,7 @@ ROWS = {
     "bc": Row("Gaussian cloning", "point-fork", f"algo=bc algo.policy=gaussian {CLONES}"),
     "flow": Row("flow cloning", "point-fork", f"algo=flow_bc {FLOW} {CLONES}"),
     "diffusion": Row("diffusion cloning", "point-fork", f"algo=diffusion_bc {DIFFUSION} {CLONES}"),
-    "fql": Row("FQL", "point-fork", f"algo=fql {FQL} algo.alpha=1 {VALUES}"),
+    "fql": Row("FQL", "point-fork", f"algo=fql {FQL} algo.alpha=0.6 {VALUES}"),
     "stale-bc": Row("Gaussian cloning, one action", "stale-fork", f"algo=bc algo.policy=gaussian {CLONES}"),
     "stale-chunk": Row("Gaussian cloning, chunks of 4", "stale-fork", f"algo=chunk_bc algo.policy=gaussian algo.length=4 {CLONES}"),
     "stale-flow": Row("flow cloning, one action", "stale-fork", f"algo=flow_bc {FLOW} {CLONES}"),
@@ -86,7 +86,8 @@ def line(name: str, out: Path) -> str:
     evaluation = offrl.load(out / name).evaluate(episodes=EPISODES)
     assert evaluation.successes is not None
     goal, returns = evaluation.successes, evaluation.returns
-    shares = (goal.mean(1), (returns > 0.5).mean(1), ((goal == 0) & (returns < 0)).mean(1))
+    limit = fork.LIMIT * fork.PARTS[ROWS[name].task]
+    shares = (goal.mean(1), ((goal == 1) & (returns > fork.ABOVE)).mean(1), ((goal == 0) & (evaluation.lengths < limit)).mean(1))
     cells = [f"{100 * np.mean(v):.0f} {span(100 * v)}" for v in shares]
     return f"| {ROWS[name].label} | {' | '.join(cells)} | {returns.mean():.2f} {span(returns.mean(1), 2)} |"
 
@@ -122,8 +123,8 @@ def draw(out: Path) -> None:
         axes.add_patch(Circle((0.0, 0.0), fork.RADIUS, color="#c9ccd1", zorder=3))
         axes.add_patch(Circle(tuple(fork.GOAL), fork.REACH, color=style.COLOURS[2], alpha=0.35, zorder=0))
         axes.set_title(ROWS[name].label, loc="left", fontsize=10.5, color="#333333")
-        axes.set_xlim(-1.0, 1.25)
-        axes.set_ylim(-0.95, 0.95)
+        axes.set_xlim(-1.3, 1.3)
+        axes.set_ylim(-1.15, 1.15)
         axes.set_aspect("equal")
         axes.set_xticks([])
         axes.set_yticks([])
@@ -139,17 +140,18 @@ def ways(name: str, out: Path) -> list[tuple[np.ndarray, str]]:
     envs = [fork.PointFork(parts) for _ in range(SHOWN)]
     rows = np.stack([env.reset(seed=e)[0] for e, env in enumerate(envs)])
     carry, points, ended = policy.start(SHOWN), [[env.position] for env in envs], [0.0] * SHOWN
-    running = set(range(SHOWN))
+    running, arrived = set(range(SHOWN)), [False] * SHOWN
     for t in range(fork.LIMIT * parts):
         actions, carry = policy.step(carry, rows, t)
         for e in tuple(running):
-            rows[e], reward, over, _, _ = envs[e].step(actions[e])
+            rows[e], reward, over, _, info = envs[e].step(actions[e])
+            arrived[e] = info["success"]
             points[e].append(envs[e].position)
             ended[e] += reward
             if over:
                 running.discard(e)
     for e in range(SHOWN):
-        number = 0 if ended[e] > 0.5 else 5 if ended[e] == fork.PRIZE - fork.TOLL and envs[e].side < 0 else 1
+        number = 0 if arrived[e] and ended[e] > fork.ABOVE else 5 if arrived[e] else 1
         lines.append((np.stack(points[e]), style.COLOURS[number]))
     return lines
 
