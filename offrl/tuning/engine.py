@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from offrl.system.locks import exclusive
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish, task_of
 from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, summarise
-from offrl.tuning.plan import Tune, prepare
+from offrl.tuning.plan import GROUP, Tune, prepare
 from offrl.tuning.search import store
 from offrl.tuning.search.launch import train_all
 from offrl.tuning.search.propose import load_optuna, propose
@@ -102,6 +103,8 @@ class TuningSearch:
         asked = self.stage(f"bracket-{number}", lambda: self._ask(size))
         trials: Trials = {name: (algo, values) for name, (algo, values) in asked["settings"].items()}
         self.trials |= trials
+        if not trials:  # a space of listed values is used up
+            return
         first: Summary | None = None
         runs: list[RungRun] = []
         rungs = work.rungs(len(trials))
@@ -160,7 +163,7 @@ class TuningSearch:
         """The settings that go on."""
         names = list(trials)
         values = [float("nan") if why else v for v, why in zip(summary.value.tolist(), summary.exploded, strict=True)]
-        multiple = 2 if self.config.seeds % 4 else 1
+        multiple = GROUP // math.gcd(GROUP, self.config.seeds)  # programs of one size are compiled once
         wild = self.config.seed + 7 * number + i
         always = [k for k, name in enumerate(names) if name in self.wild]
         chosen = survivors(values, following.settings, wild, [trials[n][0] for n in names], multiple, always)

@@ -107,9 +107,10 @@ RELATIVES = (
     "decision_diffuser",
 )
 LATER = {"marks": pytest.mark.learning}
-COARSE = {"fb": 0.33, "breeze": 0.3}  # they learn for every reward at once, and this one is finer than they see: 0.4 is to learn nothing
+# they learn for every reward at once, or value whole plans, and this reward is finer than they see: 0.4 is to learn nothing
+COARSE = {"fb": 0.33, "breeze": 0.3, "diffuser": 0.3}
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]
-LONGER = {"td3_bc": 1000}  # after 700 some seeds err by almost 0.2
+LONGER = {"td3_bc": 1000, "decision_diffuser": 1500, "diffuser": 1500}  # after 700 some seeds of TD3+BC err by almost 0.2
 VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {} if c.name == "td3_bc" else SLOW)) for c in PAID]
 
 

@@ -68,6 +68,8 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "orthonormality": 1.0,
     },
     "gadt": {"dropout": 0.0, "context": 2, "temperature": 3.0, "values_steps": 1200, "value_learning_rate": 3e-3, "weight_decay": 0.0},
+    "decision_diffuser": {"plan_horizon": 2, "guidance": 2.0, "noise_scale": 0.05, "polyak": 0.05},
+    "diffuser": {"plan_horizon": 2, "candidates": 64, "guide_scale": 1.0, "termination_penalty": 0.0, "polyak": 0.05},
     "diffusion_ql": {"polyak": 0.05, "average": 0.1, "average_from": 0, "choice": "best", "clip_norm": 0.0},
     "dtql": {"polyak": 0.05, "alpha": 0.1, "expectile": 0.9, "choice": "best", "candidates": 64},
     "edac": {"polyak": 0.05, "critics": 3},

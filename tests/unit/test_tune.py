@@ -403,3 +403,10 @@ def test_reported_seeds_and_episodes_are_none_of_those_that_chose(data: Path, tm
     starts = (plan.RETRAINED, plan.TRUTH, plan.PLAYED)
     assert all(abs(a - b) >= 1_000_000 for i, a in enumerate(starts) for b in starts[:i]), "ranges of reset seeds that never meet"
     assert json.loads((tmp_path / "t" / "tune.json").read_text())["given"]["budget"] == "16x64"
+
+
+def test_a_space_that_is_used_up_ends_the_search(data: Path, landscape: None, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    found = engine.tune(command(data, tmp_path / "t", **{"space.temperature": [0.5, 1, 2, 3, 4]}, proposer="tpe", bracket=8))
+    assert len(found["settings"]) == 5 and found["chosen"]["setting"] in found["settings"]
+    assert found["settings"][found["chosen"]["setting"]]["values"] == {"temperature": 1.0}
