@@ -44,7 +44,6 @@ def heeds_signals() -> Iterator[None]:
 def no_collection() -> Iterator[None]:
     """No garbage is collected meanwhile. What is nested too deeply is refused where Python's stack ends; an unfinished generator of an
     earlier test that the collector closes just there has no stack left, and pytest blames the test that runs."""
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -311,6 +311,7 @@ def test_damaged_state(tmp_path: Path, damage: str) -> None:
         assert "missing or damaged" in texts(written(tmp_path, result))
 
 
+@pytest.mark.slow
 def test_many_settings_stay_small(tmp_path: Path) -> None:
     result = tuned(tmp_path, 250)
     assert len(written(tmp_path, result)) < 5e6
