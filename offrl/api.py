@@ -41,7 +41,6 @@ from offrl.training import distributed
 from offrl.training.listeners.callback import OnEvaluation
 from offrl.training.loop import train as run_training
 from offrl.training.stages import ready
-from offrl.tuning.engine import tune as run_tune
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -258,5 +257,6 @@ def tune(
     episodes=20, out="tune"). The same call continues what was interrupted; out/winner is the run of the chosen setting. Raises UserError
     for what a command would refuse.
     """
-    values: dict[str, Any] = {"dataset": name_of(dataset), "algos": algos, **more, **(settings or {})}
-    return run_tune(values)
+    from offrl.tuning.engine import tune as run_tune  # its pages would slow every other command
+
+    return run_tune({"dataset": name_of(dataset), "algos": algos, **more, **(settings or {})})

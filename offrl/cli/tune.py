@@ -24,10 +24,7 @@ def run(arguments: list[str]) -> int:
     try:
         with terminable():
             tune(values)
-    except Interrupted:
-        say("offrl: the tune was stopped and all is saved: the same command continues it", file=sys.stderr)
-        return 130
-    except KeyboardInterrupt:
+    except (Interrupted, KeyboardInterrupt):
         say("offrl: the tune was stopped and all is saved: the same command continues it", file=sys.stderr)
         return 130
     return 0

@@ -10,6 +10,7 @@ Priors are estimates of the arms' returns made without the environment (FQE): la
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def schedule(arms: int, episodes: int) -> list[tuple[int, int, int]]:
     return [*plan, (sizes[-1], *divmod(left, sizes[-1]))]
 
 
-class EpisodeSearch:
+class EpisodeSearch(ABC):
     """What the three have in common: the returns of each arm by number of episode."""
 
     def __init__(self, arms: int, episodes: int, prior: Sequence[float] | Any | None = None) -> None:
@@ -90,9 +91,9 @@ class EpisodeSearch:
         if broke_limit:
             self.banned[arm] = min(episode, self.banned.get(arm, episode))
 
+    @abstractmethod
     def pulls(self) -> list[Pull]:
         """What to play now, in this order or at the same time; empty when the search is over."""
-        raise NotImplementedError
 
     @property
     def played(self) -> int:

@@ -39,7 +39,7 @@ def tune(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     work = prepare(values)
     config = work.config
-    with exclusive(work.folder):
+    with exclusive(work.folder), trust.settings_of_file(values.get("resume") is not None):
         if config.proposer in OPTUNA:
             load_optuna(config.proposer)
             store.check(config.storage, work.folder, config.algos, work.identity, len(config.criteria))
@@ -66,6 +66,7 @@ class TuningSearch:
         self.finalists: list[str] = []  # settings that were trained in full
         self.last: list[RungRun] = []  # the runs that hold them
         self.rows: list[dict[str, Any]] = []  # of trials.csv
+        self.trained: list[list[Rung]] = []  # the rungs of each bracket, with as many settings as there were
         self.wild: set[str] = set()  # settings that go on to the end, whatever they are worth
 
     # ---- stages
@@ -102,13 +103,20 @@ class TuningSearch:
         config, work = self.config, self.work
         asked = self.stage(f"bracket-{number}", lambda: self._ask(size))
         trials: Trials = {name: (algo, values) for name, (algo, values) in asked["settings"].items()}
+        for name, (algo, values) in trials.items():  # a stranger may have written the file, and settings can name code
+            if algo not in work.spaces or {d.name for d in work.spaces[algo].dimensions} != set(values):
+                raise UserError(
+                    f"state/bracket-{number}.json: {name} holds other settings than are searched; begin again with another out="
+                )
         self.trials |= trials
         if not trials:  # a space of listed values is used up
             return
         first: Summary | None = None
         runs: list[RungRun] = []
         rungs = work.rungs(len(trials))
+        self.trained.append([])
         for i, rung in enumerate(rungs):
+            self.trained[-1].append(Rung(len(trials), rung.updates))
             last = i == len(rungs) - 1
             runs = work.rung_runs(number, i, rung, trials, runs)
             self._train(number, i, rung, runs, len(trials))

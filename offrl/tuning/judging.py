@@ -16,6 +16,7 @@ from offrl.ope.config import OPEConfig
 from offrl.ope.judges.critics import gates
 from offrl.ope.selection import Stage, evaluate_policies
 from offrl.runs.run import SavedRun
+from offrl.tuning.choice import pooled_sd
 from offrl.tuning.search.training import RungRun
 
 MOST_PAIRS = 16  # candidates whose targets are computed for each row of fitted Q evaluation, however many there are
@@ -118,9 +119,10 @@ def summarise(record: Mapping[str, Any], trials: Sequence[str]) -> Summary:
         return np.array([float(how(v)) if len(v) else math.nan for v in values])
 
     counts = np.array([len(own) for own in rows.values()])
-    freedom = np.maximum(counts - 1, 0)
-    spread = np.array([float(np.var([r[method] for r in own], ddof=1)) if len(own) > 1 else 0.0 for own in rows.values()])
-    pooled = float((spread * freedom).sum() / freedom.sum()) if freedom.sum() else 0.0
+    seeds = np.full((len(rows), max(1, *counts)), np.nan)
+    for estimates, own in zip(seeds, rows.values(), strict=True):
+        estimates[: len(own)] = [r[method] for r in own]
+    pooled = pooled_sd(seeds) ** 2 if (counts > 1).any() else 0.0
     fits = np.array([_fit_variance(own, method) for own in rows.values()])
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(np.where(counts > 0, pooled / np.maximum(counts, 1), np.nan) + fits)

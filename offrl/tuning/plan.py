@@ -22,6 +22,7 @@ from offrl.settings.field import marked, without_places
 from offrl.settings.presets import algorithm_group
 from offrl.settings.replicas import expand
 from offrl.settings.train import MOST_SEEDS, TrainConfig
+from offrl.settings.untrusted import PLACES, check_code
 from offrl.system import trust
 from offrl.system.devices import pick_device
 from offrl.tuning.config import FEW_EPISODES, MOST_GROUPS, OPTUNA, TuneConfig
@@ -119,9 +120,10 @@ def prepare(values: Mapping[str, Any]) -> Tune:
 
     values: {name: value} as on the command line; `resume` names the folder of a tune, whose settings are taken. Raises UserError.
     """
-    values = _resumed(values)
-    given = {k: v for k, v in values.items() if k != "resume"}
-    values = {("algos" if k == "algo" else k): v for k, v in flatten_words(given).items()}
+    if values.get("resume") is None:
+        trust.typed(str(values["env"]) if values.get("env") not in (None, "auto", "none") else None)
+    given = flatten_words({k: v for k, v in _resumed(values).items() if k != "resume"})
+    values = {("algos" if k == "algo" else k): v for k, v in given.items()}
     for name in ("algos", "judge", "criteria"):
         if name in values and not isinstance(values[name], (list, tuple)):
             values[name] = [values[name]]
@@ -134,7 +136,6 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     spaces_given, per_algo, shared = _sorted(rest, config.algos)
     if "dataset" not in shared:
         raise UserError("offrl tune needs the data: dataset=FILE or dataset=NAME; `offrl data list` shows names")
-    trust.typed(config.env if config.env not in ("auto", "none") else None)
     base = {a: _base(a, config, per_algo[a], shared) for a in config.algos}
     composed = {a: compose(base[a] | {"steps": 1}) for a in config.algos}
     spaces = {a: _space(a, composed[a], config, spaces_given[a], base[a]) for a in config.algos}
@@ -157,16 +158,26 @@ def flatten_words(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resumed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With resume=FOLDER the settings of that tune, and of `values` those that say where or how fast."""
+    """With resume=FOLDER the settings of that tune, and of `values` those that say where or how fast.
+
+    A stranger may have written the folder: Raises UserError for code, environments and networks of Python files that only its file names.
+    """
     where = values.get("resume")
     if where is None:
         return dict(values)
     path = Path(str(where)) / FILE
     record = read(path)
+    saved = {k: v for k, v in record["given"].items() if k != "config" and (k not in PLACES or trust.granted())}
+    for name, value in saved.items():
+        if "${" in str(value):
+            raise UserError(f"{path}: {name} has an interpolation, which a tune's file may not have; write the value itself")
+        if name.endswith(("actor_network", "critic_network")) and ".py" in str(value):
+            trust.check_code(path, name, str(value), name in values)
+    check_code(path, {"given": saved}, values)
     free = (*marked(TuneConfig, "place"), "resume")
-    if other := next((k for k in values if k not in free and record["given"].get(k) != values[k]), None):
+    if other := next((k for k in values if k not in free and saved.get(k) != values[k]), None):
         raise UserError(f"{other}= cannot change with resume=: that would be another tune; begin it with another out=")
-    return {**record["given"], **{k: v for k, v in values.items() if k != "resume"}, "out": str(where)}
+    return {**saved, **{k: v for k, v in values.items() if k != "resume"}, "out": str(where)}
 
 
 def _sorted(rest: Mapping[str, Any], algos: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:

@@ -49,7 +49,7 @@ def write_result(
         "criteria": list(config.criteria),
         "proposer": config.proposer,
         "rule": config.rule,
-        "brackets": [[[r.settings, r.updates] for r in work.rungs(n * len(work.spaces))] for n in work.brackets],
+        "brackets": [[[r.settings, r.updates] for r in rungs] for rungs in search.trained],
         "updates": _updates(search),
         "rows": search.rows,
         "settings": {name: {"algo": algo, "values": dict(values)} for name, (algo, values) in search.trials.items()},
@@ -88,11 +88,10 @@ def _dimension(d: Any) -> dict[str, Any]:
 
 
 def _updates(search: TuningSearch) -> dict[str, int]:
-    """Updates of single policies that the search made, and that training every setting in full would have made."""
-    work, config = search.work, search.config
-    made = sum(cost(work.rungs(n * len(work.spaces)), config.seeds) for n in work.brackets)
-    configs, steps = config.configs_and_steps()
-    return {"made": made, "full": configs * len(work.spaces) * steps * config.seeds}
+    """Updates of single policies that the search made, and that training every one of its settings in full would have made."""
+    _, steps = search.config.configs_and_steps()
+    made = sum(cost(rungs, search.config.seeds) for rungs in search.trained)
+    return {"made": made, "full": len(search.trials) * steps * search.config.seeds}
 
 
 def command(search: TuningSearch, name: str) -> str:
@@ -109,7 +108,7 @@ def command(search: TuningSearch, name: str) -> str:
 def _retrained(search: TuningSearch, role: str, name: str) -> dict[str, Any]:
     """The reported score of a setting: seeds trained anew, episodes that nothing chose by; the unit is the seed."""
     rows = search.stage(f"retrained-{role}", dict)["rows"]
-    scores = [r["score"] if r.get("score") is not None else r["return"] for r in rows]
+    scores = [r["score"] if r.get("score") is not None else r["return_mean"] for r in rows]
     normalised = bool(rows) and rows[0].get("score") is not None
     interval = None if not scores else [float(x) for x in mean_interval(np.array(scores, float))]
     return {"setting": name, "run": role, "score": interval, "seeds": scores, "normalised": normalised, "rows": rows}

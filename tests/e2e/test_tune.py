@@ -44,7 +44,7 @@ def test_a_tune_chooses_retrains_and_writes_what_it_says(offrl: Offrl, log: Path
     done = offrl("tune algos=iql,td3_bc --quiet", *words)
     assert done.status == 0, done.err
     result = json.loads((out / "result.json").read_text())
-    assert [[n, steps] for n, steps in result["brackets"][0]] == [[16, 10], [4, 40]]
+    assert result["brackets"][0][0] == [16, 10] and result["brackets"][0][1][1] == 40
     chosen = result["chosen"]["setting"]
     assert f"chosen: {chosen} " in done.out and done.out.count("chosen:") == 1
     assert f"to train it yourself: {result['command']}" in done.out
@@ -83,7 +83,9 @@ def test_real_episodes_choose_among_the_best(offrl: Offrl, write: Write, tmp_pat
                 rewards=-g.random(rows).astype(np.float32), terminals=np.zeros(rows, bool), timeouts=np.arange(rows) % 10 == 9)  # fmt: skip
     out = tmp_path / "tune"
     done = offrl(
-        "tune algos=iql --quiet retrain=false truth=1 episodes=6 rule=best env=Pendulum-v1 dataset.action_low=[-2] dataset.action_high=[2]",
+        "tune algos=iql --quiet eval_episodes=1 truth=1 episodes=6 rule=best env=Pendulum-v1",
+        "dataset.action_low=[-2]",
+        "dataset.action_high=[2]",
         f"dataset={log}",
         f"out={out}",
         *SMALL,
@@ -97,6 +99,9 @@ def test_real_episodes_choose_among_the_best(offrl: Offrl, write: Write, tmp_pat
     for name, mean in means.items():
         own = [line["return"] for line in lines if line["setting"] == name]
         assert len(own) == counts[name] and np.mean(own) == pytest.approx(mean)
+    winner = result["retrained"]["winner"]
+    assert not winner["normalised"] and len(winner["seeds"]) == 2 and winner["score"][0] == pytest.approx(np.mean(winner["seeds"]))
+    assert all(seed < 0 for seed in winner["seeds"]), "returns, where there are no reference scores"
     assert result["truth"]["regret"]["chosen"] >= 0.0 and result["truth"]["best"] in result["truth"]["means"]
     # a kill in the middle of writing an episode's line: the others are not played again
     (out / "state" / "played.json").unlink()

@@ -270,7 +270,8 @@ def test_the_winner_is_the_setting_that_is_best(data: Path, landscape: None, tmp
     trained = {n: s["values"]["temperature"] for n, s in found["settings"].items()}
     best = min(trained, key=lambda n: abs(np.log(trained[n])))
     assert found["chosen"]["setting"] == best
-    assert found["brackets"] == [[[16, 16], [4, 64]]]
+    assert found["brackets"] == [[[16, 16], [6, 64]]], "as trained, the wild card among them"
+    assert found["updates"] == {"made": 2 * (16 * 16 + 6 * 48), "full": 2 * 16 * 64}
     final = [r for r in found["rows"] if r["rung"] == "final"]
     assert len(final) == 6, "four, a wild card, and one more so that programs are full"
     assert {r["fate"] for r in found["rows"] if r["rung"] == "1"} == {"kept", "wild card", "fills a program", "dropped"}
@@ -410,3 +411,33 @@ def test_a_space_that_is_used_up_ends_the_search(data: Path, landscape: None, tm
     found = engine.tune(command(data, tmp_path / "t", **{"space.temperature": [0.5, 1, 2, 3, 4]}, proposer="tpe", bracket=8))
     assert len(found["settings"]) == 5 and found["chosen"]["setting"] in found["settings"]
     assert found["settings"][found["chosen"]["setting"]]["values"] == {"temperature": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"env": "evil.py:Env"}, "evil"),
+        ({"dataset.reward_labels": "evil.py:label"}, "dataset.reward_labels"),
+        ({"iql.actor_network": "evil.py:Net"}, "actor_network"),
+        ({"algo.actor_network": "evil.py:Net"}, "actor_network"),
+        ({"out": "${oc.env:HOME}"}, "interpolation"),
+    ],
+)
+def test_a_strangers_tune_names_no_code(change: dict[str, str], words: str, data: Path, landscape: None, tmp_path: Path) -> None:
+    engine.tune(command(data, tmp_path / "t"))
+    path = tmp_path / "t" / "tune.json"
+    record = json.loads(path.read_text())
+    record["given"] |= change
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=words):
+        engine.tune({"resume": str(tmp_path / "t"), "quiet": True})
+
+
+def test_a_strangers_proposals_hold_what_is_searched_alone(data: Path, landscape: None, tmp_path: Path) -> None:
+    engine.tune(command(data, tmp_path / "t"))
+    path = tmp_path / "t" / "state" / "bracket-0.json"
+    record = json.loads(path.read_text())
+    record["settings"]["iql-00"][1]["actor_network"] = "evil.py:Net"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="other settings than are searched"):
+        engine.tune({"resume": str(tmp_path / "t"), "quiet": True})
