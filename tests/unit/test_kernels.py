@@ -116,6 +116,25 @@ def test_products_with_vectors_and_small_ones() -> None:
     assert count(simpler(update, *x, own=("gated",)), aten.bmm.default) == 2  # dense ones where the library is the faster
 
 
+def test_they_are_compiled_beside_other_work_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    kernels.native.cache_clear()
+    try:
+        with kernels.compiling() as busy:
+            assert busy
+        assert list(tmp_path.glob("programs/kernels-*.so"))
+        assert kernels.native() is not None
+        with kernels.compiling() as busy:
+            assert not busy
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
+        monkeypatch.setattr(kernels.torch, "get_num_threads", lambda: 2)  # where they do not serve
+        with kernels.compiling() as busy:
+            assert not busy
+    finally:
+        monkeypatch.undo()
+        kernels.native.cache_clear()
+
+
 def test_without_a_compiler_libraries_do_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*x: object, **y: object) -> None:
         raise subprocess.CalledProcessError(1, "c++")

@@ -41,6 +41,7 @@ OPTIONS = {
 PACE = "pace.json"  # in the folder of compiled code: the last compilation
 COMPILING = (4.0, 0.012)  # seconds of a core: for any step, and for each of its operations (Zen 5, torch 2.13; docs/benchmarks/speed.md)
 Work = Callable[..., None]
+Traced = tuple[fx.GraphModule, list[Tensor]]
 
 
 def available() -> bool:
@@ -58,6 +59,7 @@ class Library:
         """
         leaves, structure = pytree.tree_flatten(trees)
         folder = backend.compiled_folder() / PROGRAMS
+        traced = _traced_beside_kernels(work, leaves, structure)
         name = Fingerprint()
         key: Path | None = None
         with contextlib.suppress(Unnamed):
@@ -71,7 +73,7 @@ class Library:
             entry = None if key is None else _known(key, len(name.tensors))
             if entry is None:
                 with _no_collection():
-                    program, constants = _made(work, leaves, structure, folder)
+                    program, constants = _made(leaves, traced or _traced(work, leaves, structure), folder)
                 places = [next((i for i, x in enumerate(name.tensors) if x is constant), None) for constant in constants]
                 if key is not None and None not in places:
                     write_text(key, json.dumps({"program": program.stem, "constants": places}))
@@ -113,9 +115,20 @@ def _known(key: Path, tensors: int) -> tuple[Path, list[int]] | None:
     return None
 
 
-def _made(work: Work, leaves: list[Tensor], structure: Any, folder: Path) -> tuple[Path, list[Tensor]]:
-    """A library of the traced `work`, compiled unless another name's graph was the same; and the tensors that it reads besides `leaves`."""
-    graph, constants = _traced(work, leaves, structure)
+def _traced_beside_kernels(work: Work, leaves: list[Tensor], structure: Any) -> Traced | None:
+    """What `_traced` gives, where meanwhile the kernels have to be compiled; else None."""
+    with kernels.compiling() as busy, _no_collection():
+        if not busy:
+            return None
+        traced = _traced(work, leaves, structure)
+        import torch._inductor.compile_fx  # noqa: F401 - takes most of a second, and is needed next
+
+        return traced
+
+
+def _made(leaves: list[Tensor], traced: Traced, folder: Path) -> tuple[Path, list[Tensor]]:
+    """A library of what was traced, compiled unless another name's graph was the same; and the tensors that it reads besides `leaves`."""
+    graph, constants = traced
     inputs = [*leaves, *constants]
     text = f"{sources('offrl.training.compiling')}\n{kernels.kinds()}\n{graph.code}\n"
     text += f"{[(x.dtype, tuple(x.shape), x.stride()) for x in inputs]}\n"
@@ -128,7 +141,7 @@ def _made(work: Work, leaves: list[Tensor], structure: Any, folder: Path) -> tup
     return program, constants
 
 
-def _traced(work: Work, leaves: list[Tensor], structure: Any) -> tuple[fx.GraphModule, list[Tensor]]:
+def _traced(work: Work, leaves: list[Tensor], structure: Any) -> Traced:
     """The operations of `work` on copies of `leaves`, with the tensors that it read from elsewhere as further inputs."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -194,11 +207,13 @@ def _quick() -> Iterator[None]:
     """AOTInductor in half of its time, and without its notes.
 
     Checks of each input, which it writes and never runs, are left out; the processor's flags say which vectors it has, and no program is
-    built and loaded to try each; the two files of a program are compiled side by side. Where torch has other names for these, it takes
+    built and loaded to try each; where an operation was called from is not kept; a table that torch makes anew for each operation is made
+    once; the two files of a program are compiled side by side. Where torch has other names for these, it takes
     longer, or the caller falls back.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
     loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension")]  # the latter looks for CUDA
     levels, beside = [logger.level for logger in loggers], _Beside(cpp_builder.CppBuilder.build)
@@ -206,7 +221,9 @@ def _quick() -> Iterator[None]:
         "\nstatic constexpr bool _check_aoti_runtime_check_inputs_env() { return false; }\n"
         "static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}\n"
     )
-    changes: list[tuple[Any, str, Callable[..., Any]]] = [
+    changes: list[tuple[Any, str, Any]] = [
+        (torch.fx.config, "do_not_emit_stack_traces", True),
+        (DtypePropagationOpsHandler, "__init__", _once(DtypePropagationOpsHandler.__init__)),
         (CppWrapperCpu, "generate_input_output_runtime_checks", lambda self: self.prefix.splice_aot(no_checks)),
         (cpu_vec_isa.VecISA, "check_build", lambda self, code: True),
         (cpp_builder.CppBuilder, "build", lambda self: beside.build(self)),
@@ -224,6 +241,18 @@ def _quick() -> Iterator[None]:
             logger.setLevel(level)
         for original in originals:
             setattr(*original)
+
+
+def _once(init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`init` of a class with one object, which does nothing the second time."""
+    done: list[Any] = []
+
+    def first(self: Any) -> None:
+        if not done:
+            init(self)
+            done.append(self)
+
+    return first
 
 
 class _Beside:

@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +147,40 @@ def _dense_are_fast() -> bool:
         return answer == "True"
 
 
+@contextlib.contextmanager
+def compiling() -> Iterator[bool]:
+    """Whether the library is being compiled, in a thread that has ended when this ends. False as well where there is nothing to compile,
+    and once another process that does this has ended it."""
+    if torch.get_num_threads() > 1 or _compiler() is None or (target := _place()).is_file():
+        yield False
+        return
+    with locks.alone(target.with_name(f"{target.stem}-thread.key"), "the kernels", quiet=True):
+        if target.is_file():
+            yield False
+            return
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(native)
+            yield True
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+def _place() -> Path:
+    """Where the library is, or is to be."""
+    content = (SOURCE.read_text(encoding="utf-8"), FLAGS, torch.__version__)
+    return backend.compiled_folder() / "programs" / f"kernels-{hashlib.sha256(repr(content).encode()).hexdigest()}.so"
+
+
 def _compiled() -> Path:
     """Where the library is; one of several processes makes it. Raises OSError or CalledProcessError."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler, target = _compiler(), _place()
     if compiler is None:
         raise FileNotFoundError(COMPILERS[0])
-    torch_libraries = Path(torch.__file__).parent / "lib"
-    content = (SOURCE.read_text(encoding="utf-8"), FLAGS, torch.__version__)
-    target = backend.compiled_folder() / "programs" / f"kernels-{hashlib.sha256(repr(content).encode()).hexdigest()}.so"
     if target.is_file():
         return target
+    torch_libraries = Path(torch.__file__).parent / "lib"
     target.parent.mkdir(parents=True, exist_ok=True)
     with locks.alone(target.with_suffix(".key"), "the kernels", quiet=True):
         if not target.is_file():
