@@ -3,6 +3,7 @@
 python scripts/bench/fork.py --out FOLDER                  # everything; some minutes of one core for each row
 python scripts/bench/fork.py --out FOLDER --only fql bc    # these rows
 python scripts/bench/fork.py --out FOLDER --stage table    # what is there, again
+python scripts/bench/fork.py --out OTHER --first 5         # seeds 5 to 9, which nothing was chosen by
 
 Trains each row's five seeds, plays 200 episodes with each, and writes fork.md (tables and commands) and fork.png. What is there is not
 trained again.
@@ -29,7 +30,7 @@ from offrl.statistics.intervals import mean_interval  # noqa: E402
 
 SEEDS, EPISODES, SHOWN = 5, 200, 60
 COMMON = (
-    f'seeds={SEEDS} "algo.hidden=[128,128]" algo.batch_size=128 algo.learning_rate=1e-3 dataset.normalize_observations=false '
+    'seeds={seeds} "algo.hidden=[128,128]" algo.batch_size=128 algo.learning_rate=1e-3 dataset.normalize_observations=false '
     f"eval.every=0 eval.episodes={EPISODES} eval.workers=0 workers=1 compile=compiled"
 )
 CLONES, VALUES = "steps=4000", "steps=4000"
@@ -60,22 +61,22 @@ ROWS = {
 PANELS = ("bc", "flow", "fql")
 
 
-def command(name: str) -> str:
-    """The command that trains a row."""
-    row = ROWS[name]
-    return f"offrl train dataset={row.task} {row.settings} {COMMON} name={name}"
+def command(name: str, first: int) -> str:
+    """The command that trains a row, with SEEDS seeds from `first` on."""
+    row, seeds = ROWS[name], ",".join(map(str, range(first, first + SEEDS)))
+    return f"offrl train dataset={row.task} {row.settings} {COMMON.format(seeds=seeds)} name={name}"
 
 
-def train(name: str, out: Path) -> None:
+def train(name: str, out: Path, first: int) -> None:
     """Train a row; a run that was stopped goes on, and one that is done stays."""
-    print(command(name), flush=True)
-    subprocess.run(f"{command(name)} runs_dir={out} quiet=true", shell=True, check=True)
+    print(command(name, first), flush=True)
+    subprocess.run(f"{command(name, first)} runs_dir={out} quiet=true", shell=True, check=True)
 
 
-def done(name: str, out: Path) -> bool:
+def done(name: str, out: Path, first: int) -> bool:
     """True for a row that was trained to its end."""
     try:
-        offrl.load(out / name).policy(seed=0)
+        offrl.load(out / name).policy(seed=first)
     except UserError:
         return False
     return True
@@ -98,27 +99,27 @@ def span(values: np.ndarray, digits: int = 0) -> str:
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def table(out: Path) -> str:
+def table(out: Path, first: int) -> str:
     """Both tables and their commands, of the rows that are there."""
     parts = []
     for task in fork.PARTS:
-        names = [n for n, row in ROWS.items() if row.task == task and done(n, out)]
+        names = [n for n, row in ROWS.items() if row.task == task and done(n, out, first)]
         if names:
             head = f"| `{task}` | reaches the goal, % | above, % | crashes, % | return |\n|---|---|---|---|---|\n"
             parts.append(head + "\n".join(line(n, out) for n in names))
-            parts.append("\n".join(f"    {command(n)}" for n in names))
+            parts.append("\n".join(f"    {command(n, first)}" for n in names))
     return "\n\n".join(parts) + "\n"
 
 
 @style.own_settings()
-def draw(out: Path) -> None:
-    """The ways that policies of seed 0 take, beside one another."""
+def draw(out: Path, first: int) -> None:
+    """The ways that policies of the first seed take, beside one another."""
     from matplotlib.patches import Circle
 
     figure, alone = style.new_figure("", height=3.1, width=10.2)
     alone.remove()
     for axes, name in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-        for way, colour in ways(name, out):
+        for way, colour in ways(name, out, first):
             axes.plot(*way.T, color=colour, linewidth=0.9, alpha=0.45, solid_capstyle="round")
         axes.add_patch(Circle((0.0, 0.0), fork.RADIUS, color="#c9ccd1", zorder=3))
         axes.add_patch(Circle(tuple(fork.GOAL), fork.REACH, color=style.COLOURS[2], alpha=0.35, zorder=0))
@@ -133,9 +134,9 @@ def draw(out: Path) -> None:
     style.save(figure, out / "fork.png")
 
 
-def ways(name: str, out: Path) -> list[tuple[np.ndarray, str]]:
-    """Positions [T, 2] of episodes of seed 0, and a colour by how they end."""
-    policy: Any = offrl.load(out / name).policy(seed=0)
+def ways(name: str, out: Path, first: int) -> list[tuple[np.ndarray, str]]:
+    """Positions [T, 2] of episodes of the first seed, and a colour by how they end."""
+    policy: Any = offrl.load(out / name).policy(seed=first)
     parts, lines = fork.PARTS[ROWS[name].task], []
     envs = [fork.PointFork(parts) for _ in range(SHOWN)]
     rows = np.stack([env.reset(seed=e)[0] for e, env in enumerate(envs)])
@@ -160,17 +161,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=tuple(ROWS), default=list(ROWS))
+    parser.add_argument("--first", type=int, default=0, help="the first of five seeds")
     parser.add_argument("--stage", choices=("all", "train", "table"), default="all")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.stage != "table":
         for name in given.only:
-            train(name, given.out)
+            train(name, given.out, given.first)
     if given.stage != "train":
-        (given.out / "fork.md").write_text(table(given.out))
+        (given.out / "fork.md").write_text(table(given.out, given.first))
         print((given.out / "fork.md").read_text())
         if all((given.out / name / "scores.csv").is_file() for name in PANELS):
-            draw(given.out)
+            draw(given.out, given.first)
 
 
 if __name__ == "__main__":
