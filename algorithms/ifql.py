@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import critics, in_sample
 from offrl.families.critics import Critic, Value, Values, fit_value_range
 from offrl.families.generative.best_of_n import BestOfActor, Noise, candidates_field
-from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, merged, pessimism_field, rho_field
+from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
 from offrl.optim import Adam, Params
 from offrl.registry import register

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch
 from offrl.families import in_sample
@@ -27,6 +27,12 @@ class IQLConfig(InSampleSettings):
 
     name: str = "iql"
     expectile: float = setting(0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0)
+    update_order: str = setting(
+        "sequential",
+        "sequential: V, the policy by the new V and the target critics, the critics (as published); simultaneous: all from the parameters "
+        "before the update, the policy by the online critics (as OGBench)",
+        choices=("sequential", "simultaneous"),
+    )
 
 
 @register("algo", "iql")
@@ -71,11 +77,23 @@ class IQL(Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
+        if self.config.update_order == "simultaneous":
+            return self.simultaneous(state, batch, q, key)
         state, value = self.descend(state, "value", self.value_loss, batch, q)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)  # with the new V, as the authors' code
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state = self.critic.regularised(state)
         return self.polyak(state, "critic", self.config.polyak), {**value, **actor, **critic}
+
+    def simultaneous(self, state: TrainState, batch: Batch, q: Values, key: Tensor) -> tuple[TrainState, Metrics]:
+        """All three steps and the targets' from the parameters before the update; the policy's weights are Q - V of the online critics."""
+        online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
+        value, value_metrics = self.descend(state, "value", self.value_loss, batch, q)
+        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch, online, key)
+        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
+        target = self.polyak(state, "critic", self.config.polyak).target
+        after = self.critic.regularised(merged(state, value, actor, critic))
+        return after._replace(target=target), {**value_metrics, **actor_metrics, **critic_metrics}
 
     def actor(self, state: TrainState) -> Actor:
         return in_sample.actor_of(self, state)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Metrics, TrainState, Traits
+from offrl.algorithm import Algorithm, Metrics, TrainState, Traits, merged
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
 from offrl.data.samplers.transitions import Batch
@@ -20,7 +20,7 @@ from offrl.families.critics import Critic, Values, fit_value_range
 from offrl.families.generative.best_of_n import noise_of
 from offrl.families.generative.chunks import ChunkActor, execute_field, length_field
 from offrl.families.generative.cost import check_cost
-from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, merged, pessimism_field, rho_field
+from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
 from offrl.optim import Adam, Params
 from offrl.pretrained import Requirement

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Metrics, TrainState
+from offrl.algorithm import Metrics, TrainState, merged
 from offrl.data.samplers.transitions import Batch, TransitionSampler
 from offrl.families.critics import Critic, Values, epsilon_field
 from offrl.families.td3 import TD3, TD3Settings
@@ -35,6 +36,12 @@ class ReBRACConfig(TD3Settings):
     actor_bc: float = setting(0.01, "weight of the actor's squared distance from the data's action (ReBRAC's beta_1)", low=0.0)
     actor_q: float = setting(1.0, "weight of the normalised value in the actor's loss; 0: the actor imitates and nothing else", low=0.0)
     critic_bc: float = setting(0.01, "weight, in the target, of the next action's squared distance from the data's (beta_2)", low=0.0)
+    update_order: str = setting(
+        "sequential",
+        "sequential: the critics, then the actor by the new critics, then the targets (as published); simultaneous: all from the "
+        "parameters before the update, and the actor goes on by its momentum in between (as OGBench)",
+        choices=("sequential", "simultaneous"),
+    )
 
 
 @register("algo", "rebrac")
@@ -57,13 +64,31 @@ class ReBRAC(TD3):
     def sampler(self) -> TransitionSampler:
         return TransitionSampler(("next_actions",), self.config.n_step)
 
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> tuple[TrainState, Metrics]:
+        if self.config.update_order == "sequential":
+            return super().update(state, batch, key, phase=phase)
+        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
+        if phase == 0:
+            return self.critic.regularised(merged(state, critic, self.coast(state))), critic_metrics
+        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch)
+        after = self.critic.regularised(merged(state, critic, actor))
+        return after._replace(target=self.move_targets(state).target), {**critic_metrics, **actor_metrics}
+
+    def coast(self, state: TrainState) -> TrainState:
+        """The actor's Adam step by a gradient of 0, that is by momentum: OGBench's one optimiser steps all networks at every update."""
+        actor = state.params["actor"]
+        params, opt = self.optimizer("actor").update(actor, {k: torch.zeros_like(v) for k, v in actor.items()}, state.opt["actor"])
+        return state._replace(params={**state.params, "actor": params}, opt={**state.opt, "actor": opt})
+
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> tuple[Tensor, Metrics]:
-        """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation 3)."""
+        """E (r + gamma (min_j Q'_j(s', a') - beta_2 |a' - a'_data|^2) - Q_i(s, a))^2, summed over critics i (equation 3); in OGBench's
+        order their mean."""
         next_action = self.next_action(state, batch, key)
         next_q, logits = self.next_q(state, batch, next_action, key)
         distance = (next_action - batch["next_actions"]).square().sum(-1)  # [B], of the noisy action
         target = self.critic.td_target(batch, Values(next_q - self.config.critic_bc * distance, logits))
-        return self.critic.loss(critic, batch, target, key)
+        objective = self.critic.mean_objective if self.config.update_order == "simultaneous" else None
+        return self.critic.loss(critic, batch, target, key, objective=objective)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> tuple[Tensor, Metrics]:
         """E [beta_1 |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) / E |min_i Q_i|], with lambda = `actor_q`."""

@@ -269,6 +269,16 @@ class Algorithm(ABC):
         return cast(Policy, self.networks["actor"])
 
 
+def merged(before: TrainState, *after: TrainState) -> TrainState:
+    """One state of several that each descended from `before` on other modules: all of their losses read what was before all of them."""
+    params, opt = dict(before.params), dict(before.opt)
+    for state in after:
+        for name, value in state.params.items():
+            if value is not before.params[name]:
+                params[name], opt[name] = value, state.opt[name]
+    return before._replace(params=params, opt=opt)
+
+
 def with_config(algorithm: AnyAlgorithm, config: Any) -> AnyAlgorithm:
     """`algorithm` with other values of settings that do not decide its networks: those of a replica, or of acting."""
     copied = copy.copy(algorithm)

@@ -1,4 +1,5 @@
-"""Agents with flows in JAX: FQL and IFQL (seohongpark/fql), Q-chunking (ColinQiyangLi/qc). Their draws are replaced by those of ours.
+"""Agents in JAX: FQL, IFQL, and IQL and ReBRAC for OGBench's single tasks (seohongpark/fql), Q-chunking (ColinQiyangLi/qc). Their draws
+are replaced by those of ours.
 
 Worked with jax 0.4.38, flax 0.10.4, distrax 0.1.5 and optax 0.2.4 on Python 3.11. Both sides take their own defaults.
 """
@@ -14,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 from parity.common import ACTION, BATCH, OBSERVATION, Arrays, Ours, Outcome, batches, case, imported, pattern, shared_noise
-from parity.ogbench import NEEDS, Tree, mlp
+from parity.ogbench import NEEDS, Tree, mlp, policy
 
 FQL, COMMIT = "seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"
 Trees = Callable[[Ours], Tree]
@@ -38,10 +39,12 @@ def same_noise() -> Iterator[None]:
 def compare_agents(
     folder: Path, module: str, ours: Ours, config: Mapping[str, Any], trees: Trees, losses: Mapping[str, str],
     pairs: list[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]], examples: tuple[Any, ...] | None = None,
+    delayed: int = 0,
 ) -> Outcome:  # fmt: skip
     """Five updates beside the agent of agents/`module`.py in `folder`, whose batches are the second of `pairs`.
 
-    examples: what its `create` is handed for the shapes; None: an observation and an action."""
+    examples: what its `create` is handed for the shapes; None: an observation and an action. delayed: its actor takes every so-manieth
+    update only; 0: it has no such order."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -65,11 +68,11 @@ def compare_agents(
         unused = {k: v for k, v in agent.network.params.items() if k not in parameters()}
         first = jax.tree_util.tree_map(lambda x: jax.numpy.asarray(np.array(x, np.float64)), {**unused, **parameters()})
         agent = agent.replace(network=agent.network.replace(params=first, opt_state=agent.network.tx.init(first)))
-        for mine, batch in pairs:
+        for number, (mine, batch) in enumerate(pairs, 1):
             with same_noise():
                 found = ours.update(mine)
-                agent, expected = agent.update(batch)
-            outcome.losses.append({a: (found[a], float(expected[b])) for a, b in losses.items()})
+                agent, expected = agent.update(batch, **({"full_update": number % delayed == 0} if delayed else {}))
+            outcome.losses.append({a: (found[a], float(expected[b])) for a, b in losses.items() if b in expected})
         reached = flatten_dict(agent.network.params)
         outcome.parameters = {"/".join(k): (v, np.asarray(reached[k])) for k, v in flatten_dict(parameters()).items()}
     return outcome
@@ -95,6 +98,37 @@ def ifql_trees(ours: Ours) -> Tree:
 def ifql(checkout: Path) -> Outcome:
     names = {"value/loss": "value/value_loss", "critic/loss": "critic/critic_loss", "actor/loss": "actor/actor_loss"}
     return compare_agents(checkout, "ifql", Ours("ifql"), {}, ifql_trees, names, [(b, b) for b in batches()])
+
+
+SINGLE_TASK = {"hidden": [512] * 4, "activation": "gelu_tanh", "layer_norm": True, "layer_norm_epsilon": 1e-6, "batch_size": BATCH}
+
+
+def iql_trees(ours: Ours) -> Tree:
+    p = ours.state.params
+    return {**critics(ours), "value": {"value_net": mlp(p["value"])}, "actor": policy(p["actor"])}
+
+
+@case("iql, for single tasks", FQL, COMMIT, needs=NEEDS)
+def iql(checkout: Path) -> Outcome:
+    names = {"value/loss": "value/value_loss", "critic/loss": "critic/critic_loss"}
+    form = {"policy": "unit_gaussian", "actor_schedule": "constant", "update_order": "simultaneous"}
+    ours = Ours("iql", **SINGLE_TASK, **form, expectile=0.9, temperature=10.0)
+    return compare_agents(checkout, "iql", ours, {}, iql_trees, names, [(b, b) for b in batches()])
+
+
+def rebrac_trees(ours: Ours) -> Tree:
+    actors = {"actor": policy(ours.state.params["actor"]), "target_actor": policy(ours.state.target["actor"])}
+    return {**critics(ours), **actors}
+
+
+@case("rebrac, for single tasks", FQL, COMMIT, needs=NEEDS)
+def rebrac(checkout: Path) -> Outcome:
+    names = {"critic/loss": "critic/critic_loss", "actor/loss": "actor/total_loss", "actor/bc": "actor/mse"}
+    weights = {"actor_bc": 0.3, "critic_bc": 0.01}
+    ours = Ours("rebrac", **SINGLE_TASK, **weights, learning_rate=3e-4, update_order="simultaneous")
+    theirs = {"alpha_actor": weights["actor_bc"], "alpha_critic": weights["critic_bc"]}
+    data = batches(next_actions=lambda g: g.uniform(-0.95, 0.95, (BATCH, ACTION)))
+    return compare_agents(checkout, "rebrac", ours, theirs, rebrac_trees, names, [(b, b) for b in data], delayed=2)
 
 
 LOSSES = {

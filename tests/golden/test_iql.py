@@ -1,4 +1,4 @@
-"""IQL: each loss in float64 NumPy, and whole updates in the authors' order against an implementation of its own."""
+"""IQL: each loss in float64 NumPy, and whole updates in the authors' order and OGBench's against an implementation of its own."""
 
 from __future__ import annotations
 
@@ -106,9 +106,13 @@ def test_discrete_actions_have_an_output_each() -> None:
 
 
 class Reference:
-    """IQL in float64: V, then the actor with the new V, then Q with the new V, then the targets."""
+    """IQL in float64: V, then the actor with the new V, then Q with the new V, then the targets.
 
-    def __init__(self, state: TrainState) -> None:
+    at_once: all with the V of before, the actor with the online critics, and the targets towards the critics of before.
+    """
+
+    def __init__(self, state: TrainState, at_once: bool) -> None:
+        self.at_once = at_once
         self.value, self.actor = ref.net(state.params["value"]), ref.net(state.params["actor"], "net.")
         self.log_std = state.params["actor"]["log_std"].numpy().astype(np.float64)
         self.critics, self.targets = critics(state.params["critic"]), critics(state.target["critic"])
@@ -118,11 +122,14 @@ class Reference:
     def update(self) -> None:
         q = q_values(self.targets, X["observations"], X["actions"]).min(0)  # of before
         v, inputs = ref.forward(self.value, X["observations"])
+        old_v, old_next_v, old_critics = v[:, 0], ref.forward(self.value, X["next_observations"])[0][:, 0], list(self.critics)
         u = q - v[:, 0]
         grads, _ = ref.backward(self.value, inputs, (-2 * np.where(u < 0, 1 - EXPECTILE, EXPECTILE) * u / B)[:, None])
         self.value = ref.unflat(self.adam["value"].step(ref.flat(self.value), grads))
 
         advantage = q - ref.forward(self.value, X["observations"])[0][:, 0]
+        if self.at_once:
+            advantage = q_values(self.critics, X["observations"], X["actions"]).min(0) - old_v
         weight = np.minimum(np.exp(TEMPERATURE * advantage), 100.0)[:, None]
         z, inputs = ref.forward(self.actor, X["observations"])
         mean, std = np.tanh(z), np.exp(self.log_std)
@@ -133,19 +140,21 @@ class Reference:
         self.actor = ref.unflat(values)
 
         next_v = ref.forward(self.value, X["next_observations"])[0][:, 0]
-        y = X["rewards"] + DISCOUNT * X["masks"] * next_v
+        y = X["rewards"] + DISCOUNT * X["masks"] * (old_next_v if self.at_once else next_v)
         both = np.concatenate([X["observations"], X["actions"]], 1)
         for e, critic in enumerate(self.critics):
             out, inputs = ref.forward(critic, both)
             grads, _ = ref.backward(critic, inputs, 2 * (out - y[:, None]) / B)
             self.critics[e] = ref.unflat(self.adam[f"critic{e}"].step(ref.flat(critic), grads))
-        self.targets = [ref.polyak(t, o, POLYAK) for t, o in zip(self.targets, self.critics, strict=True)]
+        followed = old_critics if self.at_once else self.critics
+        self.targets = [ref.polyak(t, o, POLYAK) for t, o in zip(self.targets, followed, strict=True)]
 
 
-def test_updates_in_the_authors_order() -> None:
+@pytest.mark.parametrize("order", ["sequential", "simultaneous"])
+def test_updates_in_the_authors_order_and_in_ogbenchs(order: str) -> None:
     algorithm: Algorithm
-    algorithm, state = make()
-    mine = Reference(state)
+    algorithm, state = make(update_order=order)
+    mine = Reference(state, order == "simultaneous")
     for _ in range(6):
         state, _ = algorithm.update(state, BATCH, KEY, phase=0)
         mine.update()

@@ -89,9 +89,14 @@ def test_actor_loss(actor_bc: float, actor_q: float) -> None:
 
 
 class Reference:
-    """ReBRAC in float64."""
+    """ReBRAC in float64.
 
-    def __init__(self, state: TrainState) -> None:
+    at_once: the critics' loss is their mean, the actor's is of the critics of before and its Adam goes on with a gradient of 0 in between,
+    and the targets follow what was before.
+    """
+
+    def __init__(self, state: TrainState, at_once: bool) -> None:
+        self.at_once = at_once
         self.actor, self.target_actor = ref.net(state.params["actor"], "net."), ref.net(state.target["actor"], "net.")
         self.critics, self.targets = critics(state.params["critic"], norm), critics(state.target["critic"], norm)
         self.adam = {k: ref.Adam(lambda t: LR) for k in ("actor", "critic0", "critic1")}
@@ -99,36 +104,42 @@ class Reference:
     def update(self, t: int) -> None:
         y = td_target(self.target_actor, self.targets)
         both = np.concatenate([X["observations"], X["actions"]], 1)
+        old_critics, old_actor = list(self.critics), self.actor
         for e, critic in enumerate(self.critics):
             out, seen = norm.forward(critic, both)
-            grads, _ = norm.backward(critic, seen, 2 * (out - y[:, None]) / B)
+            grads, _ = norm.backward(critic, seen, (1 if self.at_once else 2) * (out - y[:, None]) / B)
             self.critics[e] = norm.unflat(self.adam[f"critic{e}"].step(norm.flat(critic), grads))
+        judges = old_critics if self.at_once else self.critics
         if t % 2 == 0:
+            if self.at_once:
+                self.actor = ref.unflat(self.adam["actor"].step(ref.flat(self.actor), [0.0 * x for x in ref.flat(self.actor)]))
             return
         z, inputs = ref.forward(self.actor, X["observations"])
         action = np.tanh(z)
-        runs = [norm.forward(c, np.concatenate([X["observations"], action], 1)) for c in self.critics]
+        runs = [norm.forward(c, np.concatenate([X["observations"], action], 1)) for c in judges]
         q = np.stack([out[:, 0] for out, _ in runs])
         scale = 1.0 / np.abs(q.min(0)).mean()
         grad = ACTOR_BC * 2 * (action - X["actions"]) / B
         for e, (_, seen) in enumerate(runs):  # through the critic that is the smaller one in each row
             mine = (q.argmin(0) == e).astype(float)[:, None]
-            grad = grad + norm.backward(self.critics[e], seen, -scale / B * mine)[1][:, OBS:]
+            grad = grad + norm.backward(judges[e], seen, -scale / B * mine)[1][:, OBS:]
         grads, _ = ref.backward(self.actor, inputs, grad * (1 - action**2))
         self.actor = ref.unflat(self.adam["actor"].step(ref.flat(self.actor), grads))
-        self.target_actor = ref.polyak(self.target_actor, self.actor, POLYAK)
-        self.targets = [norm.polyak(x, o, POLYAK) for x, o in zip(self.targets, self.critics, strict=True)]
+        self.target_actor = ref.polyak(self.target_actor, old_actor if self.at_once else self.actor, POLYAK)
+        self.targets = [norm.polyak(x, o, POLYAK) for x, o in zip(self.targets, judges, strict=True)]
 
 
-def test_updates() -> None:
-    algorithm, state = make()
-    mine = Reference(state)
+@pytest.mark.parametrize("order", ["sequential", "simultaneous"])
+def test_updates(order: str) -> None:
+    algorithm, state = make(update_order=order)
+    mine = Reference(state, order == "simultaneous")
     for t in range(6):
         before = state
         state, metrics = algorithm.update(state, BATCH, KEY, phase=t % 2)
         assert ("actor/loss" in metrics) == (t % 2 == 1)
         if t % 2 == 0:
-            assert state.params["actor"] is before.params["actor"] and state.target["critic"] is before.target["critic"]
+            assert state.target["critic"] is before.target["critic"]
+            assert (state.params["actor"] is before.params["actor"]) == (order == "sequential")
         mine.update(t)
         ref.close(mine.actor, state.params["actor"], "net.")
         ref.close(mine.target_actor, state.target["actor"], "net.")

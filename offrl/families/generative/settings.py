@@ -1,11 +1,10 @@
-"""Settings that FQL's relatives share, and the order of updates in which their losses all read the state before."""
+"""Settings that FQL's relatives share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from offrl.algorithm import TrainState
 from offrl.data.dataset import DataSpec
 from offrl.families.critics import CriticSettings, epsilon_field
 from offrl.nn.flow import Field
@@ -72,13 +71,3 @@ def make_field(config: Any, spec: DataSpec, dim: int | None = None, *, timed: bo
     norm = {"layer_norm": config.actor_layer_norm, "layer_norm_epsilon": config.layer_norm_epsilon}
     form = {"activation": config.activation, "init": config.init, **norm}
     return Field(spec.observation_dim, dim or spec.action_dim, config.hidden, timed=timed, **form)
-
-
-def merged(before: TrainState, *after: TrainState) -> TrainState:
-    """One state of several that each descended from `before` on other modules: all of their losses read what was before all of them."""
-    params, opt = dict(before.params), dict(before.opt)
-    for state in after:
-        for name, value in state.params.items():
-            if value is not before.params[name]:
-                params[name], opt[name] = value, state.opt[name]
-    return before._replace(params=params, opt=opt)
