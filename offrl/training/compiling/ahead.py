@@ -208,8 +208,8 @@ def _quick() -> Iterator[None]:
 
     Checks of each input, which it writes and never runs, are left out; the processor's flags say which vectors it has, and no program is
     built and loaded to try each; where an operation was called from is not kept; a table that torch makes anew for each operation is made
-    once; the two files of a program are compiled side by side. Where torch has other names for these, it takes
-    longer, or the caller falls back.
+    once; the two files of a program are compiled side by side. Where torch has other names for these, it takes longer, or the caller falls
+    back.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
