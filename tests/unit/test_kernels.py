@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -120,16 +121,27 @@ def test_they_are_compiled_beside_other_work_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     kernels.native.cache_clear()
     try:
-        with kernels.compiling() as busy:
-            assert busy
-        assert list(tmp_path.glob("programs/kernels-*.so"))
+        ended: list[str] = []
+
+        def another() -> None:
+            with kernels.compiling() as compilation:
+                ended.append("another" if compilation is None else "twice")
+
+        with kernels.compiling() as compilation:
+            assert compilation is not None
+            other = threading.Thread(target=another)
+            other.start()
+            assert compilation.result() is not None
+            assert list(tmp_path.glob("programs/kernels-*.so"))
+            other.join(0.2)
+            ended.append("first")
+        other.join()
+        assert ended == ["first", "another"]
         assert kernels.native() is not None
-        with kernels.compiling() as busy:
-            assert not busy
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
         monkeypatch.setattr(kernels.torch, "get_num_threads", lambda: 2)  # where they do not serve
-        with kernels.compiling() as busy:
-            assert not busy
+        with kernels.compiling() as compilation:
+            assert compilation is None
     finally:
         monkeypatch.undo()
         kernels.native.cache_clear()

@@ -59,17 +59,17 @@ class Library:
         """
         leaves, structure = pytree.tree_flatten(trees)
         folder = backend.compiled_folder() / PROGRAMS
-        traced = _traced_beside_kernels(work, leaves, structure)
         name = Fingerprint()
         key: Path | None = None
-        with contextlib.suppress(Unnamed):
-            inputs = [(x.dtype, x.shape, x.stride()) for x in leaves]
-            for part in (sources("offrl"), kernels.kinds(), str(structure), inputs, *subject):
-                name.add(part)
-            key = folder / f"{name.digest()}.key"
         with contextlib.ExitStack() as stack:
-            if key is not None:
-                stack.enter_context(locks.alone(key, "the compiled step", quiet=True))
+            with _traced_beside_kernels(work, leaves, structure) as traced:
+                with contextlib.suppress(Unnamed):
+                    inputs = [(x.dtype, x.shape, x.stride()) for x in leaves]
+                    for part in (sources("offrl"), kernels.kinds(), str(structure), inputs, *subject):
+                        name.add(part)
+                    key = folder / f"{name.digest()}.key"
+                if key is not None:  # before the other processes go on: who traced compiles
+                    stack.enter_context(locks.alone(key, "the compiled step", quiet=True))
             entry = None if key is None else _known(key, len(name.tensors))
             if entry is None:
                 with _no_collection():
@@ -115,15 +115,19 @@ def _known(key: Path, tensors: int) -> tuple[Path, list[int]] | None:
     return None
 
 
-def _traced_beside_kernels(work: Work, leaves: list[Tensor], structure: Any) -> Traced | None:
-    """What `_traced` gives, where meanwhile the kernels have to be compiled; else None."""
-    with kernels.compiling() as busy, _no_collection():
-        if not busy:
-            return None
-        traced = _traced(work, leaves, structure)
-        import torch._inductor.compile_fx  # noqa: F401 - takes most of a second, and is needed next
+@contextlib.contextmanager
+def _traced_beside_kernels(work: Work, leaves: list[Tensor], structure: Any) -> Iterator[Traced | None]:
+    """What `_traced` gives, where meanwhile the kernels have to be compiled; else None. See `kernels.compiling` for other processes."""
+    with kernels.compiling() as compilation:
+        if compilation is None:
+            yield None
+            return
+        with _no_collection():
+            traced = _traced(work, leaves, structure)
+            import torch._inductor.compile_fx  # noqa: F401 - takes most of a second, and is needed next
 
-        return traced
+            compilation.result()
+        yield traced
 
 
 def _made(leaves: list[Tensor], traced: Traced, folder: Path) -> tuple[Path, list[Tensor]]:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +148,20 @@ def _dense_are_fast() -> bool:
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[bool]:
-    """Whether the library is being compiled, in a thread that has ended when this ends. False as well where there is nothing to compile,
-    and once another process that does this has ended it."""
-    if torch.get_num_threads() > 1 or _compiler() is None or (target := _place()).is_file():
-        yield False
+def compiling() -> Iterator[Future[Any] | None]:
+    """The library's compilation in a thread; None where there is nothing to compile. Another process that asks meanwhile waits until this
+    ends, so that what is done within is done by one."""
+    if torch.get_num_threads() > 1 or _compiler() is None:
+        yield None
         return
-    with locks.alone(target.with_name(f"{target.stem}-thread.key"), "the kernels", quiet=True):
+    target = _place()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locks.alone(target.with_name(f"{target.stem}-thread.key"), "the kernels", quiet=True))
         if target.is_file():
-            yield False
-            return
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(native)
-            yield True
+            stack.close()
+            yield None
+        else:
+            yield stack.enter_context(ThreadPoolExecutor(1)).submit(native)
 
 
 def _compiler() -> str | None:
