@@ -12,11 +12,12 @@ def run(arguments: list[str]) -> int:
         say(*_help().splitlines())
         return 0
     arguments = ["quiet=true" if a in ("-q", "--quiet") else a for a in arguments]
-    from offrl.benchmark.run import benchmark
     from offrl.settings.compose import parse
-    from offrl.system.signals import terminable
 
     values = parse(arguments)
+    from offrl.benchmark.run import benchmark
+    from offrl.system.signals import terminable
+
     try:
         with terminable():
             return benchmark(values)

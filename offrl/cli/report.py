@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from offrl.errors import UserError, say
+from offrl.runs.paths import check_exists
 
 HEAD = """\
 usage: offrl report RUNS... [name=value ...]
@@ -41,6 +42,8 @@ def run(arguments: list[str]) -> int:
     config = fill(ReportConfig(), {**values, **literal}, "report")
     if not paths:
         raise UserError("which runs? offrl report RUNS..., such as offrl report runs; see offrl report --help")
+    for path in paths:
+        check_exists(Path(path))
     from offrl.report.build import report
 
     def tell(line: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, say, warn
 from offrl.ope.config import METHOD_NAMES, OPEConfig
+from offrl.runs.paths import no_run
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -70,8 +72,9 @@ def run(arguments: list[str]) -> int:
         raise UserError("usage: offrl select RUN ... (run directories), or offrl select policy=AGENT ... dataset=NAME; --help shows more")
     about_data = {k: values.pop(k) for k in list(values) if k.partition(".")[0] == "dataset"}
     config = fill(SelectConfig(), values, "select")
-    from pathlib import Path
-
+    for path in paths:
+        if not Path(path).is_dir():
+            raise no_run(Path(path))
     from offrl import ope
     from offrl.ope.candidates import find_runs
     from offrl.settings.compose import compose
@@ -126,8 +129,6 @@ def refuse_transforms(given: dict[str, Any]) -> None:
 
 def output(out: str | None, default: Any) -> Any:
     """The file to write: `out` where it is a .csv, else select.csv in that folder."""
-    from pathlib import Path
-
     path = Path(out) if out else default
     return path if path.suffix == ".csv" else path / "select.csv"
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError
 from offrl.runs.comparable import Group, group, groups, reference, settings_matrix, unlike
+from offrl.runs.paths import check_exists
 from offrl.settings.diff import Variant, labels
 from offrl.statistics.intervals import mean_interval
 from offrl.tasks.provenance import Provenance
@@ -222,11 +223,7 @@ def collect(paths: Sequence[str | Path], every: int = 1) -> Results:
     reader = Reader(every)
     for source in paths:
         path = Path(source)
-        if not path.exists():
-            siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
-            raise UserError(
-                f"{path} does not exist; give run directories, benchmark directories or files of results.{nearest(str(path), siblings)}"
-            )
+        check_exists(path)
         if not reader.read(path):
             raise UserError(
                 f"{path} holds no run (run.json), no benchmark (benchmark.json) and no {RESULTS}; give a folder that offrl wrote, "

@@ -4,7 +4,8 @@
     python scripts/bench/published_length.py --runs runs/published --out docs/benchmarks/published-length.md
 
 The first command trains what is not finished, shortest first, and goes on where it was stopped; a job is one process with one thread, or a
-GPU. The second writes the page. A run that has not finished stands in its table with the updates that it has, without score and curve.
+GPU. The second writes the page: a row and a curve of what has finished here, those that the page has of what finished on another machine,
+and of the rest how far it is.
 """
 
 from __future__ import annotations
@@ -104,14 +105,17 @@ def train(options: argparse.Namespace) -> None:
         process.wait()
 
 
-def row(one: Published, runs: Path) -> str:
-    """A row of the table."""
+def row(one: Published, runs: Path, page: str) -> str:
+    """A row of the table. page: the present one, whose row stays where it is of a finished run and the one here is not."""
     run = runs / one.name
     made = updates_made(run)
     head = f"| {one.algorithm} | {Path(one.file).stem} | {one.sizes} | {made:,} of {one.updates:,} |"
-    if made == 0:
-        return f"{head} not begun | | |"
     if made < one.updates:
+        before = next((line for line in page.splitlines() if line.startswith(f"| {one.algorithm} |")), "")
+        if f"{one.updates:,} of {one.updates:,}" in before:
+            return before
+        if made == 0:
+            return f"{head} not begun | | |"
         return f"{head} not finished | | {hours(run):.1f} |"
     values = [float(scored["score"]) for scored in SavedRun(run).final_scores]
     return f"{head} {interval_text(mean_interval(values))} | {', '.join(f'{v:.1f}' for v in values)} | {hours(run):.1f} |"
@@ -133,16 +137,17 @@ BY_HAND = "\n<!-- by hand -->\n"
 
 def page(options: argparse.Namespace) -> None:
     """Write the page and its curves."""
-    rows = [row(one, options.runs) for one in PLAN]
-    done = [one for one, text in zip(PLAN, rows, strict=True) if "not finished" not in text]
-    curves = {one.algorithm: options.runs / one.name / "scores.csv" for one in done if one.file == HOPPER}
-    picture = options.out.with_suffix(".png")
-    drawn = learning_curve({k: v for k, v in curves.items() if v.is_file()}, picture, title="hopper_medium_replay, published length")
-    text = (
-        HEAD.format(command="python scripts/bench/published_length.py --data ../shared/data --runs runs/published") + "\n".join(rows) + "\n"
-    )
-    text += f"\n![Scores over updates]({picture.name})\n" if drawn else ""
     old = options.out.read_text(encoding="utf-8") if options.out.is_file() else ""
+    rows = [row(one, options.runs, old) for one in PLAN]
+    command = "python scripts/bench/published_length.py --data ../shared/data --runs runs/published"
+    text = HEAD.format(command=command) + "\n".join(rows) + "\n"
+    for one in PLAN:
+        picture, run = options.out.with_name(f"{options.out.stem}-{one.algorithm}.png"), options.runs / one.name
+        if updates_made(run) >= one.updates:
+            title = f"{Path(one.file).stem}, published length"
+            learning_curve({one.algorithm: run / "scores.csv"}, picture, title=title)
+        if picture.is_file():
+            text += f"\n![Scores of {one.algorithm} over updates]({picture.name})\n"
     write_text(options.out, text + "".join(old.partition(BY_HAND)[1:]))
 
 
