@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offrl.errors import UserError
-from offrl.runs.paths import no_run
+from offrl.runs.paths import check_exists
 from offrl.settings.field import describe, setting
 
 
@@ -44,8 +44,7 @@ def run(arguments: list[str]) -> int:
     dataset = about_data.pop("dataset", None)
     if about_data and dataset is None and config.ood is None:
         raise UserError(f"{next(iter(about_data))} needs the dataset itself: dataset=NAME")
-    if not Path(arguments[0]).exists():
-        raise no_run(Path(arguments[0]))
+    check_exists(Path(arguments[0]), "a run of algo=dynamics, or a file of its models/")
     from offrl.report.world_model import report_again
 
     report_again(arguments[0], dataset, about_data, config.ood, config.out)

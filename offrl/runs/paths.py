@@ -21,13 +21,11 @@ def check_run(run_dir: str | Path) -> None:
         raise no_run(Path(run_dir))
 
 
-def check_exists(path: Path) -> None:
-    """Raises UserError, with the nearest name beside it, where nothing is at `path`, which is to hold results."""
+def check_exists(path: Path, kinds: str = "run directories, benchmark directories or files of results") -> None:
+    """Raises UserError, with the nearest name beside it, where nothing is at `path`, which is to be one of `kinds`."""
     if not path.exists():
         siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
-        raise UserError(
-            f"{path} does not exist; give run directories, benchmark directories or files of results.{nearest(str(path), siblings)}"
-        )
+        raise UserError(f"{path} does not exist; give {kinds}.{nearest(str(path), siblings)}")
 
 
 def no_run(run_dir: Path) -> UserError:
