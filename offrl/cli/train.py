@@ -6,6 +6,7 @@ import os
 import sys
 
 from offrl.errors import say, warn
+from offrl.runs.paths import check_run
 
 PICTURES = ("learning_curve.png", "grid.png", "goal_map.png", "model.png")
 WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tensorboard")
@@ -21,6 +22,8 @@ def run(arguments: list[str]) -> int:
     from offrl.settings.habits.arguments import placed
 
     values = rehearse(parse(placed(arguments)))  # mistakes are told before torch is imported
+    if values.get("resume") is not None:
+        check_run(str(values["resume"]))
     from offrl.api import train_from
     from offrl.errors import Interrupted
     from offrl.runs.tables import explain, final_table, next_commands

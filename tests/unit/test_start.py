@@ -17,8 +17,8 @@ MISTAKES = """
 import sys
 from offrl.cli.main import main
 for command in ("train algo=iqll", "train algo=iql steps", "trian", "evaluate nothing", "export nothing", "finetune nothing env=Hopper-v5",
-                "adapt nothing", "report nothing", "select nothing", "model nothing", "tune nothing", "benchmark nothing", "--help",
-                "--version", "train --help", "evaluate --help"):
+                "adapt nothing", "report nothing", "select nothing", "model nothing", "tune nothing", "benchmark nothing",
+                "train resume=nothing", "--help", "--version", "train --help", "evaluate --help"):
     status = main(command.split())
     assert status == (0 if "--" in command else 2), (command, status)
     assert "torch" not in sys.modules, command
@@ -28,7 +28,7 @@ for command in ("train algo=iqll", "train algo=iql steps", "trian", "evaluate no
 def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", MISTAKES], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "Did you mean 'iql'?" in result.stderr and result.stderr.count("nothing is not a run directory") == 5
+    assert "Did you mean 'iql'?" in result.stderr and result.stderr.count("nothing is not a run directory") == 6
     assert result.stderr.count("nothing does not exist; give ") == 2
 
 
