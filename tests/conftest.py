@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,28 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    both = [item.nodeid for item in items if item.get_closest_marker("slow") and item.get_closest_marker("nightly")]
+    if both:
+        raise pytest.UsageError(f"a test is in one tier, slow or nightly: {both[0]}")
+
+
+LONG = 5.0  # seconds
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Names the tests of the fast tier that took longer than the others may (CONTRIBUTING); a busy machine is no failure."""
+    if config.option.markexpr != "not slow and not nightly":
+        return
+    spent: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            spent[getattr(report, "nodeid", "")] += getattr(report, "duration", 0.0)
+    for name, seconds in spent.most_common():
+        if seconds > LONG:
+            terminalreporter.write_line(f"{seconds:.1f} s, more than the {LONG:.0f} s of a fast test: {name}")
 
 
 def pytest_collection_finish() -> None:

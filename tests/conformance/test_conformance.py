@@ -35,7 +35,6 @@ from tests.support.cases import (
     BASE,
     BATCH,
     BATCHED,
-    RELATIVES,
     WAITING,
     Case,
     a_batch,
@@ -46,24 +45,17 @@ from tests.support.cases import (
     each,
     goals,
     identical,
-    sparing,
+    representatives,
     start,
     train,
 )
-
-FAMILIES = ("bc", "td3_bc", "iql", "dt", "mopo", "gciql")  # MOPO's has SAC's in it; text algorithms are never compiled
-# where discrete actions only change the policy's head, those of the families stand for the others
-SEEDS = [
-    pytest.param(*p.values, marks=pytest.mark.slow if p.marks or (p.values[0].discrete and p.values[0].name not in FAMILIES) else ())
-    for p in sparing(BATCHED)
-]
 
 # ---- replicas
 
 UPDATES = 6  # whole patterns of every period, and two refreshes
 
 
-@each(SEEDS)
+@each(representatives(BATCHED))
 def test_seed_3_alone_is_seed_3_among_8(case: Case) -> None:
     algorithm = case.make()
     alone, alone_sums = train(algorithm, [3], UPDATES)
@@ -80,7 +72,7 @@ def test_seed_3_alone_is_seed_3_among_8(case: Case) -> None:
         assert any(not torch.equal(x, y) for x, y in zip(*(pytree.tree_leaves(first[k]) for k in (i, j)), strict=True))
 
 
-@each(sparing(BATCHED))
+@each(representatives(BATCHED))
 def test_trains_in_bfloat16(case: Case) -> None:
     """Under autocast, with LayerNorm where there is a choice; parameters and sums of metrics stay float32."""
     known = {f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config)}
@@ -89,7 +81,7 @@ def test_trains_in_bfloat16(case: Case) -> None:
     assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
 
 
-@each(sparing(BATCHED))
+@each(representatives(BATCHED))
 def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
     algorithm = case.make()
     state, step = start(algorithm, [0, 1, 2])
@@ -105,7 +97,7 @@ def test_a_replica_of_nan_harms_no_other(case: Case) -> None:
     assert any(sick_sums[k][1].isnan() for k in sick_sums)
 
 
-@each(sparing([c for c in ALL if ALGORITHMS[c.name].traits.vectorized]))
+@each(representatives([c for c in ALL if ALGORITHMS[c.name].traits.vectorized]))
 def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
     """For all settings at once that no mark forbids: one that decided shapes, branches or batches would fail, or be the other point's."""
     algorithm = case.make()
@@ -126,11 +118,7 @@ def test_a_point_of_a_grid_is_as_alone(case: Case) -> None:
 # ---- tracing
 
 
-# tracing takes seconds; bc and td3_bc hold nothing that these do not
-TRACED = [pytest.param(c, marks=() if str(c) in ("iql", "mopo") else pytest.mark.slow) for c in BATCHED]
-
-
-@each(TRACED)
+@each([pytest.param(c, marks=pytest.mark.slow if str(c) in ("iql", "dt", "mopo") else pytest.mark.nightly) for c in BATCHED])
 def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch.compile, which compiles what is not made a library ahead of time."""
     monkeypatch.setattr(ahead, "available", lambda: False)
@@ -152,8 +140,8 @@ def test_traces_in_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3)
 
 
-@pytest.mark.parametrize("own", [(), pytest.param(("gated", "dense"), marks=pytest.mark.slow)], ids=["libraries", "kernels"])
-@each(TRACED)
+@pytest.mark.parametrize("own", [(), pytest.param(("gated", "dense"), marks=pytest.mark.nightly)], ids=["libraries", "kernels"])
+@each([pytest.param(c, marks=() if str(c) == "td3_bc" else pytest.mark.nightly) for c in BATCHED])
 def test_is_traced_ahead_of_time(case: Case, own: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a library is made of it, but for the compiler: the traced operations themselves are run, or what the passes make of them with
     kernels of our own wherever one fits."""
@@ -219,6 +207,7 @@ def test_what_moves_to_another_name_is_read_before_it_is_overwritten(monkeypatch
     close(eager, written, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler")
 def test_inductor_agrees_with_eager() -> None:
     """One algorithm stands for all: compiling costs seconds. Dropout's noise comes from keys inside the compiled function."""
@@ -242,10 +231,7 @@ def moments(algorithm: Algorithm) -> tuple[int, ...]:
     return (1, 4, 7) if algorithm.traits.period > 1 or type(algorithm).refresh is not Algorithm.refresh else (2,)
 
 
-SPARED = [c.settings or c.name in RELATIVES or (c.discrete and c.name not in FAMILIES) for c in ALL]
-
-
-@each([pytest.param(c, marks=pytest.mark.slow if spared else ()) for c, spared in zip(ALL, SPARED, strict=True)])
+@each(representatives(ALL))
 def test_resumes_bit_for_bit(case: Case, tmp_path: Path) -> None:
     """Interrupted at every moment that differs, and each time taken up from a file by a new algorithm and a new step."""
     algorithm = case.make()
@@ -279,7 +265,7 @@ def test_resumes_bit_for_bit(case: Case, tmp_path: Path) -> None:
 PRETRAINED = {("rambo", "dynamics")}  # modules that begin as those of a run that came first, whatever the seed
 
 
-@each(ALL)
+@each(representatives(ALL))
 def test_init_depends_on_the_seed_alone(case: Case) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -299,7 +285,7 @@ def test_init_depends_on_the_seed_alone(case: Case) -> None:
         identical(first.target[name], first.params[name])
 
 
-@each(ALL)
+@each(representatives(ALL))
 def test_update_is_a_pure_function(case: Case) -> None:
     algorithm = case.make()
     state, batch, key = algorithm.init(0), a_batch(algorithm), rng.make_key(1)
@@ -366,7 +352,7 @@ def test_each_loss_trains_its_own_module_and_targets_only_follow(case: Case, mon
     assert sorted(followed) == sorted(algorithm.traits.targets)
 
 
-@each(ALL)
+@each(representatives(ALL))
 def test_the_optimiser_has_the_configured_learning_rate(case: Case) -> None:
     """With a learning rate of 0 nothing moves but the statistics."""
     fields = [f.name for f in dataclasses.fields(ALGORITHMS[case.name].Config) if f.name.endswith("learning_rate")]
@@ -408,7 +394,7 @@ def test_settings(name: str) -> None:
 # ---- acting
 
 
-@each([pytest.param(c, marks=pytest.mark.slow if c.settings else ()) for c in ACTING])
+@each(representatives(ACTING))
 def test_act(case: Case, tmp_path: Path) -> None:
     algorithm, seed = case.make(), 3
     trained, _ = train(algorithm, [seed], 4)

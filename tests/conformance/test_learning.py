@@ -79,8 +79,8 @@ def solve(case: Case, problem: tuple[Dataset, np.ndarray], rows: slice, updates:
     return float((actions != best).mean() if case.discrete else np.abs(actions - best).mean())
 
 
-SLOW = {"marks": pytest.mark.slow}
-CLONING = [pytest.param(c, **({} if c.name == "bc" else SLOW)) for c in BASE if c.name in IMITATION]
+NIGHTLY = pytest.mark.nightly  # seconds each: one algorithm of each kind is always trained
+CLONING = [pytest.param(c, marks=() if c.name == "bc" else NIGHTLY) for c in BASE if c.name in IMITATION]
 
 
 @each(CLONING)
@@ -88,30 +88,11 @@ def test_imitation_overfits_a_known_function(case: Case) -> None:
     assert solve(case, cloning_problem(case.discrete), slice(None), 500) < (0.06 if case.discrete else 0.02)
 
 
-# seconds each: one algorithm of a family is always trained, the others in the slow tests, and what takes longest on demand
-RELATIVES = (
-    *DESCENDANTS,
-    "breeze",
-    "fb",
-    "skill_iql",
-    "cal_ql",
-    "combo",
-    "edac",
-    "mbrcsl",
-    "mobile",
-    "morel",
-    "rambo",
-    "tt",
-    "xql",
-    "diffuser",
-    "decision_diffuser",
-)
-LATER = {"marks": pytest.mark.learning}
 # they learn for every reward at once, or value whole plans, and this reward is finer than they see: 0.4 is to learn nothing
 COARSE = {"fb": 0.33, "breeze": 0.3, "diffuser": 0.3}
 PAID = [c for c in BASE if c.name not in IMITATION and c in ACTING and c not in GOALS]
 LONGER = {"td3_bc": 1000, "decision_diffuser": 1500, "diffuser": 1500}  # after 700 some seeds of TD3+BC err by almost 0.2
-VALUES = [pytest.param(c, **(LATER if c.name in RELATIVES else {} if c.name == "td3_bc" else SLOW)) for c in PAID]
+VALUES = [pytest.param(c, marks=() if c.name == "td3_bc" else NIGHTLY) for c in PAID]
 
 
 @each(VALUES)
@@ -149,7 +130,7 @@ def corridor(discrete: bool) -> Dataset:
     return from_arrays(observations, actions, np.zeros(len(position)), episode_ends=ends, **options)
 
 
-AIMED = [pytest.param(c, **(LATER if c.name in ("ota", "gadt") else {} if str(c) == "gcbc" else SLOW)) for c in GOALS]
+AIMED = [pytest.param(c, marks=() if str(c) == "gcbc" else NIGHTLY) for c in GOALS]
 
 
 @each(AIMED)

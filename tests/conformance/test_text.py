@@ -45,7 +45,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lm_mc", {"tokenizer": "words", "history": 2}),
 ]
 CASES = [(name, {}) for name in NAMES] + [v for v in VARIANTS if v[0] in NAMES]
-each = pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{n} {s or ''}".strip() for n, s in CASES])
+REPRESENTATIVES = ("lm_bc", "ilql", "alol", "digirl")  # cloning, values of tokens, advantages learnt first, what plays
+each = pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(n, s, id=f"{n} {s or ''}".strip(), marks=() if n in REPRESENTATIVES and not s else pytest.mark.nightly)
+        for n, s in CASES
+    ],
+)
 
 
 def episodes() -> Any:
@@ -170,7 +177,7 @@ def test_padding_and_the_cache_change_nothing(name: str, settings: dict[str, Any
             torch.testing.assert_close(pieces, full, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in REPRESENTATIVES else pytest.mark.nightly) for n in NAMES])
 def test_refuses_numbers_and_trains_in_bfloat16(name: str) -> None:
     with pytest.raises(UserError, match="learns from texts"):
         check_kind(registry.get("algo", name), name, data(False))
@@ -180,6 +187,7 @@ def test_refuses_numbers_and_trains_in_bfloat16(name: str) -> None:
     assert all(v.dtype == torch.float32 and v.isfinite().all() for v in [*pytree.tree_leaves(state.params), *sums.values()])
 
 
+@pytest.mark.slow
 def test_legal_actions_are_chosen_in_proportion_to_their_probability() -> None:
     algorithm, dataset = make("lm_bc", legal="rerank")
     state, step = started(algorithm, dataset)

@@ -154,6 +154,7 @@ def test_data_and_environment_disagree(offrl: Offrl, write: Any) -> None:
     assert offrl(f"train algo=iql dataset={file} eval.env=none").status == 0
 
 
+@pytest.mark.slow
 def test_resume_of_something_else(offrl: Offrl, write: Any, tmp_path: Path) -> None:
     assert offrl("train algo=bc name=mine seeds=1").status == 0
     before = {p: p.read_bytes() for p in Path("runs/mine").rglob("*") if p.is_file()}
@@ -214,6 +215,7 @@ def test_disk_full_during_a_checkpoint(offrl: Offrl, monkeypatch: pytest.MonkeyP
     assert_equal_runs(Path("runs/mine"), Path("runs/whole"), 20)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(offrl: Offrl, tmp_path: Path) -> None:
     """A file system of 300 kB: whatever it is that does not fit, the run ends in one line and goes on after there is room."""
     disk = tmp_path / "disk"
@@ -280,7 +282,7 @@ def test_finished_runs_without_checkpoints_are_not_overwritten(offrl: Offrl) -> 
     assert list(Path("runs/mine/policies").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["garbage", "egl"])
 def test_no_rendering_back_end(tmp_path: Path, backend: str) -> None:
     """Training and scoring need no pictures, whatever MUJOCO_GL asks for."""
@@ -330,6 +332,7 @@ class Poisoned(BC):
         return loss, {**metrics, "actor/loss": loss}
 
 
+@pytest.mark.slow
 def test_one_seed_diverges(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is frozen, named and reported; the others end bit for bit as without it, and resuming keeps it frozen."""
     from offrl import rng

@@ -85,6 +85,7 @@ def serial(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     yield folder
 
 
+@pytest.mark.slow
 def test_what_a_grid_leaves(serial: Path, data: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = serial / "grid"
     assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == {
@@ -135,6 +136,7 @@ def test_failed_cells_are_named_and_tried_again(offrl: Offrl, data: Path, tmp_pa
     assert "r raw return: no reference scores are known" in result.out
 
 
+@pytest.mark.slow
 def test_what_a_cell_needs_is_trained_first(offrl: Offrl, data: Path, tmp_path: Path) -> None:
     own = " ".join(f"vadt.{s}" for s in ("context=2", "width=8", "layers=1", "value_hidden=[8]", "value_batch_size=16"))
     small = " ".join(shlex.quote(s) for s in SMALL if s not in ("algos=[bc,iql]", "algo.hidden=[8]"))
@@ -165,7 +167,7 @@ def test_mistakes_end_before_anything_is_written(offrl: Offrl, tmp_path: Path) -
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("heeds_signals")
 def test_killed_and_started_again(serial: Path, data: Path, tmp_path: Path) -> None:
     """SIGKILL while the second cell trains, and Ctrl-C while the third one does."""

@@ -96,6 +96,7 @@ def test_the_same_command_continues_and_reports(offrl: Offrl) -> None:
     assert package.load(run).score_rows[-1]["step"] == 40
 
 
+@pytest.mark.slow
 def test_a_resumed_run_was_as_long_from_the_start(offrl: Offrl) -> None:
     for name, lengths in (("pieces", (7, 20)), ("whole", (20,))):
         for steps in lengths:
@@ -193,6 +194,7 @@ def arrays(name: str = "mine", **more: Any) -> Dataset:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gymnasium
 
@@ -242,6 +244,7 @@ def test_a_registered_data_set(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
     assert result.status == 2 and "Did you mean 'plant-7'" in result.err
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/datasets.md runs as written, on arrays and a file of the shapes that it describes, but for what trains models (unit tests)."""
     monkeypatch.setattr(registry, "_table", {kind: dict(members) for kind, members in registry._table.items()})
@@ -262,6 +265,7 @@ def test_the_examples_of_the_docs(offrl: Offrl, tmp_path: Path, monkeypatch: pyt
     assert package.train(dataset="plant-7", steps=20, settings=FAST).dataset == "plant-7"
 
 
+@pytest.mark.slow
 def test_a_plugin_package(tmp_path: Path) -> None:
     """An installed package with an entry point: its algorithm (without a YAML file) and its dataset work by name."""
     (tmp_path / "mine.py").write_text(
@@ -310,6 +314,7 @@ def test_an_algorithm_whose_config_says_too_little(monkeypatch: pytest.MonkeyPat
         compose({"algo": "poor"})
 
 
+@pytest.mark.slow
 def test_minari(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Human demonstrations of an Adroit hand: loads, trains, and is scored with Minari's reference returns."""
     pytest.importorskip("gymnasium_robotics")
@@ -321,6 +326,7 @@ def test_minari(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.episode_returns().mean().item() == pytest.approx(802.8, abs=0.05)
 
 
+@pytest.mark.slow
 def test_ogbench(offrl: Offrl) -> None:
     path = shared("ogbench/pointmaze-medium-navigate-v0.npz")
     result = offrl(f"train dataset={path} seeds=1")
@@ -331,6 +337,7 @@ def test_ogbench(offrl: Offrl) -> None:
     assert lengths.min() == lengths.max() == 1001
 
 
+@pytest.mark.slow
 def test_d3rlpy(offrl: Offrl) -> None:
     path = shared("d3rlpy/pendulum_v1.1.0.h5")
     result = offrl(f"train dataset={path} eval.env=Pendulum-v1 seeds=1 dataset.action_low=[-2] dataset.action_high=[2]")
@@ -348,6 +355,7 @@ def test_the_first_slice_is_a_whole_pattern_and_no_measure_of_speed(offrl: Offrl
     assert second["step"] == 10 and second["updates_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_longer_than_the_run(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log says at what learning rate the actor's schedule is cut off, once, unless the run is a trial or quiet."""
     command = "train algo=iql seeds=1 algo.decay_steps=60"
@@ -358,6 +366,7 @@ def test_a_schedule_that_is_longer_than_the_run(offrl: Offrl, monkeypatch: pytes
     assert long.out.count(note) == 1 and not long.err and "falls over" not in quiet.out
 
 
+@pytest.mark.slow
 def test_what_critics_expect_is_logged(offrl: Offrl) -> None:
     """Q(s0, pi(s0)) less the discounted return of the episode, in the units of the data; nothing without a critic."""
     for algo in ("td3_bc", "iql", "bc"):
@@ -368,7 +377,7 @@ def test_what_critics_expect_is_logged(offrl: Offrl) -> None:
         assert 0 < row["discounted_mean"] < row["return_mean"] and -1.5 < row["q_overestimation"] / row["discounted_mean"] < -0.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_ends_where_its_estimated_values_no_longer_rise(offrl: Offrl) -> None:
     command = "train algo=bc seeds=2 name=a eval.every=5 train.stop=fqe-plateau stop_patience=1 stop_updates=30 steps="
     first = offrl(f"{command}100")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="only a CPU with AVX-512 can imitate another"),
 ]
 SMALL = ["algo.hidden=[16,16]", "steps=40", "log_every=20", "seeds=1", "compile=compiled", "device=cpu", "eval.env=none", "compare=[]"]

@@ -13,6 +13,7 @@ from offrl.data import load_dataset
 from .conftest import Offrl
 
 
+@pytest.mark.slow
 def test_convert_subset_merge_and_train_on_it(offrl: Offrl) -> None:
     done = offrl("data convert builtin mine/hop-v0")
     assert (done.status, done.err) == (0, "")
@@ -60,6 +61,7 @@ def test_bad_input_is_one_line(offrl: Offrl, write: Callable[..., Path]) -> None
     assert load_dataset("x.hdf5").fingerprint == load_dataset("good.hdf5").fingerprint
 
 
+@pytest.mark.slow
 def test_doctor_writes_a_page_and_its_status_is_the_verdict(offrl: Offrl, write: Callable[..., Path]) -> None:
     pytest.importorskip("matplotlib")
     write("good.hdf5"), write("bad.hdf5", rewards=np.full(300, np.nan, np.float32))

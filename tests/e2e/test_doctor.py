@@ -30,6 +30,7 @@ def test_a_machine_that_is_right(offrl: Offrl) -> None:
     assert lines["verdict"].split(maxsplit=1)[1].startswith("right: offrl trains on cpu")
 
 
+@pytest.mark.slow
 def test_what_fails_is_one_line_and_the_others_go_on(
     offrl: Offrl, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -51,6 +52,7 @@ def test_what_fails_is_one_line_and_the_others_go_on(
     assert "Traceback" not in result.out + result.err
 
 
+@pytest.mark.slow
 def test_other_numbers_are_wrong(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "difference", lambda ours, theirs: 1.0)
     monkeypatch.setattr(selfcheck.SelfCheck, "tolerance", 1e-5)

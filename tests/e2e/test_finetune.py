@@ -64,6 +64,7 @@ def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
     assert more.status == 0 and Run("runs/b").score_rows[-1]["step"] == 40, more.err
 
 
+@pytest.mark.slow
 def test_a_residual_on_a_run_and_every_command_takes_it(trained: Offrl) -> None:
     result = tune(trained, "runs/a mode=residual steps=40 envs=2 algo.horizon=10 algo.passes=2 algo.hidden=[8] name=r eval.every=20")
     assert result.status == 0, result.err
@@ -118,6 +119,7 @@ def test_mistakes_are_one_line(trained: Offrl) -> None:
         assert result.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_data_that_are_gone_are_needed_only_for_mixing(trained: Offrl) -> None:
     Path("hopper.hdf5").rename("elsewhere.hdf5")
     result = tune(trained, "runs/a steps=12 eval.every=0")
@@ -132,7 +134,7 @@ def test_help_shows_the_settings(offrl: Offrl) -> None:
     assert result.status == 0 and "mixing=auto" in result.out and "eval.env" not in result.out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("algo", ["qc algo.length=3 algo.candidates=2", "qc algo.actor=distil algo.length=3", "iql algo.n_step=3"])
 def test_windows_and_chunks_go_on_where_they_were(offrl: Offrl, write: Callable[..., Path], algo: str) -> None:
     """Stopped inside episodes, chunks and windows, a run ends as one that was not."""

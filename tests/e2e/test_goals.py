@@ -49,6 +49,7 @@ def test_ogbench_from_file_to_policy(offrl: Offrl, tmp_path: Path, pictures: dic
         run.policy(seed=0).act(places[0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("env_id", "picture"), [("PointMaze_UMaze-v3", True), ("FetchReach-v4", False)])
 def test_minari_s_goals(offrl: Offrl, env_id: str, picture: bool) -> None:

@@ -96,6 +96,7 @@ def test_each_replica_is_the_one_that_is_trained_by_itself(offrl: Offrl) -> None
     assert float(ours["return_mean"]) == pytest.approx(float(scores("runs/alone")[0]["return_mean"]), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_policies_have_their_own_settings(offrl: Offrl) -> None:
     assert offrl(COMMAND).status == 0
     for replica in REPLICAS:
@@ -109,6 +110,7 @@ def test_policies_have_their_own_settings(offrl: Offrl) -> None:
         run.policy()
 
 
+@pytest.mark.slow
 def test_resume_keeps_the_grid(offrl: Offrl) -> None:
     assert offrl(f"{COMMAND} steps=40 log_every=10 eval.every=20 checkpoint.every=10").status == 0
     for steps, command in ((20, COMMAND.replace("mine", "pieces")), (40, "train resume=runs/pieces")):
@@ -124,6 +126,7 @@ def test_resume_keeps_the_grid(offrl: Offrl) -> None:
     refused(offrl("train algo=iql seeds=2 name=mine"), "grid.expectile=[0.7,0.9] there, no grid here")
 
 
+@pytest.mark.slow
 def test_the_same_command_finds_its_run(offrl: Offrl, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("algo: {name: iql, temperature: 5.0}\ngrid: {temperature: [1, 3]}\n")
     refused(offrl("train config=my.yaml"), "are both given")
@@ -143,6 +146,7 @@ def test_a_setting_that_nothing_looks_at_is_said(offrl: Offrl) -> None:
     assert "looks at" not in offrl("train algo=iql algo.lipschitz=0.1 grid.lipschitz_radius=[0.1,0.2] seeds=1").err
 
 
+@pytest.mark.slow
 def test_compare_does_not_inherit_the_grid(offrl: Offrl) -> None:
     result = offrl("train algo=iql grid.temperature=[1,3] compare=[bc] seeds=2")
     assert result.status == 0, result.err
@@ -153,6 +157,7 @@ def test_compare_does_not_inherit_the_grid(offrl: Offrl) -> None:
     assert re.search(r"\niql +1 .*\niql +3 .*\nbc ", table)
 
 
+@pytest.mark.slow
 def test_evaluate_prints_every_replica(offrl: Offrl) -> None:
     assert offrl(COMMAND).status == 0
     result = offrl("evaluate runs/mine episodes=1 max_steps=10 seed=5")
@@ -165,6 +170,7 @@ def test_evaluate_prints_every_replica(offrl: Offrl) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["bc", "td3_bc"])
 def test_other_algorithms_and_one_replica(offrl: Offrl, algo: str) -> None:
     result = offrl(f"train algo={algo} grid.learning_rate=[1e-3] seeds=1 name=mine")
@@ -177,6 +183,7 @@ def test_other_algorithms_and_one_replica(offrl: Offrl, algo: str) -> None:
     np.testing.assert_allclose(policies[0].act(observations), policies[1].act(observations), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_replica_diverges(offrl: Offrl) -> None:
     result = offrl("train algo=iql grid.learning_rate=[1e30,3e-4] seeds=1 steps=30 name=mine")
     assert result.status == 0
@@ -186,6 +193,7 @@ def test_one_replica_diverges(offrl: Offrl) -> None:
     assert re.search(r"\niql +1e\+30 .*\niql +0.0003 ", result.out)  # the table does not hide it
 
 
+@pytest.mark.slow
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = {"algo.hidden": [8], "eval.env": "none", "compile": "eager", "quiet": True}

@@ -115,6 +115,7 @@ def test_kills_at_any_time(whole: Path, tmp_path: Path) -> None:
     assert_same(run, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeds_signals")
 def test_signals_in_this_process_leave_no_trace(offrl: Offrl) -> None:
     """Ctrl-C and then SIGTERM, in one process and without workers: the run ends as one that nobody disturbed, and can be lengthened."""
@@ -144,7 +145,7 @@ def test_signals_in_this_process_leave_no_trace(offrl: Offrl) -> None:
     assert list(state) == list(other) and all(torch.equal(state[k], other[k]) for k in state)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("heeds_signals")
 def test_signals_save_and_a_longer_run_continues(whole: Path, tmp_path: Path) -> None:
     run, alone = tmp_path / "run", ("workers=1", "eval.workers=0")  # one process ends with what several do

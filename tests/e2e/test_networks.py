@@ -101,7 +101,7 @@ def test_networks_that_do_not_fit(settings: dict[str, object], message: str) -> 
         package.train("td3_bc", arrays(), settings={**SMALL, **settings})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("algo", ["iql", "cql", "edac", "awac", "rebrac", "bc", "td3_awr"])
 def test_networks_in_other_algorithms(algo: str) -> None:
     own = {k: v for k, v in OWN.items() if algo != "bc" or "critic" not in k}
@@ -109,7 +109,7 @@ def test_networks_in_other_algorithms(algo: str) -> None:
     assert run.policy(1).act(np.zeros(3)).shape == (1,)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_in_processes() -> None:
     for name, compile in (("a", "compiled"), ("b", "eager")):
         package.train("td3_bc", arrays(), settings={**SMALL, **OWN, "compile": compile, "workers": 2}, name=name)

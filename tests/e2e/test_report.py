@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from offrl.runs.exchange import read
 
 from .conftest import Offrl
 
 
+@pytest.mark.slow
 def test_train_then_report(offrl: Offrl, write: Callable[..., Path], tmp_path: Path) -> None:
     data = write("hopper-mine.hdf5")
     common = f"train dataset={data} eval.env=Hopper-v4 seeds=2 steps=20 eval.every=10 quiet=true"

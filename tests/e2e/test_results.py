@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from offrl.api import Run
 from offrl.runs.results import collect, write
 
 from .conftest import Offrl
 
 
+@pytest.mark.slow
 def test_runs_of_all_kinds(offrl: Offrl) -> None:
     """Two runs of one name, the same run twice, a grid, a run that diverged, and what `Run` says of each."""
     for command in (

@@ -67,6 +67,7 @@ def test_ranks_checkpoints_and_other_policies(offrl: Offrl, trained: Path) -> No
     assert {r["candidate"] for r in rows if r["own_q"]} == set(names[:4])  # functions have no critic
 
 
+@pytest.mark.slow
 def test_judges_that_need_data_only(offrl: Offrl, trained: Path) -> None:
     for method in ("lstd", "bvft"):
         result = offrl(f"select runs/one method={method} fits=[base,short,norm] out={method}.csv {TINY}")
@@ -106,6 +107,7 @@ def test_checkpoints_in_memory_on_a_part_of_the_episodes(trained: Path) -> None:
     np.testing.assert_allclose(ope.gates(seen, candidates).td_error, whole.td_error, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_python_gives_the_same(offrl: Offrl, trained: Path) -> None:
     assert offrl(f"select runs out=table.csv {TINY} --quiet").status == 0
     settings = ope.OPEConfig(updates=20, behavior_updates=20, seeds=2, hidden=[8], compile="eager", bootstrap=10)
@@ -116,6 +118,7 @@ def test_python_gives_the_same(offrl: Offrl, trained: Path) -> None:
     assert [float(r["fqe"]) for r in rows] == [result.estimates["fqe"].value[k] for k in result.order]
 
 
+@pytest.mark.slow
 def test_values_are_in_recorded_rewards(trained: Path) -> None:
     """The run trained on rewards times 0.1; its data and its own critic are valued in those of the file."""
     settings = ope.OPEConfig(updates=5, seeds=1, hidden=[8], compile="eager")
@@ -179,6 +182,7 @@ def test_data_that_changed_or_are_gone(offrl: Offrl, trained: Path, write: Calla
     assert result.status == 2 and "the data of runs/one cannot be read" in result.err and "dataset=" in result.err
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_passed_over(offrl: Offrl, trained: Path) -> None:
     (path, *_) = sorted(Path("runs/one/checkpoints").glob("step_*"))
     path.write_bytes(path.read_bytes()[:100])

@@ -23,6 +23,7 @@ def refused(result: Any, *words: str) -> None:
         assert word in lines[0], (word, lines[0])
 
 
+@pytest.mark.slow
 def test_export(offrl: Offrl) -> None:
     ort = pytest.importorskip("onnxruntime", reason="needs pip install 'offrl[export]'")
     assert offrl("train algo=iql dataset.normalize_observations=true seeds=2 name=mine").status == 0
@@ -100,6 +101,7 @@ def test_evaluate_with_a_video(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(p.name for p in Path("runs/mine/videos").iterdir()) == ["Hopper-v5-seed0-episode0.mp4", "Hopper-v5-seed0-episode1.mp4"]
 
 
+@pytest.mark.slow
 def test_video_of_an_environment_whose_package_is_missing(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs pip install 'offrl[video]'")
     rng = np.random.default_rng(0)

@@ -251,7 +251,7 @@ def check(offrl: Offrl, it: Stranger, command: str, asked: list[str]) -> None:
     assert SECRET not in result.out + result.err, (command, result)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.__name__)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_attack(
@@ -276,7 +276,7 @@ def test_all_at_once(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         check(offrl, it, command, server[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "model"])
 def test_an_honest_run_is_served(offrl: Offrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any, command: str) -> None:
     """The commands above are refused for the attack, not for something else."""

@@ -18,6 +18,7 @@ OWN = "compare=[] log_every=3 eval.every=0 eval.episodes=3 eval.max_steps=3 step
 SIZES = "algo.width=8 algo.layers=1 algo.heads=2 algo.batch_size=4 algo.length=40"
 
 
+@pytest.mark.slow
 def test_from_a_file_to_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFRL_CACHE", str(tmp_path / "cache"))

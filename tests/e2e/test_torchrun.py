@@ -42,7 +42,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     assert len((tmp_path / "2" / "run" / "scores.csv").read_text().splitlines()) == 2  # written once
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     result = call(2, tmp_path, "algo.batch_size=63")
     assert result.returncode != 0

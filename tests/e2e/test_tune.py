@@ -38,6 +38,7 @@ def log(write: Write) -> Path:
     return write("log.hdf5", **columns)
 
 
+@pytest.mark.slow
 def test_a_tune_chooses_retrains_and_writes_what_it_says(offrl: Offrl, log: Path, tmp_path: Path) -> None:
     out = tmp_path / "tune"
     words = [f"dataset={log}", f"out={out}", "env=none", *SMALL]
@@ -155,7 +156,7 @@ def contents(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes().replace(str(out).encode(), b"OUT") for p in paths if "cells" not in p.parts}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("proposer=tpe", "bracket=4")], ids=["random", "tpe"])
 def test_killed_ten_times_it_comes_to_the_same_choice_and_files(log: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     if more:
@@ -180,7 +181,7 @@ def test_killed_ten_times_it_comes_to_the_same_choice_and_files(log: Path, tmp_p
     assert {name for name in one if one[name] != other[name]} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_workers_elsewhere_make_the_same_bits(launcher: str, log: Path, tmp_path: Path) -> None:
     if launcher == "ray":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 
 import offrl as package
@@ -15,6 +16,7 @@ from .conftest import Offrl
 COMMAND = "train algo=iql algo.value_head=hl_gauss algo.value_bins=21 seeds=2 checkpoint.every=10 eval.env=none"
 
 
+@pytest.mark.slow
 def test_a_run_with_a_head_resumes_is_scored_selected_and_loaded(offrl: Offrl) -> None:
     result = offrl(f"{COMMAND} runs_dir=a")
     assert result.status == 0, result.err

@@ -114,7 +114,7 @@ def test_a_case_that_ends_its_process() -> None:
         worker.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_damaged_files(tmp_path: Path) -> None:
     """`python -m tests.fuzz` runs more of them, and keeps the files."""
     counts, failures = fuzz(CASES, seed=36, keep=tmp_path)

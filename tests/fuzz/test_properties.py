@@ -165,7 +165,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("examples", [QUICK, pytest.param(THOROUGH, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [QUICK, pytest.param(THOROUGH, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("check", CHECKS)
 def test_property(check: str, examples: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

@@ -213,7 +213,7 @@ def test_ensembling_is_a_setting_of_acting() -> None:
     assert algorithm.actor(state).execute == K and changed.actor(state).execute == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_latent_takes_up_what_differs() -> None:
     """Two styles in one state: with the latent both are rebuilt, and at 0 one is played; without it (kl_weight so large that it carries
     nothing) the median of both is, whatever the chunk."""

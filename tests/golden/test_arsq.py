@@ -296,7 +296,7 @@ def test_bounds_of_the_bandit() -> None:
     assert 0.1 * math.log(sum(math.exp(r / 0.1) for r in (1.0, -1.0, 0.1, 2.1))) == pytest.approx(2.1000016704, abs=1e-8)
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 def test_digits_that_see_those_before_them_find_the_best_row() -> None:
     digits, values = bandit(600, bc_weight=0.0)
     assert digits == [[2, 2]] * 3 and values == pytest.approx([1.0] * 3, abs=0.05)
@@ -304,7 +304,7 @@ def test_digits_that_see_those_before_them_find_the_best_row() -> None:
     assert digits == [[2, 2]] * 3 and all(0.6 < v < 0.95 for v in values)
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 def test_digits_apart_choose_what_no_row_has() -> None:
     """Without imitation (0, 2), valued at more than any reward; with much of it the commonest good row."""
     digits, values = bandit(600, bc_weight=0.0, independent=True)

@@ -203,7 +203,7 @@ def drawn(algorithm: AWM, updates: int) -> Tensor:
     return algorithm.actor(select(state, 0)).act(None, torch.zeros(2000, 1), rng.make_key(5), explore=False)[0]
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 @pytest.mark.parametrize("weights", ["linear", "exp", "one"])
 def test_the_weights_decide_how_often_each_mode_is_played(weights: str) -> None:
     config = AWMConfig(hidden=[64, 64], weights=weights, learning_rate=1e-3, polyak=0.05)
@@ -215,7 +215,7 @@ def test_the_weights_decide_how_often_each_mode_is_played(weights: str) -> None:
         assert (shares * REWARDS).sum() > (DATA_SHARES * REWARDS).sum() + 0.25  # the weights are what raises the reward
 
 
-@pytest.mark.learning
+@pytest.mark.nightly
 def test_without_the_floor_nothing_is_learnt() -> None:
     """Weights below 0 push the flow away from bad actions without end: why the setting does not exist."""
 

@@ -127,7 +127,7 @@ def test_the_average_follows(done: int, polyak: float, rate: float) -> None:
         torch.testing.assert_close(new.extra["average"][name], rate * value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_actions_in_one_state_are_kept_apart() -> None:
     """Behaviour that takes -0.6 or 0.6: what is drawn lies near one of them, where cloning the mean would give 0; greedily too."""
     algorithm, _ = make(hidden=[32, 32], learning_rate=3e-3, denoising_steps=10)

@@ -200,6 +200,7 @@ def test_candidates_are_drawn_by_the_softmax_of_their_values() -> None:
     assert float(actions[:, 0].mean()) == pytest.approx(0.75, abs=0.02)
 
 
+@pytest.mark.nightly
 def test_q_takes_the_better_of_two_modes() -> None:
     """Actions near -0.6 pay 0 and those near 0.6 pay 1: cloning keeps both, the gradient of Q leaves the first."""
     g = np.random.default_rng(0)

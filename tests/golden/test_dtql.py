@@ -231,6 +231,7 @@ def test_the_best_candidate_by_the_target_critics() -> None:
     np.testing.assert_allclose(still, np.tanh(mean), atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_trust_region_holds_the_policy_where_data_are() -> None:
     """Rewards grow beyond the data, whose actions lie near 0.2: without the trust region the policy leaves them."""
     g = np.random.default_rng(0)

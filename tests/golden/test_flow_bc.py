@@ -159,7 +159,7 @@ def test_chunks_of_one_are_cloned_as_bc_does(policy: str) -> None:
     torch.testing.assert_close(loss, bc.actor_loss(state.params["actor"], state, {**batch, "actions": batch["actions"][:, 0]}, KEY)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_chunks_in_one_state() -> None:
     """Behaviour that goes one way or the other for three steps: what a flow draws keeps to one way, and the mean lies between."""
     sides = torch.where(torch.arange(256) % 2 == 0, -0.6, 0.6)

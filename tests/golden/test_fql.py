@@ -150,6 +150,7 @@ def test_all_losses_of_an_update_read_what_was_before_it() -> None:
         torch.testing.assert_close(v, state.params["critic"][k] + 0.5)
 
 
+@pytest.mark.slow
 def test_a_large_alpha_distils_the_flow_and_a_small_one_climbs_q() -> None:
     """With alpha the policy follows what the flow does; without, it leaves the data for where Q promises more."""
     g = np.random.default_rng(0)

@@ -95,6 +95,7 @@ def test_the_best_of_the_flow_by_the_smallest_online_critic_is_played() -> None:
     assert (by_target != best).any() and (by_mean != best).any()  # they would have played others
 
 
+@pytest.mark.nightly
 def test_candidates_make_a_policy_of_cloning() -> None:
     """Two modes, of which one pays: one candidate clones both, 32 play the better one; a trained policy takes another number."""
     g = np.random.default_rng(0)

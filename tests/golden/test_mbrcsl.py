@@ -176,7 +176,7 @@ def test_refuses_what_is_no_file_of_episodes(tmp_path: Path) -> None:
         imagined.read(file(tmp_path / "e", dataset), other)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_makes_its_parts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dynamics = offrl.train(
         "dynamics", "point-stitch", seeds=1, steps=40, runs_dir=str(tmp_path), quiet=True, compile="eager",

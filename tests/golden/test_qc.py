@@ -212,7 +212,7 @@ def two_ways(g: np.random.Generator, h: int) -> Dataset:
     return from_arrays(observations, actions, rewards, step == h - 1, action_low=-1.0, action_high=1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_chunks_keep_to_one_way_where_single_actions_change_theirs() -> None:
     """Q wants large actions, of either sign. A chunk has one sign throughout; single actions draw theirs anew at each step."""
     dataset, large, ways = two_ways(np.random.default_rng(0), 4), {}, {}

@@ -182,7 +182,7 @@ def test_rewards_are_never_read() -> None:
             assert all(torch.equal(v, other.params[name][k]) for k, v in params.items()), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_imitates_the_expert_and_not_the_data() -> None:
     """One row in twenty is the expert's; cloning all of them gives the mean over good and arbitrary actions."""
     dataset = data()

@@ -205,7 +205,7 @@ def steep(run: Path, values: np.ndarray) -> None:
     checkpoint.write(path, tensors, {k: v for k, v in meta.items() if k not in ("version", "sha256")})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tiny_model_learns_what_matters(tmp_path: Path) -> None:
     data = system()
     run = agent(tmp_path, "td3_bc", data, **{"algo.hidden": [4]})

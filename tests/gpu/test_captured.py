@@ -34,7 +34,7 @@ def first(case: Any) -> bool:
     return case.name in FAMILIES and not case.discrete and not case.settings
 
 
-@cases.each([pytest.param(c, marks=() if first(c) else pytest.mark.slow) for c in cases.ALL])
+@cases.each([pytest.param(c, marks=() if first(c) else pytest.mark.nightly) for c in cases.ALL])
 def test_update_can_be_captured(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raises where the host would wait for a value, copy, or mix devices inside the graph; replays give the CPU's eager numbers."""
     # rollouts of one replica at a time round otherwise, and a ReLU at its kink makes much of that
@@ -47,7 +47,7 @@ def test_update_can_be_captured(case: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert largest_difference(found.state, expected) <= APART.get(case.name, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @cases.each(cases.BASE)
 def test_data_can_be_prepared_on_the_device(case: Any) -> None:
     """As a run on one GPU does; where several processes train, the data are prepared on the CPU and moved."""
@@ -149,7 +149,7 @@ def test_batches_from_outside_are_replayed() -> None:
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", [*(pytest.param(x, marks=pytest.mark.slow) for x in (None, 0.0)), 0.1])
+@pytest.mark.parametrize("noise", [*(pytest.param(x, marks=pytest.mark.nightly) for x in (None, 0.0)), 0.1])
 def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
     """S1, S2: actions for new observations and changing parameters, and updates from the ring and the data."""
     case = next(c for c in cases.BASE if c.name == "iql" and not c.discrete)
@@ -184,7 +184,7 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
     assert largest_difference(after, state) <= 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_groups_share_memory_and_keep_their_numbers() -> None:
     """C7: one pool of memory for the graphs of all groups; each group has its own state."""
     case = next(c for c in cases.BASE if c.name == "iql" and not c.discrete)

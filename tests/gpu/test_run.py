@@ -40,7 +40,7 @@ def left(run: offrl.Run) -> dict[str, dict[str, torch.Tensor]]:
     return {path.name: checkpoint.read(path)[0] for path in files}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("algo", ["iql", "dt", "dynamics"])
 def test_a_run_and_its_resume(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(tmp_path, algo, 20, "cpu", device="cpu", compile="eager")

@@ -67,7 +67,7 @@ FAMILIES = ("iql", "cql", "dt", "hiql", "dynamics", "tt")
 FIRST = [c for c in cases.BASE if c.name in FAMILIES and not c.discrete]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @cases.each(FIRST)
 def test_updates_have_no_wide_index(case: Any, tmp_path: Path) -> None:
     """Each kernel of an update; where there is Triton, it compiles them for an H100."""

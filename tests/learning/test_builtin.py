@@ -7,7 +7,7 @@ import pytest
 
 import offrl
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 COMMON = {"seeds": 4, "steps": 6000, "compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 20}
 
 

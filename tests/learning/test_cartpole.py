@@ -16,7 +16,7 @@ from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.training.step import make_step
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 COMMON: dict[str, Any] = {"hidden": [64, 64], "learning_rate": 1e-3, "batch_size": 128}
 SETTINGS: dict[str, dict[str, Any]] = {
     "bc": {},

@@ -11,7 +11,7 @@ import pytest
 import offrl
 from offrl.envs import fork
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 COMMON: dict[str, Any] = {"compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 100, "eval.workers": 0, "workers": 1}
 COMMON |= {"algo.hidden": [128, 128], "algo.batch_size": 128, "algo.learning_rate": 1e-3, "dataset.normalize_observations": False}
 FLOW = {"algo.average": 0.005}

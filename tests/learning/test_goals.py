@@ -15,7 +15,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.training.step import make_step
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 
 MAZE = ["#########", "#...#...#", "#.#.#.#.#", "#.#...#.#", "#.#####.#", "#.......#", "#.#.#.#.#", "#...#...#", "#########"]
 CELLS = [(i, j) for i, line in enumerate(MAZE) for j, c in enumerate(line) if c == "."]

@@ -16,7 +16,7 @@ from offrl.data.dataset import Dataset
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.training.step import make_step
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 
 LENGTH, RIGHT, DISCOUNT, SEEDS = 40, 0.7, 0.97, 3
 

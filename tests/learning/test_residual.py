@@ -14,7 +14,7 @@ from gymnasium import spaces
 import offrl
 from offrl.data.arrays import from_arrays
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 PUSH = np.array([0.25, -0.2])
 
 

@@ -18,7 +18,7 @@ from offrl.evaluation.frequency import HeldPolicy
 from offrl.evaluation.policy import TrainedPolicy
 from tests.support.cases import start
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 STEPS, SEEDS, SLOW = 40, [0, 1], 8
 
 

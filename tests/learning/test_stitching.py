@@ -9,7 +9,7 @@ import pytest
 
 import offrl
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 COMMON: dict[str, Any] = {"compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 20, "compile": "eager"}
 SMALL: dict[str, Any] = {"algo.hidden": [128, 128], "algo.learning_rate": 1e-3}
 WINDOWS: dict[str, Any] = {"algo.width": 32, "algo.layers": 2, "algo.learning_rate": 1e-3, "algo.warmup_steps": 100, "algo.dropout": 0.0}

@@ -11,7 +11,7 @@ import pytest
 
 import offrl
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 if not (find_spec("transformers") and find_spec("peft")):
     pytest.skip("needs the extra 'text'", allow_module_level=True)
 

@@ -18,7 +18,7 @@ from offrl.data.text.dataset import from_episodes
 from offrl.envs.text import AnyText
 from offrl.tasks.task import Task
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 PROMPTS = ("the sea is\n", "the wood is\n")
 WORDS, LENGTH = ("blue", "green", "old"), 5
 SMALL: dict[str, Any] = {

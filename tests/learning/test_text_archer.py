@@ -19,7 +19,7 @@ from offrl.data.text.dataset import from_episodes
 from offrl.envs.text import AnyText
 from offrl.tasks.task import Task
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 COMMON: dict[str, Any] = {"eval.every": 0, "compare": [], "quiet": True}
 RIGHT = {"red?\n": "yes please\n", "blue?\n": "no thanks\n"}
 ANSWERS = [f"{a} {b}\n" for a in ("yes", "no") for b in ("please", "thanks")]

@@ -15,7 +15,7 @@ import offrl
 from offrl.api import Run
 from offrl.envs.point_mass import PointMass
 
-pytestmark = pytest.mark.learning
+pytestmark = pytest.mark.nightly
 COMMON: dict[str, Any] = {"compare": [], "quiet": True, "eval.every": 0, "eval.episodes": 20, "eval.workers": 0, "compile": "eager"}
 FB = {"algo.z_dim": 32, "algo.inputs_hidden": [128, 64], "algo.hidden": [128], "algo.backward_hidden": [64, 64]}
 FB |= {"algo.batch_size": 256, "algo.learning_rate": 1e-3, "algo.discount": 0.95, "algo.polyak": 0.02}

@@ -269,16 +269,14 @@ ACTING = [c for c in ALL if ALGORITHMS[c.name].traits.policy_modules]  # the oth
 GOALS = [c for c in BASE if ALGORITHMS[c.name].traits.goal_conditioned]
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].traits.vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
-# their updates are a relative's with another loss or network: what costs seconds and has failed for none of them alone is `slow` for them
-RELATIVES = (
-    "awm", "breeze", "cal_ql", "combo", "edac", "edt", "f_dvl", "gadt", "gcbc", "gciql", "ifql", "meta_dt", "mobile", "modt", "morel",
-    "ota", "qdt", "rebrac", "td3_awr", "vadt", "xql",
-)  # fmt: skip
+# one of each mechanism: plain, delayed actors, values with policies, discrete actions, sequences, refreshed models, goals, flows
+REPRESENTATIVES = ("bc", "td3_bc", "iql", "iql-discrete", "dt", "mopo", "gciql", "fql")
 
 
-def sparing(cases: list[Case]) -> list[Any]:
-    """The cases, those of relatives and of variants marked `slow`."""
-    return [pytest.param(c, marks=pytest.mark.slow if c.name in RELATIVES or c.settings else ()) for c in cases]
+def representatives(cases: list[Case]) -> list[Any]:
+    """The cases, all but those of the representatives, and of algorithms from a plugin, marked `nightly`."""
+    shipped = {name for name, kind in ALGORITHMS.items() if kind.__module__.startswith("offrl.")}
+    return [pytest.param(c, marks=pytest.mark.nightly if c.name in shipped and str(c) not in REPRESENTATIVES else ()) for c in cases]
 
 
 @functools.lru_cache

@@ -203,17 +203,17 @@ def test_recordings(tmp_path: Path) -> None:
 
 
 BEST, DISTIL = {"actor": "best", "candidates": 4, "greedy": "sample"}, {"greedy": "sample"}
-SLOW = {"marks": pytest.mark.slow}
+NIGHTLY = {"marks": pytest.mark.nightly}
 
 
 @pytest.mark.parametrize(
     ("format", "settings"),
     [
         pytest.param("pt2", BEST, id="pt2-best"),
-        pytest.param("pt2", DISTIL, id="pt2-distil", **SLOW),
+        pytest.param("pt2", DISTIL, id="pt2-distil", **NIGHTLY),
         pytest.param("pt2", {}, id="pt2-zero"),
-        pytest.param("onnx", BEST, id="onnx-best", **SLOW),
-        pytest.param("onnx", DISTIL, id="onnx-distil", **SLOW),
+        pytest.param("onnx", BEST, id="onnx-best", **NIGHTLY),
+        pytest.param("onnx", DISTIL, id="onnx-distil", **NIGHTLY),
         pytest.param("onnx", {}, id="onnx-zero"),
     ],
 )
@@ -242,6 +242,7 @@ def test_files_map_an_observation_to_a_chunk(tmp_path: Path, format: str, settin
         np.testing.assert_allclose(found, [acts.act(o) for o in observations], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mean_of_chunks_is_the_callers(tmp_path: Path) -> None:
     algorithm = ACT(ACTConfig(length=4, ensemble=0.01, width=8, feed_forward=16, heads=2, layers=1), SPEC)
     acts = TrainedPolicy(algorithm, algorithm.init(1), 1)

@@ -434,6 +434,7 @@ def test_state_of_training_is_restored_to_the_bit(home: Path) -> None:
     assert not torch.equal(two.log_ent_coef, tensors["log_ent_coef"])  # the optimiser still holds the tensor that is trained
 
 
+@pytest.mark.slow
 def test_discrete_recipe(home: Path) -> None:
     pytest.importorskip("stable_baselines3", reason="needs the extra `collect`")
     command = "collect env=CartPole-v1 recipe=d4rl steps=700 snapshot_every=300 rows=200 eval_episodes=2 out=a quiet=true"
@@ -507,6 +508,7 @@ def test_cube_oracles() -> None:
         np.testing.assert_array_equal(again[name], values, name)  # the random actions too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["play", "noisy"])
 @pytest.mark.filterwarnings("ignore:.*precision lowered")
 def test_scene_and_puzzle_oracles(kind: str) -> None:

@@ -63,7 +63,8 @@ def layers(params: dict[str, Tensor]) -> dict[str, Tensor]:
 # ---- spectral normalisation
 
 
-@pytest.mark.parametrize("name", ["td3_bc", pytest.param("iql", marks=pytest.mark.slow)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["td3_bc", "iql"])
 def test_no_layer_grows_beyond_the_spectral_bound(name: str) -> None:
     bound = 0.8
     state, _ = cases.train(cases.Case(name, False, (("spectral_norm", bound), ("learning_rate", 1e-2))).make(), [0, 1], 150)
@@ -155,7 +156,7 @@ def test_lipschitz_penalty_and_its_gradient() -> None:
         assert float(ours[f"{name}.bias"][e, 0, 0]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
 def test_the_penalty_makes_critics_smoother(head: str) -> None:
     change = []
@@ -381,7 +382,7 @@ def test_options_under_vmap(name: str, settings: dict[str, Any]) -> None:
     cases.close(select(alone, 0).extra, select(among, 2).extra, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @options
 def test_options_in_one_graph(name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = cases.Case(name, False, tuple({**settings, "value_bins": 11}.items())).make()
@@ -424,11 +425,11 @@ def ones(discrete: bool) -> Dataset:
     return add_returns_to_go(from_arrays(x, actions, np.ones(n), np.ones(n, bool), **known), 0.99)
 
 
-# every second algorithm always, each with another head; test_every_head_finds_the_exact_value_of_a_chain has every head
+ALWAYS = (("td3_bc", "scalar"), ("edac", "c51"))  # test_every_head_finds_the_exact_value_of_a_chain has every head
 PAIRS = [
-    pytest.param(name, head, marks=() if i % 2 == 0 and j == i // 2 % len(HEADS) else pytest.mark.slow, id=f"{name}-{head}")
-    for i, name in enumerate(TD)
-    for j, head in enumerate(HEADS)
+    pytest.param(name, head, marks=() if (name, head) in ALWAYS else pytest.mark.nightly, id=f"{name}-{head}")
+    for name in TD
+    for head in HEADS
 ]
 
 
@@ -462,7 +463,7 @@ def chain() -> Dataset:
     )
 
 
-CHAINS = [("td3_bc", h) for h in HEADS] + [pytest.param("iql", h, marks=pytest.mark.slow) for h in HEADS]
+CHAINS = [("td3_bc", h) for h in HEADS] + [pytest.param("iql", h, marks=pytest.mark.nightly) for h in HEADS]
 
 
 @pytest.mark.parametrize(("name", "head"), CHAINS)

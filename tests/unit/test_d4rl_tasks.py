@@ -176,6 +176,7 @@ class Uniform:
         return carry.uniform(-1, 1, (len(observations), self.actions)), carry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "episodes", "slack"),
     [

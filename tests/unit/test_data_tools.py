@@ -79,7 +79,7 @@ def equal(a: Dataset, b: Dataset) -> None:
 @real
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(f"d4rl/{name}.hdf5", marks=pytest.mark.slow) for name in ("hopper_medium", "halfcheetah_medium_replay")),
+    [*(pytest.param(f"d4rl/{name}.hdf5", marks=pytest.mark.nightly) for name in ("hopper_medium", "halfcheetah_medium_replay")),
      "minari/D4RL/door/human-v2", "d3rlpy/pendulum_v1.1.0.h5",
      "ogbench/pointmaze-medium-navigate-v0-val.npz"],
 )  # fmt: skip

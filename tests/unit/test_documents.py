@@ -149,7 +149,7 @@ def test_site_has_every_page(tmp_path: Path) -> None:
     assert named - pages == {"contributing.md", "changelog.md", "reporting.md"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_site_is_built(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
     from mkdocs.commands.build import build

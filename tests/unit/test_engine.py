@@ -108,6 +108,7 @@ def test_the_loop_goes_on_from_what_it_loaded() -> None:
     same(whole.sums(), second.sums())
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_hangs_nobody() -> None:
     p, source = plan(group=1)
     replicas = expand({}, [0, 1])

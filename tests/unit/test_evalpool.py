@@ -33,6 +33,7 @@ from offrl.tasks.task import Task
 
 TASK = Task("hopper", env_id="Hopper-v4", ref_min=-20.0, ref_max=3234.0, ref_label="D4RL")
 CONFIG = EvalConfig(episodes=5, parallel=3)
+NIGHTLY = pytest.mark.nightly
 
 
 def policies(count: int, observations: int = 11, actions: int = 3, hidden: int = 16) -> list[TrainedPolicy]:
@@ -202,6 +203,7 @@ def test_a_killed_worker_is_named_and_closing_is_quick() -> None:
         pool.submit(policies(1), [0])
 
 
+@pytest.mark.slow
 def test_a_worker_killed_at_work() -> None:
     task = Task("cheetah", env_id="HalfCheetah-v4", max_episode_steps=10_000_000)
     with EvaluationPool(task, EvalConfig(episodes=2), 1) as pool:
@@ -215,6 +217,7 @@ def test_a_worker_killed_at_work() -> None:
             pool.wait()
 
 
+@pytest.mark.slow
 def test_what_other_processes_cannot_make() -> None:
     assert poolable(TASK) and poolable(Task("x", env_id="offrl.envs.compat:offrl/D4RL-Ant-v0"))
     assert not poolable(Task("x", env_factory=lambda: None)) and not poolable(Task("x"))
@@ -248,6 +251,7 @@ def test_policies_that_cannot_travel(pool: EvaluationPool) -> None:
     assert not pool.pending
 
 
+@pytest.mark.slow
 def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> None:
     """A script without `if __name__ == "__main__"`, which dies without a word while its workers are busy."""
     script = tmp_path / "script.py"
@@ -306,7 +310,9 @@ def test_how_many_workers() -> None:
     assert worker_count(EvalConfig()) == min(8, cores() // 2)
 
 
-@pytest.mark.parametrize("hidden", [7, 9, pytest.param(33, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "hidden", [pytest.param(7, marks=pytest.mark.slow), pytest.param(9, marks=NIGHTLY), pytest.param(33, marks=NIGHTLY)]
+)
 def test_weights_cut_out_of_a_stack_act_as_those_sent_to_a_process(hidden: int) -> None:
     """Products of a single row round differently where the weights lie at an odd address."""
     observations = np.random.default_rng(0).normal(size=(1, 11)).astype(np.float32)

@@ -35,6 +35,7 @@ SINGLE_TASKS = SUITES["ogbench-singletask-default"] + SUITES["ogbench-singletask
 CHUNKING = SUITES["ogbench-chunking"]
 TEXT = ("text-maze", "text-maze-compact", "text-maze-po", "text-wordle")
 META_RL = ("point-robot", "AntDir-v0", "HalfCheetahDir-v0", "half_cheetah_vel", "HopperRandParams-v0", "walker-rand-params", "reach-v2")
+ALL_DATA = (*D4RL, *OGBENCH, *SINGLE_TASKS, *CHUNKING, *MINARI, *TEXT, *META_RL, "builtin")
 EXPERIMENTS = config_names("experiment")
 ROWS = [(e, row) for e in EXPERIMENTS for row in read_yaml(config_folder() / "experiment" / f"{e}.yaml").get("per", {})]
 
@@ -47,21 +48,28 @@ def settings(algo: str, dataset: str, **values: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_file_belongs_to_an_algorithm_and_composes_for_all_its_data_sets(experiment: str) -> None:
+def test_a_file_belongs_to_an_algorithm_and_fits_its_settings(experiment: str) -> None:
     algo = experiment.partition("/")[0]
     assert algo in registry.names("algo")
     values = read_yaml(config_folder() / "experiment" / f"{experiment}.yaml")
     text = (config_folder() / "experiment" / f"{experiment}.yaml").read_text()
     assert text.startswith("# "), "the source is in the first lines"
     assert set(values) <= {"match", "per", "algo", "dataset", "eval", "steps"}
-    mine = [d for d in (*D4RL, *OGBENCH, *SINGLE_TASKS, *CHUNKING, *MINARI, *TEXT, *META_RL, "builtin") if found(algo, d) == experiment]
+    mine = [d for d in ALL_DATA if found(algo, d) == experiment]
     asked_for = not experiments._experiment_file(experiment)[0]
     assert bool(mine) != asked_for
     fields = {f.name for f in dataclasses.fields(registry.get("algo", algo).Config)}
     assert set(values.get("algo", {})) <= fields  # also where no run below composes it
     for name, value in experiments.dotted(values).items():
         assert not (isinstance(value, str) and value[:1].isdigit()), f"{name}: {value} is text in YAML 1.1; write 1.0e-4"
-    for dataset in mine[:1]:  # the rows of single datasets are checked below
+
+
+@pytest.mark.parametrize(  # an algorithm is composed by Hydra in a quarter of a second
+    "experiment", [pytest.param(e, marks=() if e.partition("/")[0] in ("iql", "dt", "mopo") else pytest.mark.nightly) for e in EXPERIMENTS]
+)
+def test_a_file_composes_for_its_first_data_set(experiment: str) -> None:
+    algo = experiment.partition("/")[0]
+    for dataset in [d for d in ALL_DATA if found(algo, d) == experiment][:1]:  # the rows of single datasets are checked below
         config = settings(algo, dataset)
         assert config.experiment == experiment
         check_kinds(config.algo)
@@ -267,6 +275,7 @@ IMITATION = {  # weight of imitation: pointmaze, antmaze, its explore, humanoidm
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", IMITATION)
 def test_how_much_ogbench_imitates(algo: str) -> None:
     for dataset in OGBENCH:

@@ -43,6 +43,7 @@ needs_onnx = pytest.mark.skipif(
 )
 FORMATS = [pytest.param("onnx", marks=needs_onnx), "pt2"]
 DISCRETE = DataSpec((4,), 1, discrete=True, num_actions=3, name="cart")
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -172,7 +173,7 @@ def test_stochastic_files_take_noise_as_an_input(format: str, tmp_path: Path) ->
     assert [i["name"] for i in result.about["inputs"]] == ["observations", "noise"] and "sample" in result.about["policy"]["acts"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", ["diffusion_bc", "diffusion_ql", "dtql"])
 def test_denoised_and_chosen_actions(name: str, format: str, tmp_path: Path) -> None:
@@ -287,10 +288,10 @@ OWN_GOALS = dataclasses.replace(CONTINUOUS, goal_dim=3)
     ("name", "format", "spec", "settings"),
     [
         pytest.param("hiql", "onnx", CONTINUOUS, {}, marks=needs_onnx),
-        pytest.param("hiql", "pt2", CONTINUOUS, {}, marks=pytest.mark.slow),
+        pytest.param("hiql", "pt2", CONTINUOUS, {}, marks=pytest.mark.nightly),
         ("gciql", "pt2", OWN_GOALS, {}),
-        pytest.param("crl", "onnx", DISCRETE, {}, marks=[needs_onnx, pytest.mark.slow]),
-        pytest.param("fb", "pt2", CONTINUOUS, {"task": "goal"}, marks=pytest.mark.slow),
+        pytest.param("crl", "onnx", DISCRETE, {}, marks=[needs_onnx, pytest.mark.nightly]),
+        pytest.param("fb", "pt2", CONTINUOUS, {"task": "goal"}, marks=pytest.mark.nightly),
     ],
 )
 def test_goals_are_an_input(tmp_path: Path, format: str, name: str, spec: DataSpec, settings: dict[str, Any]) -> None:
@@ -326,7 +327,7 @@ def test_a_policy_keeps_the_epsilon_of_its_layer_norms(tmp_path: Path) -> None:
     assert np.abs(old.act(observations) - actions).max() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_exported_policy_keeps_it(tmp_path: Path, format: str) -> None:
     policy = trained("td3_awr", layer_norm_epsilon=0.25)
@@ -356,6 +357,7 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [p.name for p in tmp_path.iterdir()] == ["package.json"]
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_an_actor_with_a_memory_may_give_its_own_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = trained("bc")
@@ -413,6 +415,7 @@ def test_a_constant_batch_size_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         export_policy(policy, tmp_path / "p.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_observations_of_other_shapes(format: str, tmp_path: Path) -> None:
     """A matrix goes in as a matrix; the file flattens it as the policy does."""
@@ -425,6 +428,7 @@ def test_observations_of_other_shapes(format: str, tmp_path: Path) -> None:
     assert export_policy(trained("td3_bc", normalised), tmp_path / f"p{SUFFIX[format]}", format).check.passed
 
 
+@pytest.mark.slow
 def test_float64_observations_are_refused_by_the_runtimes(tmp_path: Path) -> None:
     policy = trained("td3_bc")
     observations = np.random.default_rng(0).normal(size=(6, 5))
@@ -438,7 +442,9 @@ def test_float64_observations_are_refused_by_the_runtimes(tmp_path: Path) -> Non
 
 
 @needs_onnx
-@pytest.mark.parametrize("opset", [18, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 21))])
+@pytest.mark.parametrize(
+    "opset", [pytest.param(18, marks=pytest.mark.slow), pytest.param(20, marks=NIGHTLY), pytest.param(21, marks=NIGHTLY)]
+)
 def test_opsets(opset: int, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs pip install 'offrl[export]'")
     result = export_policy(trained("iql"), tmp_path / "p.onnx", opset=opset)
@@ -448,6 +454,7 @@ def test_opsets(opset: int, tmp_path: Path) -> None:
     onnx.checker.check_model(model)
 
 
+@pytest.mark.slow
 def test_steep_policies_are_allowed_float32s_own_error(tmp_path: Path) -> None:
     policy = trained("td3_bc")
     steep = {k: 20.0 * v for k, v in policy.state.params["actor"].items()}

@@ -53,7 +53,7 @@ def test_the_disc_cannot_be_jumped_over() -> None:
     assert fork.side(np.array([-0.1, -0.1]), np.array([0.1, 0.3])) == 1  # above where it passes the middle, at y = 0.1
 
 
-@pytest.mark.parametrize(("name", "parts"), fork.PARTS.items())
+@pytest.mark.parametrize(("name", "parts"), [pytest.param(n, p, marks=pytest.mark.nightly if p > 1 else ()) for n, p in fork.PARTS.items()])
 def test_data(name: str, parts: int) -> None:
     dataset = load_dataset(name)
     returns = dataset.raw_returns.round(decimals=4)
@@ -78,6 +78,7 @@ def test_data(name: str, parts: int) -> None:
     check_fit(dataset.spec, lookup(name))
 
 
+@pytest.mark.nightly
 def test_a_stale_position_tells_the_way_at_every_fourth_step_only() -> None:
     dataset = load_dataset("stale-fork")
     rows = int(dataset.episode_start[2]) + torch.arange(9)

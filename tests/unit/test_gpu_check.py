@@ -57,7 +57,7 @@ def options(**changes: Any) -> argparse.Namespace:
     return argparse.Namespace(**{**values, **changes})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_whole_check_in_small(check: Any) -> None:
     only = ["equality", "speed", "timed", "draws", "precision", "memory", "kernels", "replica", "texts"]
     jobs = [j for j in check.plan(options(only=only)) if not (j.get("options") or (j["job"] == "draws" and j["mode"] == "compiled"))]

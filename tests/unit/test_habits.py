@@ -208,7 +208,7 @@ SHELLS = {
 }
 
 
-@pytest.mark.slow  # starts shells, and Python from them
+@pytest.mark.nightly  # starts shells, and Python from them
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_shells_themselves(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

@@ -57,7 +57,7 @@ def test_files_that_differ_are_found(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_benchmark_leaves_nothing_and_ends_the_same(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     import kill_check
 

@@ -106,6 +106,7 @@ def test_rewards_of_a_single_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not plain.columns["rewards"].any() and not plain.columns["terminations"].any()
 
 
+@pytest.mark.slow
 @needs_package
 @pytest.mark.filterwarnings("ignore:.*precision lowered")
 def test_sparse_rewards_are_minus_one_until_all_parts_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

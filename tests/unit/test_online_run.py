@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("heeds_signals")
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if i in (0, len(CASES) - 1) else pytest.mark.slow) for i, c in enumerate(CASES)])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if i == len(CASES) - 1 else pytest.mark.nightly) for i, c in enumerate(CASES)])
 def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algo, discrete, settings = CASES[case]
     offline = trained(tmp_path, algo, discrete)
@@ -148,6 +148,7 @@ def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, monkeypatch: pytest.M
     assert (offline.dir / "run.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_came_after_a_checkpoint_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after kill -9: files are ahead of the checkpoint."""
     offline = trained(tmp_path)
@@ -166,6 +167,7 @@ def test_what_came_after_a_checkpoint_is_played_again(tmp_path: Path, monkeypatc
         assert_same(tune(offline, tmp_path, f"killed-{moment}", steps=40), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.rendered
 def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) -> None:
     offline = trained(tmp_path)
@@ -197,12 +199,14 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
     assert again.dir == run.dir and Walk.steps == steps  # nothing is played
 
 
+@pytest.mark.slow
 def test_steps_can_be_added(tmp_path: Path) -> None:
     offline = trained(tmp_path)
     tune(offline, tmp_path, "two", steps=40)
     assert_same(tune(offline, tmp_path, "two"), tune(offline, tmp_path, "one"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeds_signals")
 def test_resume_needs_neither_parent_nor_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offline = trained(tmp_path)
@@ -218,6 +222,7 @@ def test_resume_needs_neither_parent_nor_its_settings(tmp_path: Path, monkeypatc
     assert_same(run, whole)
 
 
+@pytest.mark.slow
 def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batches that the step gets, told apart by whether the data have that row."""
     known = {round(float(x), 5) for x in data().columns["observations"][:, 0]}
@@ -239,6 +244,7 @@ def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.
     assert np.mean(shares[:10]) > 0.85 > 0.75 > np.mean(shares[-10:]) > 0.4  # some 90 of 150 rows at the end
 
 
+@pytest.mark.slow
 def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"noise_clip": 0.25, "mixing": None, "update_every": "episode", "anneal": {"alpha": [1.0, 0.5, 0.5]}}
     monkeypatch.setattr(setup, "finetune_settings", lambda name: block)
@@ -274,6 +280,7 @@ def test_a_grid_goes_on_with_its_own_values(tmp_path: Path) -> None:
     assert run.policy(1, temperature=3.0).algorithm.config.temperature == 3.0
 
 
+@pytest.mark.slow
 def test_from_fresh_parameters(tmp_path: Path) -> None:
     run = tune(None, tmp_path, algo="iql", seeds=2, warmup=20, mixing=0, **{"algo.hidden": [8], "algo.batch_size": 16})
     _, meta = last(run)

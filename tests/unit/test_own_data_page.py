@@ -54,7 +54,7 @@ def test_commands_that_look(home: None, command: list[str]) -> None:
     assert main(command) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] == "train"], ids=" ".join)
 def test_commands_that_train(home: None, command: list[str]) -> None:
     assert main([*command, "steps=2", "seeds=1", "eval.episodes=1", "algo.batch_size=8", "compile=eager"]) == 0

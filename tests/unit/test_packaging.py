@@ -108,7 +108,7 @@ def test_readme_has_the_two_commands_that_ci_runs() -> None:
 
 def test_plain_pytest_is_the_fast_suite() -> None:
     addopts = re.search(r"^addopts = '(.+)'$", (ROOT / "pyproject.toml").read_text(), re.M)
-    assert addopts and addopts[1].endswith('-n 2 --dist worksteal -m "not learning and not slow"')
+    assert addopts and addopts[1].endswith('-n 2 --dist worksteal -m "not slow and not nightly"')
 
 
 def test_built_in_data_set_is_small() -> None:

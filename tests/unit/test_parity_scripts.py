@@ -79,7 +79,7 @@ def test_a_case_that_fails_or_lacks_a_package_is_no_row(
 
 
 # one process for each repository: modules of different checkouts have the same names
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("repository", sorted({case.repository for case in parity.CASES}))
 def test_updates_equal_the_reference(repository: str) -> None:
     if not REFERENCES:

@@ -169,7 +169,7 @@ def test_the_environments_own_rewards_and_batches(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize(
-    "settings", [{}, pytest.param({"algo.look_every": 4, "algo.batch_size": 7, "checkpoint.every": 28}, marks=pytest.mark.slow)]
+    "settings", [{}, pytest.param({"algo.look_every": 4, "algo.batch_size": 7, "checkpoint.every": 28}, marks=pytest.mark.nightly)]
 )
 def test_a_stop_leaves_no_trace(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = chunked(tmp_path)

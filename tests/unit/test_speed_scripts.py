@@ -15,7 +15,7 @@ from offrl import rng
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["iql", "td3_bc", "rebrac", "cql", "edac", "dt", "qrl", "fql", "qc", "ensemble"])
 def test_plain_loop_has_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_speed
@@ -203,7 +203,7 @@ def test_table_has_ratios_within_a_round() -> None:
     assert line == "| IQL | 150.0 | 1.25 (1.00 to 1.50) | - | - | 1.50 (1.25 to 2.00), theirs | 0.25 (0.25 to 0.25) |"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_does_not_grow() -> None:
     from peers.runner import Runner, make, resident, synthetic
 

@@ -407,7 +407,7 @@ def test_every_room_leads_to_the_fridge() -> None:
     assert all(opposite[side] == back for _, side, _, back in textworld_env.WAYS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("textworld") is None, reason="the package textworld is not installed")
 def test_text_nav_itself() -> None:
     env = textworld_env.TextNav()

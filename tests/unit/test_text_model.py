@@ -69,7 +69,7 @@ def trained(lm: Path, data: Any, updates: int, **settings: Any) -> tuple[Any, An
     return algorithm, select(state, 0), sums
 
 
-@pytest.mark.parametrize("make", [tiny_gpt2, pytest.param(stories, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [tiny_gpt2, pytest.param(stories, marks=pytest.mark.nightly)])
 def test_adapters_learn_beside_a_frozen_model_and_travel_alone(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, data = tmp_path / "lm", story_data()
     make(folder)

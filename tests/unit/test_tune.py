@@ -280,6 +280,7 @@ def test_the_winner_is_the_setting_that_is_best(data: Path, landscape: None, tmp
     assert engine.tune(command(data, tmp_path / "t")) == found, "the same command comes to the same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposer", ["random", "tpe"])
 def test_a_tune_that_is_killed_at_every_file_ends_like_one_that_was_not(
     proposer: str, data: Path, landscape: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -234,6 +234,7 @@ def test_the_choice_against_the_default() -> None:
     assert "cannot be compared" in comparison({"winner": winner, "default": apart}, False)[0]
 
 
+@pytest.mark.slow
 def test_rungs_and_wild_cards(tmp_path: Path) -> None:
     result = tuned(tmp_path, known=False)
     made = TunePage(tmp_path, result)
@@ -271,6 +272,7 @@ def test_nothing_trained_anew_and_all_vetoed(tmp_path: Path) -> None:
     assert "retrain=false" in shown and "the choice itself is vetoed" in shown and "Against the truth" not in shown
 
 
+@pytest.mark.slow
 def test_estimates_that_are_missing(tmp_path: Path) -> None:
     result = tuned(tmp_path)
     for i, row in enumerate(result["rows"]):
@@ -311,7 +313,7 @@ def test_damaged_state(tmp_path: Path, damage: str) -> None:
         assert "missing or damaged" in texts(written(tmp_path, result))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_settings_stay_small(tmp_path: Path) -> None:
     result = tuned(tmp_path, 250)
     assert len(written(tmp_path, result)) < 5e6
@@ -348,6 +350,7 @@ def test_importance_without_its_packages(tmp_path: Path, monkeypatch: pytest.Mon
     assert "pip install 'offrl[tune]'" in texts(written(tmp_path, tuned(tmp_path, 24, ("iql",), known=False)))
 
 
+@pytest.mark.slow
 def test_judges_and_the_truth(tmp_path: Path) -> None:
     result = tuned(tmp_path, 40)
     made = TunePage(tmp_path, result)

@@ -139,6 +139,7 @@ def test_quality_of_a_judge() -> None:
     assert math.isnan(quality(returns, np.zeros(12), reps=20).value)
 
 
+@pytest.mark.nightly
 def test_the_interval_of_a_correlation_holds_the_truth() -> None:
     """Normal settings and estimates of correlation .6, whose rank correlation is 6 / pi asin(.3)."""
     true, inside = 6 / math.pi * math.asin(0.3), 0

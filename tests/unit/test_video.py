@@ -94,7 +94,7 @@ def frames(path: Path) -> list[np.ndarray]:
     return [np.asarray(f) for f in iio.mimread(path, memtest=False)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_picture_of_every_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shades tell which step each tile shows; a replica that is over stays, dimmed; all pictures are there."""
     run = run_of(tmp_path, [4, 9, 12])
@@ -126,7 +126,7 @@ def tiles(height: int, width: int) -> list[tuple[int, int]]:
     return middles[:3]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_start_is_the_scored_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seeds: list[int] = []
     reset = Counter.reset
@@ -175,6 +175,7 @@ def test_speed_is_real(native: int | None, fps: int, stride: int, rate: float) -
     assert _speed(SimpleNamespace(metadata={"render_fps": native}), fps) == (stride, rate)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EvalConfig(episodes=1)
     with pytest.raises(NoVideo, match="counted does not draw: make it with render_mode='rgb_array'"):
@@ -255,7 +256,7 @@ except NoVideo as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", ["small", "larger than MuJoCo's buffer"])
 def test_mujoco(size: str, tmp_path: Path) -> None:
     """In a process of its own, for the back end is chosen when MuJoCo is imported. No warning: the returns are the scored ones."""
@@ -273,6 +274,7 @@ def test_mujoco(size: str, tmp_path: Path) -> None:
         assert np.abs(seen[6].astype(float) - seen[0]).max() > 50  # it moved
 
 
+@pytest.mark.slow
 def test_mujoco_without_a_back_end(tmp_path: Path) -> None:
     environment = {**os.environ, "MUJOCO_GL": "disable"}
     arguments = [sys.executable, "-c", MUJOCO, str(tmp_path), "Hopper-v5"]

@@ -62,7 +62,7 @@ def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.Capture
     assert not capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from offrl.algorithms import mopo
 
@@ -77,6 +77,7 @@ def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, mo
     assert load(model).meta["epochs"] == 2  # it ended early, at its most epochs
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     data = arrays()
     run = trained(tmp_path, data)
@@ -187,6 +188,7 @@ def test_an_epoch_is_once_through_the_data_but_no_shorter_than_250_updates() -> 
     assert config.epoch == len(split(data, config).train) > 250
 
 
+@pytest.mark.slow
 def test_a_learned_termination_sees_the_ends_of_data_without_next_observations(tmp_path: Path) -> None:
     data = arrays()
     o, a, r, t, u = (data.columns[k].numpy() for k in ("observations", "actions", "rewards", "terminations", "truncations"))

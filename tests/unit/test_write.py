@@ -135,9 +135,10 @@ CASES = (
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_round_trip(case: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 5), marks=pytest.mark.nightly)], ids=["one", "more"])
+def test_round_trip(seeds: range, case: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    for seed in range(2):
+    for seed in seeds:
         raw = example(case, seed)
         columns = {k: np.array(v, np.float32 if v.dtype == np.float64 else v.dtype) for k, v in raw.columns.items()}
         if case == "float64":
@@ -522,6 +523,7 @@ def test_ctrl_c_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == [] and capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_kill_leaves_nothing_in_place(tmp_path: Path) -> None:
     code = f"""
         import os, signal, sys

@@ -154,7 +154,7 @@ def test_no_command_on_data_imports_what_a_file_names(tmp_path: Path, evil: tupl
     assert marker.read_text() == "ran"  # the attack works where a person has it work
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_doctor_imports_nothing(tmp_path: Path, evil: tuple[str, Path]) -> None:
     """Row 10: the page names the environment, and says why its range is not known."""
     found = doctor(DatasetConfig(name=str(d4rl(tmp_path, evil[0])), cache="never"), tmp_path / "page")

@@ -59,7 +59,7 @@ def entries(node: Any, at: tuple[Any, ...] = ()) -> Any:
         yield from entries(value, (*at, key))
 
 
-@pytest.mark.parametrize("odds", [(None, [1]), pytest.param(ODD, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("odds", [(None, [1]), pytest.param(ODD, marks=pytest.mark.nightly)], ids=["some", "all"])
 def test_every_entry_may_be_anything(odds: tuple[Any, ...], run: Any) -> None:
     """Row 21: `[]`, and every entry in turn replaced by values of other kinds."""
     refused = 0

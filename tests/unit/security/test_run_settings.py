@@ -283,7 +283,7 @@ def test_lists_of_seeds_and_values_are_bounded() -> None:
         checked({"temperature": list(range(1, 20_000))}, registry.get("algo", "iql").Config(), 1, True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_resumed_run_is_exact_wherever_its_data_lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows 2 and 7, honest: columns in mapped files were the command's choice; without them the same bits come out."""
     monkeypatch.chdir(tmp_path)
