@@ -138,7 +138,6 @@ def test_recipe_asks_for_what_pyproject_asks_for() -> None:
 def test_dockerfile_installs_the_torch_of_readme() -> None:
     torch = re.search(r"pip install (torch==[\d.]+)", (ROOT / "README.md").read_text())[1]  # type: ignore[index]
     assert torch in (ROOT / "Dockerfile").read_text()
-    assert torch in (ROOT / ".ci" / "run").read_text()
 
 
 def test_site_has_every_page(tmp_path: Path) -> None:
