@@ -17,6 +17,7 @@ import copy
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -140,6 +141,8 @@ def caught(row: dict[str, Any], tree: Path, tests: list[str]) -> dict[str, Any]:
     try:
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
         failed = [s.split(" - ")[0].split(" ", 1)[1] for s in done.stdout.splitlines() if s.startswith(("FAILED ", "ERROR "))]
+        if missing := re.findall(r"^ERROR: not found: .*", done.stdout + done.stderr, re.M):
+            raise SystemExit(f"{row['file']}:{row['line']}: of the tests in --costs {len(missing)} are not there: {missing[0]}")
         by = failed[0] if failed else None if done.returncode == 0 else f"pytest ended with {done.returncode}"
     except subprocess.TimeoutExpired:
         by = "does not end"
@@ -148,13 +151,13 @@ def caught(row: dict[str, Any], tree: Path, tests: list[str]) -> dict[str, Any]:
     return {"caught_by": by, "seconds": round(time.monotonic() - began)}
 
 
-def run(rows: list[dict[str, Any]], trees: list[Path], costs: Path, known: list[dict[str, Any]], only: str) -> list[dict[str, Any]]:
+def run(rows: list[dict[str, Any]], trees: list[Path], costs: Path, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     spent, ran = seconds(costs), lines_by_test(costs)
     free = list(trees)
 
     def one(index: int) -> dict[str, Any]:
         row = rows[index]
-        tests = sorted((t for t in ran.get((row["file"], row["line"]), ()) if only in t), key=lambda t: spent.get(t, 0.0))
+        tests = sorted(ran.get((row["file"], row["line"]), ()), key=lambda t: spent.get(t, 0.0))
         before = known[index]["caught_by"] if known else None
         if before in tests:
             result = {"caught_by": before, "seconds": 0}
@@ -191,7 +194,7 @@ def main() -> int:
         result = draw(given.count, given.seed)
     else:
         known = json.loads(given.known.read_text()) if given.known else []
-        result = run(json.loads(given.mutants.read_text()), [t.resolve() for t in given.tree], given.costs, known, "")
+        result = run(json.loads(given.mutants.read_text()), [t.resolve() for t in given.tree], given.costs, known)
         print(f"{sum(row['caught_by'] is not None for row in result)} of {len(result)} caught")
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0

@@ -25,11 +25,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(os.environ.get("OFFRL_ROOT") or Path(__file__).resolve().parents[1])
+ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("offrl", "algorithms", "envs", "world_models")  # the last three are links in offrl/; coverage.py follows links
 CONFIG = """[run]
 source_dirs = {sources}
 data_file = {out}/data
+relative_files = true
 parallel = true
 concurrency = multiprocessing, thread
 context = ${{OFFRL_TEST-}}
@@ -107,11 +108,9 @@ def lines_by_test(out: Path) -> dict[tuple[str, int], set[str]]:
     data.read()
     ran: dict[tuple[str, int], set[str]] = {}
     for file in data.measured_files():
-        name = str(Path(file).relative_to(ROOT))
         for line, contexts in data.contexts_by_lineno(file).items():
-            tests = {context.strip("|").split("|")[-1] for context in contexts} - {""}
-            if tests:
-                ran[name, line] = tests
+            if tests := set(contexts) - {""}:
+                ran[file, line] = tests
     return ran
 
 

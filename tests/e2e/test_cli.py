@@ -161,7 +161,7 @@ def test_lists_and_help(offrl: Offrl) -> None:
 @pytest.mark.parametrize(
     ("dataset", "experiment"),
     {
-        "builtin": "d4rl-gym",
+        "builtin": "builtin",
         "hopper-medium-v2": "d4rl-gym",
         "/data/hopper_mixed.hdf5": "d4rl-gym",
         "mujoco/ant/medium-v0": "d4rl-gym",

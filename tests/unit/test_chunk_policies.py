@@ -211,7 +211,7 @@ NIGHTLY = {"marks": pytest.mark.nightly}
     [
         pytest.param("pt2", BEST, id="pt2-best"),
         pytest.param("pt2", DISTIL, id="pt2-distil", **NIGHTLY),
-        pytest.param("pt2", {}, id="pt2-zero"),
+        pytest.param("pt2", {}, id="pt2-zero", **NIGHTLY),
         pytest.param("onnx", BEST, id="onnx-best", **NIGHTLY),
         pytest.param("onnx", DISTIL, id="onnx-distil", **NIGHTLY),
         pytest.param("onnx", {}, id="onnx-zero"),

@@ -15,6 +15,7 @@ from offrl.data.tools.convert import convert, merge, subset
 from offrl.data.tools.subset import Choice
 from offrl.data.transforms.episodes import subsample, top_fraction
 from offrl.errors import UserError
+from tests.support.tiers import nightly_but
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real datasets are not at {SHARED}")
@@ -79,9 +80,11 @@ def equal(a: Dataset, b: Dataset) -> None:
 @real
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(f"d4rl/{name}.hdf5", marks=pytest.mark.nightly) for name in ("hopper_medium", "halfcheetah_medium_replay")),
-     "minari/D4RL/door/human-v2", "d3rlpy/pendulum_v1.1.0.h5",
-     "ogbench/pointmaze-medium-navigate-v0-val.npz"],
+    nightly_but(
+        ("d3rlpy/pendulum_v1.1.0.h5",),
+        ("d4rl/hopper_medium.hdf5", "d4rl/halfcheetah_medium_replay.hdf5", "minari/D4RL/door/human-v2", "d3rlpy/pendulum_v1.1.0.h5",
+         "ogbench/pointmaze-medium-navigate-v0-val.npz"),
+    ),
 )  # fmt: skip
 def test_real_data_through_both_layouts(name: str, tmp_path: Path) -> None:
     first = load(SHARED / name)

@@ -20,6 +20,7 @@ from offrl.errors import UserError
 from offrl.report import dataset as module
 from offrl.report.dataset import doctor, write_page
 from offrl.settings.dataset import DatasetConfig
+from tests.support.tiers import nightly_but
 
 from .test_html import Reader, outside
 from .test_inspect import columns
@@ -139,7 +140,7 @@ VARIANTS: dict[str, tuple[RawData, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", nightly_but(("discrete", *(VARIANTS.keys() - set(DRAWN))), VARIANTS))
 def test_unusual_data(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.draw, "MOST_ACTIONS", 3)
     raw, words = VARIANTS[name]

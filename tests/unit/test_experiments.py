@@ -19,6 +19,7 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import check
 from offrl.settings.presets import config_folder, config_names, find_experiment, read_yaml
 from offrl.settings.train import TrainConfig
+from tests.support.tiers import nightly_but
 
 TASKS = sorted(json.loads((Path(composing.__file__).parents[1] / "envs" / "d4rl.json").read_text())["tasks"])
 D4RL = sorted({name.rpartition("-v")[0]: name for name in TASKS}.values())  # the last version of each
@@ -64,9 +65,8 @@ def test_a_file_belongs_to_an_algorithm_and_fits_its_settings(experiment: str) -
         assert not (isinstance(value, str) and value[:1].isdigit()), f"{name}: {value} is text in YAML 1.1; write 1.0e-4"
 
 
-@pytest.mark.parametrize(  # an algorithm is composed by Hydra in a quarter of a second
-    "experiment", [pytest.param(e, marks=() if e.partition("/")[0] in ("iql", "dt", "mopo") else pytest.mark.nightly) for e in EXPERIMENTS]
-)
+# an algorithm is composed by Hydra in a quarter of a second
+@pytest.mark.parametrize("experiment", nightly_but([e for e in EXPERIMENTS if e.startswith(("iql/", "dt/", "mopo/"))], EXPERIMENTS))
 def test_a_file_composes_for_its_first_data_set(experiment: str) -> None:
     algo = experiment.partition("/")[0]
     for dataset in [d for d in ALL_DATA if found(algo, d) == experiment][:1]:  # the rows of single datasets are checked below
@@ -250,7 +250,7 @@ GOAL_CONDITIONED = ("gcbc", "gcivl", "gciql", "qrl", "crl", "hiql", "ota")
 STITCH, EXPLORE, ALONG = (0.0, 0.5, 0.5), (0.0, 0.0, 1.0), (0.0, 1.0, 0.0)  # shares of the policy's goals
 
 
-@pytest.mark.parametrize("algo", GOAL_CONDITIONED)
+@pytest.mark.parametrize("algo", nightly_but(("hiql",), GOAL_CONDITIONED))
 def test_ogbench_has_settings_for_every_data_set_and_250_episodes(algo: str) -> None:
     for dataset in OGBENCH:
         config = settings(algo, dataset)

@@ -117,7 +117,6 @@ def test_products_with_vectors_and_small_ones() -> None:
     assert count(simpler(update, *x, own=("gated",)), aten.bmm.default) == 2  # dense ones where the library is the faster
 
 
-@pytest.mark.slow
 def test_they_are_compiled_beside_other_work_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     kernels.native.cache_clear()

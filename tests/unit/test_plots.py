@@ -17,6 +17,7 @@ from offrl.figures import style
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.tables import Result
 from offrl.settings.replicas import expand
+from tests.support.tiers import nightly_but
 
 pytestmark = pytest.mark.rendered
 
@@ -83,7 +84,7 @@ GRIDS: dict[str, dict[str, list[float]]] = {
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", nightly_but(("one", "two"), GRIDS))
 def test_grids(tmp_path: Path, name: str, steps: int) -> None:
     replicas = expand(GRIDS[name], [0, 1])
     data = [

@@ -19,6 +19,7 @@ import yaml
 from offrl.errors import UserError
 from offrl.report.build import report
 from offrl.report.config import ReportConfig
+from tests.support.tiers import nightly_but
 
 from .test_html import Reader, outside
 
@@ -253,7 +254,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("name", nightly_but(list(DAMAGE)[:5], DAMAGE))
 def test_damage_is_told_and_stops_nothing(tmp_path: Path, name: str) -> None:
     damage, words = DAMAGE[name]
     grid(tmp_path / "runs")

@@ -143,7 +143,11 @@ CASES: dict[str, list[tuple[str, Place, dict[str, Any]]]] = {
     "acrobot": [("Acrobot-v1", state([-math.pi, -math.pi, -4, -9], [math.pi, math.pi, 4, 9]), {})],
     "pen": [("offrl.envs.compat:offrl/D4RL-Adroit-v0", held, {"hand": "pen"})],
 }
-ENDING = [pytest.param(name, *case, id=case[0].rpartition("/")[2]) for name, cases in CASES.items() for case in cases]
+ENDING = [
+    pytest.param(name, *case, id=case[0].rpartition("/")[2], marks=pytest.mark.nightly if "-v4" in case[0] else ())
+    for name, cases in CASES.items()
+    for case in cases
+]
 NEVER: list[tuple[str, str, Place, int]] = [  # function, environment, states, how many
     ("halfcheetah", "HalfCheetah-v4", anywhere, COUNT // 2),
     ("halfcheetah", "HalfCheetah-v5", rolled, COUNT // 2),

@@ -28,6 +28,7 @@ from offrl.data.raw import RawData
 from offrl.data.tools.convert import read_whole
 from offrl.errors import UserError
 from offrl.tasks.task import Task
+from tests.support.tiers import nightly_but
 
 FORMS = ("d4rl", "minari")
 
@@ -212,7 +213,7 @@ def test_a_record_of_other_rows_is_not_believed(tmp_path: Path, capsys: pytest.C
     assert "was changed since" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", nightly_but(("minari",), FORMS))
 def test_a_damaged_record_is_no_traceback(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any part of the record missing or changed: one line says so, and the layout has to do."""
     raw = example("more columns")
