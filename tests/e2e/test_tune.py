@@ -90,6 +90,8 @@ def test_real_episodes_choose_among_the_best(offrl: Offrl, write: Write, tmp_pat
         f"dataset={log}",
         f"out={out}",
         *SMALL,
+        "budget=6x20",
+        "ope.updates=20",
     )
     assert done.status == 0, done.err
     result = json.loads((out / "result.json").read_text())
