@@ -25,6 +25,7 @@ BEGAN, MARK = "OFFRL_BENCH_BEGAN", "startup:"
 SETTINGS = [
     "algo=iql",
     "dataset=builtin",
+    "experiment=iql/d4rl-gym",
     "steps=6000",
     "eval.every=100",
     "eval.episodes=1",
